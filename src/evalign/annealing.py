@@ -1,0 +1,152 @@
+"""Temperature schedules: each sets `loss.temperature` and keeps its place in `state_dict`."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
+
+from evalign import checks
+
+
+class HasTemperature(Protocol):
+    temperature: float
+
+
+class Schedule:
+    """What all schedules share: they own the loss's temperature, and their state is plain numbers."""
+
+    def __init__(self, loss: HasTemperature, start: float) -> None:
+        checks.check_temperature(start)
+        self.loss = loss
+        self.loss.temperature = start
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the loss, as numbers and None: it goes into JSON as it is."""
+        state = {name: value for name, value in vars(self).items() if name != "loss"}
+        return {**state, "temperature": self.loss.temperature}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        expected = set(self.state_dict())
+        if set(state) != expected:
+            raise ValueError(f"state must have the keys {sorted(expected)}, got {sorted(state)}; is it another schedule's?")
+        self.loss.temperature = state["temperature"]
+        vars(self).update({name: value for name, value in state.items() if name != "temperature"})
+
+
+class Geometric(Schedule):
+    """T_k = T_0 r^k, cooled when a temperature has nothing more to give (EAST Sec. 4.3).
+
+    Call `step` with the validation loss after every epoch. Inside a temperature, `patience` epochs without a
+    new best end it; then T is multiplied by `rate`, and the search for a best starts anew. When `max_stale`
+    temperatures in a row have not brought a new overall best, or T falls below `minimum`, it is `finished`.
+
+    >>> from evalign import MetricLoss
+    >>> loss = MetricLoss("f1")
+    >>> schedule = Geometric(loss, start=0.2, rate=0.9, patience=1)
+    >>> schedule.step(0.5), schedule.step(0.6), round(loss.temperature, 4)
+    (False, True, 0.18)
+    """
+
+    def __init__(
+        self,
+        loss: HasTemperature,
+        start: float = 0.2,
+        rate: float = 0.9,
+        patience: int = 50,
+        max_stale: int = 3,
+        minimum: float = 1e-3,
+    ) -> None:
+        checks.check_number("rate", rate, low=0.0, high=1.0, open_low=True, open_high=True)
+        checks.check_number("patience", patience, low=1)
+        checks.check_number("max_stale", max_stale, low=1)
+        checks.check_number("minimum", minimum, low=0.0, high=start)
+        super().__init__(loss, start)
+        self.start, self.rate, self.patience, self.max_stale, self.minimum = start, rate, patience, max_stale, minimum
+        self.coolings = 0
+        self.finished = False
+        self.best: float | None = None  # over all temperatures
+        self.best_here: float | None = None  # at this temperature
+        self.waited = 0
+        self.stale = 0
+
+    def step(self, validation_loss: float) -> bool:
+        """Take note of one epoch's validation loss; True if it cooled. A nan never counts as a best."""
+        if self.finished:
+            return False
+        value = float(validation_loss)
+        if self.best_here is None or value < self.best_here:
+            # A first value that is nan must not become the best that nothing is below.
+            self.best_here, self.waited = (None, self.waited + 1) if math.isnan(value) else (value, 0)
+        else:
+            self.waited += 1
+        return self.cool() if self.waited >= self.patience else False
+
+    def cool(self) -> bool:
+        """End this temperature now."""
+        improved = self.best_here is not None and (self.best is None or self.best_here < self.best)
+        if improved:
+            self.best = self.best_here
+        self.stale = 0 if improved else self.stale + 1
+        temperature = self.start * self.rate ** (self.coolings + 1)
+        if self.stale >= self.max_stale or temperature < self.minimum:
+            self.finished = True
+            return False
+        self.coolings += 1
+        self.best_here, self.waited = None, 0
+        self.loss.temperature = temperature
+        return True
+
+
+class _Interpolated(Schedule, ABC):
+    """From `start` to `end` in a fixed number of steps: batches or epochs, whichever `step` is called for."""
+
+    def __init__(self, loss: HasTemperature, steps: int, start: float = 0.2, end: float = 0.01) -> None:
+        checks.check_number("steps", steps, low=1)
+        checks.check_temperature(end)
+        super().__init__(loss, start)
+        self.steps, self.start, self.end = steps, start, end
+        self.taken = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.taken >= self.steps
+
+    def step(self, validation_loss: float | None = None) -> bool:
+        """Move on by one; True if the temperature changed. The validation loss is taken for symmetry only."""
+        if self.finished:
+            return False
+        self.taken += 1
+        share = self._share(self.taken / self.steps)
+        self.loss.temperature = self.end + (self.start - self.end) * share
+        return self.start != self.end
+
+    @abstractmethod
+    def _share(self, progress: float) -> float:
+        """How much of the way from `end` to `start` is left."""
+
+
+class Linear(_Interpolated):
+    """T falls by the same amount at every step: T_0 + (T_end - T_0) i / steps.
+
+    >>> from evalign import MetricLoss
+    >>> loss = MetricLoss("f1")
+    >>> schedule = Linear(loss, steps=2, start=0.2, end=0.1)
+    >>> schedule.step(), round(loss.temperature, 3), schedule.step(), round(loss.temperature, 3), schedule.finished
+    (True, 0.15, True, 0.1, True)
+    """
+
+    def _share(self, progress: float) -> float:
+        return 1 - progress
+
+
+class Cosine(_Interpolated):
+    """T falls slowly at both ends: T_end + (T_0 - T_end) (1 + cos(pi i / steps)) / 2.
+
+    >>> from evalign import MetricLoss
+    >>> loss = MetricLoss("f1")
+    >>> schedule = Cosine(loss, steps=4, start=0.2, end=0.1)
+    >>> [schedule.step() and round(loss.temperature, 4) for _ in range(4)]
+    [0.1854, 0.15, 0.1146, 0.1]
+    """
+
+    def _share(self, progress: float) -> float:
+        return (1 + math.cos(math.pi * progress)) / 2

@@ -1,0 +1,187 @@
+"""Every input check and its message: what was expected, what came, what to do.
+
+Shapes and dtypes are checked always, since that is free. Values are looked at only where looking is
+cheap: on the CPU, outside of `torch.compile` and `vmap`. A look on a GPU would stop its queue.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SYNONYMS = {
+    "acc": "accuracy",
+    "auc": "auroc",
+    "roc_auc": "auroc",
+    "bacc": "balanced_accuracy",
+    "dice": "f1",
+    "f1_macro": "f1",
+    "f_beta": "fbeta",
+    "f2": "fbeta",
+    "iou": "jaccard",
+    "kappa": "cohen_kappa",
+    "qwk": "quadratic_kappa",
+    "matthews": "mcc",
+    "sensitivity": "recall",
+    "tpr": "recall",
+    "tnr": "specificity",
+    "ppv": "precision",
+}
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """`value` must be one of `choices`; the error suggests the nearest."""
+    options = list(choices)
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be one of {', '.join(options)}, got {type(value).__name__}")
+    if value in options:
+        return
+    wanted = value.lower().replace("-", "_").replace(" ", "_")
+    near = [wanted] if wanted in options else difflib.get_close_matches(wanted, options, n=1, cutoff=0.6)
+    if SYNONYMS.get(wanted) in options:
+        near = [SYNONYMS[wanted]]
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}{hint}")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    low: float = float("-inf"),
+    high: float = float("inf"),
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    """A number within bounds; a tensor's values are not looked at."""
+    if isinstance(value, Tensor):
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    above = value > low if open_low else value >= low
+    below = value < high if open_high else value <= high
+    if not (above and below):  # phrased so that nan fails too
+        left, right = "(" if open_low else "[", ")" if open_high else "]"
+        raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value:g}")
+
+
+def check_temperature(temperature: Any) -> None:
+    check_number("temperature", temperature, low=0.0, high=0.4, open_low=True)
+
+
+def check_threshold(threshold: Any) -> None:
+    check_number("threshold", threshold, low=0.0, high=1.0, open_low=True, open_high=True)
+
+
+def can_look_at(*tensors: Tensor) -> bool:
+    """Whether values may be read: cheap on the CPU, impossible in a traced or vmapped function."""
+    return not torch.compiler.is_compiling() and all(
+        t.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
+    )
+
+
+def check_floating(name: str, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be floating point, got {x.dtype}; are input and target swapped?")
+
+
+def check_labels(target: Any, *, soft_allowed: bool = False) -> None:
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
+    if target.is_complex() or (target.is_floating_point() and not soft_allowed):
+        raise TypeError(f"target must hold integer class labels, got {target.dtype}; use target.long()")
+
+
+def check_class_shapes(scores: Tensor, target: Tensor, *, name: str = "input") -> None:
+    """(N, C) with (N,), or (N, C, d1, ...) with (N, d1, ...)."""
+    if scores.dim() < 2 or scores.shape[1] < 2:
+        raise ValueError(
+            f"{name} must have shape (N, C) or (N, C, d1, ...) with C >= 2, got {tuple(scores.shape)}; "
+            "for one score per sample use task='binary'"
+        )
+    expected = (scores.shape[0], *scores.shape[2:])
+    if tuple(target.shape) != expected:
+        raise ValueError(f"target must have shape {expected} for {name} {tuple(scores.shape)}, got {tuple(target.shape)}")
+
+
+def check_same_shape(name: str, scores: Tensor, target: Tensor) -> None:
+    if scores.shape != target.shape:  # (n, 1) against (n,) would silently broadcast to (n, n)
+        raise ValueError(f"{name} and target must have one shape, got {tuple(scores.shape)} and {tuple(target.shape)}")
+
+
+def check_label_range(target: Tensor, num_classes: int, ignore_index: int, *, name: str = "target") -> None:
+    """Labels lie in 0 … C - 1 or equal `ignore_index`."""
+    if not can_look_at(target) or target.numel() == 0:
+        return
+    low, high = (int(x) for x in target.detach().aminmax())
+    if low >= 0 and high < num_classes:
+        return
+    wrong = target[((target < 0) | (target >= num_classes)) & (target != ignore_index)]
+    if wrong.numel():
+        raise ValueError(
+            f"{name} must lie in 0 to {num_classes - 1} or equal ignore_index {ignore_index}, "
+            f"got {wrong.reshape(-1)[0].item():g}"
+        )
+
+
+def check_probabilities(p: Tensor, *, sum_to_one: bool) -> None:
+    """Values lie in [0, 1]; with `sum_to_one`, classes along dimension 1 add up to 1."""
+    if not can_look_at(p) or p.numel() == 0:
+        return
+    low, high = (float(x) for x in p.detach().aminmax())
+    if low < 0 or high > 1 + 1e-6:
+        raise ValueError(f"probabilities must lie in [0, 1], got {low:.3g} to {high:.3g}; for logits keep from_logits=True")
+    if sum_to_one:
+        total = p.detach().float().sum(1)
+        off = float((total - 1).abs().max())
+        if off > 1e-2:
+            raise ValueError(f"probabilities must add up to 1 over the classes, got sums off by {off:.3g}; apply softmax first")
+
+
+def check_not_probabilities(logits: Tensor) -> None:
+    """Softmax outputs passed as logits would train, badly and without a word.
+
+    Only a batch that lies on the simplex and inside it everywhere is refused: real logits never do that.
+    The first rows decide whether the rest is looked at, so that logits cost nothing to check.
+    """
+    if not can_look_at(logits) or logits.shape[0] < 2 or logits.numel() == 0:
+        return
+    for rows in (logits[:4], logits):
+        x = rows.detach().float()
+        on_simplex = bool(((x >= 0) & (x <= 1)).all()) and bool(((x.sum(1) - 1).abs() < 1e-3).all())
+        if not on_simplex or bool(((x == 0) | (x == 1)).all()):
+            return
+    raise ValueError(
+        "input must be logits, got rows of probabilities that add up to 1; "
+        "pass the network's raw scores, or say from_logits=False"
+    )
+
+
+def check_weights(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """One weight per sample, (N,) for any target, or one per target entry."""
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"sample_weight must be a torch.Tensor, got {type(weight).__name__}")
+    if tuple(weight.shape) == shape:
+        return weight
+    if tuple(weight.shape) == shape[:1]:
+        return weight.reshape(-1, *([1] * (len(shape) - 1))).expand(shape)
+    raise ValueError(f"sample_weight must have shape {shape[:1]} or {shape}, got {tuple(weight.shape)}")
+
+
+def check_per_class(name: str, value: Any, num_classes: int) -> None:
+    """A vector with one entry per class."""
+    if isinstance(value, Tensor) and value.dim() > 0 and value.shape[-1] != num_classes:
+        raise ValueError(f"{name} must have one entry per class, expected {num_classes}, got {value.shape[-1]}")
+
+
+def check_binary_values(target: Tensor, ignore_index: int) -> None:
+    """Targets of yes/no problems are 0, 1 or `ignore_index`, in any dtype."""
+    if not can_look_at(target) or target.numel() == 0:
+        return
+    wrong = target[(target != 0) & (target != 1) & (target != ignore_index)]
+    if wrong.numel():
+        raise ValueError(f"target must be 0, 1 or ignore_index {ignore_index}, got {wrong[0].item():g}")

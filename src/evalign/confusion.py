@@ -1,0 +1,327 @@
+"""Confusion: additive counts of a classifier's outcomes, hard or soft.
+
+Counts, not ratios, are what batches, shards and ranks have in common: they add up, and a metric is applied
+once, at the end. Everything but a matrix-weighted metric needs three vectors (tp, actual, predicted) and the
+total, so that is all that is kept: O(n d) time and O(d) state.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from evalign import checks
+
+Task = Literal["binary", "multiclass", "multilabel"]
+TASKS: tuple[Task, ...] = ("binary", "multiclass", "multilabel")
+
+
+class Confusion:
+    """Per-class counts of length C: `tp, fp, fn, tn, actual, predicted`, and the scalar `total`.
+
+    With C[i, j] the weight of samples with label i assigned to class j: tp_k = C[k, k],
+    actual_k = sum_j C[k, j], predicted_k = sum_i C[i, k]. Binary problems have C = 2 and class 1 is positive.
+    Vectors may have leading dimensions (one per threshold of a grid); metrics reduce the last one. In a
+    `multilabel` confusion every label is a yes/no problem of its own, and `total` has one entry per label.
+
+    >>> c = Confusion.hard(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 2]), num_classes=3)
+    >>> c.tp, c.fp, c.fn
+    (tensor([1., 1., 1.], dtype=torch.float64), tensor([0., 1., 0.], dtype=torch.float64), tensor([0., 0., 1.], dtype=torch.float64))
+    >>> (c + c).total
+    tensor(8., dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        tp: Tensor,
+        actual: Tensor,
+        predicted: Tensor,
+        total: Tensor,
+        *,
+        present: Tensor | None = None,
+        multilabel: bool = False,
+        matrix: Tensor | Callable[[], Tensor] | None = None,
+    ) -> None:
+        self.tp, self.actual, self.predicted, self.total = tp, actual, predicted, total
+        # Classes that a macro mean counts; None means all of them. Soft counts leave out a class without a
+        # label: its score would be a constant 0, and the loss could never reach 0.
+        self.present = present
+        self.multilabel = multilabel
+        self._matrix = matrix
+
+    @property
+    def fp(self) -> Tensor:
+        return self.predicted - self.tp
+
+    @property
+    def fn(self) -> Tensor:
+        return self.actual - self.tp
+
+    @property
+    def tn(self) -> Tensor:
+        total = self.total if self.multilabel else self.total.unsqueeze(-1)
+        return total - self.actual - self.predicted + self.tp
+
+    @property
+    def num_classes(self) -> int:
+        return self.tp.shape[-1]
+
+    @property
+    def matrix(self) -> Tensor:
+        """The (C, C) matrix, rows = labels, columns = predictions, built when first asked for."""
+        if self._matrix is None:
+            raise ValueError(
+                "this Confusion holds no matrix: multilabel counts have none, and a sum has one only if "
+                "`.matrix` was read on every part before adding"
+            )
+        if not isinstance(self._matrix, Tensor):
+            self._matrix = self._matrix()
+        return self._matrix
+
+    def __add__(self, other: "Confusion") -> "Confusion":
+        if not isinstance(other, Confusion):
+            return NotImplemented
+        if self.num_classes != other.num_classes or self.multilabel != other.multilabel:
+            raise ValueError(
+                f"only confusions of one kind add up, got {self.num_classes} and {other.num_classes} classes, "
+                f"multilabel {self.multilabel} and {other.multilabel}"
+            )
+        present = None
+        if self.present is not None and other.present is not None:
+            present = self.present | other.present
+        # A matrix that was not asked for is not carried along: keeping the parts to build it from would keep
+        # every batch of an evaluation in memory.
+        matrix = None
+        if isinstance(self._matrix, Tensor) and isinstance(other._matrix, Tensor):
+            matrix = self._matrix + other._matrix
+        return Confusion(
+            self.tp + other.tp,
+            self.actual + other.actual,
+            self.predicted + other.predicted,
+            self.total + other.total,
+            present=present,
+            multilabel=self.multilabel,
+            matrix=matrix,
+        )
+
+    def __radd__(self, other: object) -> "Confusion":  # so that sum() works, which starts from 0
+        return self if other == 0 else NotImplemented
+
+    def __repr__(self) -> str:
+        kind = "multilabel, " if self.multilabel else ""
+        return f"Confusion({kind}classes={self.num_classes}, total={self.total.detach().sum().item():g})"
+
+    def unbind(self) -> Iterator["Confusion"]:
+        """One Confusion per entry of the first leading dimension (a threshold grid)."""
+        for i in range(self.tp.shape[0]):
+            present = self.present
+            if present is not None and present.dim() == self.tp.dim():
+                present = present[i]
+            yield Confusion(
+                self.tp[i], self.actual[i], self.predicted[i], self.total[i], present=present, multilabel=self.multilabel
+            )
+
+    def one_vs_rest(self) -> "Confusion":
+        """Every class as a two-class problem of its own: vectors of shape (..., C, 2)."""
+        total = self.total if self.multilabel else self.total.unsqueeze(-1).expand_as(self.tp)
+        return Confusion(
+            torch.stack([self.tn, self.tp], -1),
+            torch.stack([total - self.actual, self.actual], -1),
+            torch.stack([total - self.predicted, self.predicted], -1),
+            total,
+        )
+
+    def smoothed(self, label_smoothing: float) -> "Confusion":
+        """The counts for labels (1 - e) one-hot + e / C; counts are linear in the labels, so no pass over data."""
+        if not label_smoothing:
+            return self
+        keep, spread = 1 - label_smoothing, label_smoothing / (2 if self.multilabel else self.num_classes)
+        total = self.total if self.multilabel else self.total.unsqueeze(-1)
+        built = self._matrix
+        matrix = None if built is None else lambda: keep * self.matrix + spread * self.predicted.unsqueeze(-2)
+        return Confusion(
+            keep * self.tp + spread * self.predicted,
+            keep * self.actual + spread * total,
+            self.predicted,
+            self.total,
+            present=self.present,
+            multilabel=self.multilabel,
+            matrix=matrix,
+        )
+
+    @classmethod
+    def hard(
+        cls,
+        predicted: Tensor,
+        target: Tensor,
+        num_classes: int | None = None,
+        *,
+        sample_weight: Tensor | None = None,
+        ignore_index: int = -100,
+        multilabel: bool = False,
+    ) -> "Confusion":
+        """Counts of predicted labels, of any one shape; `multilabel` takes 0/1 arrays (N, L).
+
+        >>> Confusion.hard(torch.tensor([[1, 0]]), torch.tensor([[1, 1]]), multilabel=True).tp
+        tensor([1., 0.], dtype=torch.float64)
+        """
+        checks.check_labels(target)
+        checks.check_labels(predicted)
+        checks.check_same_shape("predicted", predicted, target)
+        precise = torch.float32 if target.device.type == "mps" else torch.float64  # whole numbers stay exact
+        if multilabel:
+            num_classes = 2
+        if num_classes is None:
+            labels = target[target != ignore_index]
+            num_classes = max(2, 1 + max((int(x.max()) for x in (labels, predicted) if x.numel()), default=1))
+        checks.check_label_range(target, num_classes, ignore_index)
+        # A prediction for an ignored entry counts for nothing, so it may be anything.
+        checks.check_label_range(
+            torch.where(target == ignore_index, 0, predicted), num_classes, 0, name="predicted"
+        )
+        weight, y = _weights_and_labels(target, sample_weight, ignore_index, precise)
+        chosen = torch.where(target == ignore_index, 0, predicted).long()
+        if multilabel:
+            return _independent(chosen.to(precise), y, weight, multilabel=True, soft=False)
+        y, chosen, weight = y.reshape(-1), chosen.reshape(-1), weight.reshape(-1)
+        size = num_classes
+
+        def add_up(index: Tensor, values: Tensor, length: int) -> Tensor:
+            return values.new_zeros(length).scatter_add(0, index, values)
+
+        return cls(
+            add_up(y, weight * (y == chosen), size),
+            add_up(y, weight, size),
+            add_up(chosen, weight, size),
+            weight.sum(),
+            matrix=lambda: add_up(y * size + chosen, weight, size * size).reshape(size, size),
+        )
+
+    @classmethod
+    def soft(
+        cls,
+        membership: Tensor,
+        target: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+        ignore_index: int = -100,
+        task: Task | None = None,
+    ) -> "Confusion":
+        """Counts of soft membership, differentiable; a class without a label is left out of macro means.
+
+        `membership` (N, C, ...) with `target` (N, ...) is multiclass; one shape for both is binary (the
+        membership of class 1) when it is one-dimensional and multilabel otherwise, unless `task` says so.
+
+        >>> Confusion.soft(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 1])).matrix
+        tensor([[0.7500, 0.2500],
+                [0.5000, 0.5000]])
+        """
+        checks.check_floating("membership", membership)
+        checks.check_labels(target)
+        if task is None:
+            same = membership.shape == target.shape
+            task = "multiclass" if not same else "binary" if membership.dim() == 1 else "multilabel"
+        checks.check_choice("task", task, TASKS)
+        weight, y = _weights_and_labels(target, sample_weight, ignore_index, membership.dtype)
+        if task != "multiclass":
+            checks.check_same_shape("membership", membership, target)
+            checks.check_label_range(target, 2, ignore_index)
+            return _independent(membership, y, weight, multilabel=task == "multilabel", soft=True)
+        checks.check_class_shapes(membership, target, name="membership")
+        checks.check_label_range(target, membership.shape[1], ignore_index)
+        g = membership.movedim(1, -1).reshape(-1, membership.shape[1])
+        y, weight = y.reshape(-1), weight.reshape(-1)
+        size = g.shape[1]
+        return cls.from_rows(
+            g.gather(1, y[:, None])[:, 0],
+            weight @ g,
+            y,
+            weight,
+            size,
+            matrix=lambda: g.new_zeros(size, size).index_add(0, y, g * weight[:, None]),
+        )
+
+    @classmethod
+    def soft_grid(
+        cls,
+        membership: Tensor,
+        target: Tensor,
+        task: Task,
+        *,
+        sample_weight: Tensor | None = None,
+        ignore_index: int = -100,
+    ) -> "Confusion":
+        """Soft counts for every threshold of a grid: membership (G, ...) as `membership.grid` makes it.
+
+        Multiclass membership (G, N, C, ...) is read one class against the rest, since a class's share at its
+        own threshold says nothing of the others: the result is multilabel, with one problem per class.
+
+        >>> Confusion.soft_grid(torch.tensor([[0.2, 0.9], [0.1, 0.6]]), torch.tensor([0, 1]), "binary").tp
+        tensor([[0.8000, 0.9000],
+                [0.9000, 0.6000]])
+        """
+        checks.check_labels(target)
+        checks.check_choice("task", task, TASKS)
+        options = {"sample_weight": sample_weight, "ignore_index": ignore_index}
+        if task == "multiclass":
+            parts = [cls.soft(m, target, task=task, **options) for m in membership]  # type: ignore[arg-type]
+            vectors = [torch.stack([getattr(c, name) for c in parts]) for name in ("tp", "actual", "predicted")]
+            total = torch.stack([c.total.expand_as(c.tp) for c in parts])
+            return cls(*vectors, total, present=parts[0].present, multilabel=True)
+        checks.check_same_shape("membership of each threshold", membership[0], target)
+        checks.check_label_range(target, 2, ignore_index)
+        weight, y = _weights_and_labels(target, sample_weight, ignore_index, membership.dtype)
+        return _independent(membership, y, weight, multilabel=task == "multilabel", soft=True)
+
+    @classmethod
+    def from_rows(
+        cls,
+        at_label: Tensor,
+        predicted: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        num_classes: int,
+        *,
+        matrix: Callable[[], Tensor] | None = None,
+    ) -> "Confusion":
+        """Soft multiclass counts from each row's membership of its own label and the column sums."""
+        zeros = predicted.new_zeros(num_classes)
+        actual = zeros.scatter_add(0, y, weight)
+        return cls(
+            zeros.scatter_add(0, y, weight * at_label), actual, predicted, weight.sum(), present=actual > 0, matrix=matrix
+        )
+
+
+def _weights_and_labels(
+    target: Tensor, sample_weight: Tensor | None, ignore_index: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Weights that are 0 where the label is ignored, and labels that are 0 there."""
+    valid = target != ignore_index
+    weight = valid.to(dtype)
+    if sample_weight is not None:
+        weight = weight * checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
+    return weight, torch.where(valid, target, 0).long()
+
+
+def _independent(s: Tensor, y: Tensor, weight: Tensor, *, multilabel: bool, soft: bool) -> Confusion:
+    """Counts of yes/no problems from membership `s` (leading grid dimensions allowed): all samples are one
+    problem (binary) or every column is one (multilabel)."""
+    if multilabel:
+        over = tuple(i - y.dim() for i in range(y.dim()) if i != 1)
+    else:
+        over = tuple(range(-y.dim(), 0))
+    labels = weight * y
+    tp, predicted = (s * labels).sum(over), (s * weight).sum(over)
+    actual, total = labels.sum(over).expand_as(tp), weight.sum(over).expand_as(tp)
+    if multilabel:
+        return Confusion(tp, actual, predicted, total, present=actual > 0 if soft else None, multilabel=True)
+    two = Confusion(tp[..., None], actual[..., None], predicted[..., None], total[..., None], multilabel=True).one_vs_rest()
+    actual = two.actual[..., 0, :]
+    tp, predicted = two.tp[..., 0, :], two.predicted[..., 0, :]
+
+    def matrix() -> Tensor:
+        return torch.stack([torch.stack([tp[..., 0], actual[..., 0] - tp[..., 0]], -1),
+                            torch.stack([actual[..., 1] - tp[..., 1], tp[..., 1]], -1)], -2)  # fmt: skip
+
+    return Confusion(tp, actual, predicted, total, present=actual > 0 if soft else None, matrix=matrix)

@@ -1,0 +1,265 @@
+"""Confusion -> score: every metric once, for hard and for soft counts.
+
+A metric is one quotient of tp, actual, predicted and total; it never asks where they came from. On hard
+counts the values are scikit-learn's with `labels=range(C)`. `average` is "binary" (class 1), "macro",
+"micro", "weighted" (by label counts) or None (one score per class). `zero_division` is the score where a
+quotient is 0/0; with nan the class is left out of the mean.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from evalign import checks
+from evalign.confusion import Confusion
+from evalign.numerics import safe_divide, safe_sqrt
+
+Average = Literal["binary", "macro", "micro", "weighted"]
+AVERAGES: tuple[Average, ...] = ("binary", "macro", "micro", "weighted")
+Beta = float | Sequence[float] | Tensor
+MetricFunction = Callable[[Confusion], Tensor]
+
+
+def fbeta(c: Confusion, average: Average | None = "macro", *, beta: Beta = 1.0, zero_division: float = 0.0) -> Tensor:
+    """F_beta = (1 + b^2) TP / ((1 + b^2) TP + b^2 FN + FP); `beta` > 1 prefers recall; one per class is allowed.
+
+    >>> c = Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1]))
+    >>> fbeta(c, "binary", beta=2.0)
+    tensor(0.9091, dtype=torch.float64)
+    """
+    b2 = torch.as_tensor(beta, dtype=c.tp.dtype, device=c.tp.device) ** 2
+    checks.check_per_class("beta", b2, c.num_classes)
+    return _average(c, (1 + b2) * c.tp, b2 * c.actual + c.predicted, average, zero_division)
+
+
+def f1(c: Confusion, average: Average | None = "macro", *, zero_division: float = 0.0) -> Tensor:
+    """F1 = 2 TP / (2 TP + FN + FP), also called Dice.
+
+    >>> f1(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])), average=None)
+    tensor([0.6667, 0.8000], dtype=torch.float64)
+    """
+    return _average(c, 2 * c.tp, c.actual + c.predicted, average, zero_division)
+
+
+def precision(c: Confusion, average: Average | None = "macro", *, zero_division: float = 0.0) -> Tensor:
+    """TP / (TP + FP).
+
+    >>> precision(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])), "binary")
+    tensor(0.6667, dtype=torch.float64)
+    """
+    return _average(c, c.tp, c.predicted, average, zero_division)
+
+
+def recall(c: Confusion, average: Average | None = "macro", *, zero_division: float = 0.0) -> Tensor:
+    """TP / (TP + FN).
+
+    >>> recall(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])))
+    tensor(0.7500, dtype=torch.float64)
+    """
+    return _average(c, c.tp, c.actual, average, zero_division)
+
+
+def specificity(c: Confusion, average: Average | None = "macro", *, zero_division: float = 0.0) -> Tensor:
+    """TN / (TN + FP), the recall of "not this class".
+
+    >>> specificity(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])), "binary")
+    tensor(0.5000, dtype=torch.float64)
+    """
+    return _average(c, c.tn, _totals(c) - c.actual, average, zero_division)
+
+
+def jaccard(c: Confusion, average: Average | None = "macro", *, zero_division: float = 0.0) -> Tensor:
+    """TP / (TP + FP + FN), intersection over union.
+
+    >>> jaccard(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])), "binary")
+    tensor(0.6667, dtype=torch.float64)
+    """
+    return _average(c, c.tp, c.actual + c.predicted - c.tp, average, zero_division)
+
+
+def _mean_over_labels(*, omit_absent: bool) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """A metric of the whole matrix, taken per label and averaged where labels are problems of their own.
+
+    In soft counts a label that never occurs has a constant 0 as its correlation, and is left out of that mean.
+    """
+
+    def decorate(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(metric)
+        def wrapper(c: Confusion, **options: float) -> Tensor:
+            if not c.multilabel:
+                return metric(c, **options)
+            mask = None if c.present is None else c.present if omit_absent else c.total > 0
+            return _mean(metric(c.one_vs_rest(), **options), mask)
+
+        return wrapper
+
+    return decorate
+
+
+@_mean_over_labels(omit_absent=False)
+def accuracy(c: Confusion) -> Tensor:
+    """sum_k TP_k / n; for multilabel counts the mean over labels (1 - Hamming loss).
+
+    >>> accuracy(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])))
+    tensor(0.7500, dtype=torch.float64)
+    """
+    return safe_divide(c.tp.sum(-1), c.total)
+
+
+@_mean_over_labels(omit_absent=False)
+def balanced_accuracy(c: Confusion) -> Tensor:
+    """Mean recall over the classes that have a label.
+
+    >>> balanced_accuracy(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])))
+    tensor(0.7500, dtype=torch.float64)
+    """
+    return _mean(safe_divide(c.tp, c.actual), _labelled(c))
+
+
+@_mean_over_labels(omit_absent=False)
+def gmean(c: Confusion) -> Tensor:
+    """Geometric mean of the recalls of the classes that have a label; sqrt(TPR TNR) for two.
+
+    Gradient 0 where a recall is exactly 0, since the true one is infinite.
+
+    >>> gmean(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])))
+    tensor(0.7071, dtype=torch.float64)
+    """
+    labelled = _labelled(c)
+    # A recall of 1 for the others leaves the sum of logarithms alone.
+    recalls = torch.where(labelled, safe_divide(c.tp, c.actual), 1.0)
+    missed = recalls <= 0
+    logs = torch.where(missed, 1.0, recalls).log().sum(-1)
+    mean = safe_divide(logs, labelled.sum(-1).to(logs.dtype)).exp()
+    return torch.where(missed.any(-1) | ~labelled.any(-1), 0.0, mean)
+
+
+@_mean_over_labels(omit_absent=True)
+def mcc(c: Confusion) -> Tensor:
+    """Matthews correlation, (c s - sum p_k t_k) / sqrt((s^2 - sum p_k^2) (s^2 - sum t_k^2)), c = sum TP, s = n.
+
+    0 where all labels or all predictions are of one class. Shares of n keep the squares within float32.
+
+    >>> mcc(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])))
+    tensor(0.5774, dtype=torch.float64)
+    """
+    correct, predicted, actual = _shares(c)
+    # sum q (1 - q) is 1 - sum q^2 without subtracting two numbers near 1.
+    spread = safe_sqrt((predicted * (1 - predicted)).sum(-1)) * safe_sqrt((actual * (1 - actual)).sum(-1))
+    return safe_divide(correct - (predicted * actual).sum(-1), spread)
+
+
+@_mean_over_labels(omit_absent=True)
+def cohen_kappa(c: Confusion, *, zero_division: float = 0.0) -> Tensor:
+    """(p_o - p_e) / (1 - p_e): agreement beyond chance; `zero_division` where chance agrees always.
+
+    >>> cohen_kappa(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    correct, predicted, actual = _shares(c)
+    chance = (predicted * actual).sum(-1)
+    return safe_divide(correct - chance, 1 - chance, at_zero=zero_division)
+
+
+def weighted_kappa(c: Confusion, *, power: float = 2.0, zero_division: float = 0.0) -> Tensor:
+    """1 - sum w_ij C_ij / sum w_ij E_ij with w_ij = |i - j|^power, E_ij = t_i p_j / n, for ordered classes.
+
+    >>> weighted_kappa(Confusion.hard(torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 1, 2])))
+    tensor(0.8000, dtype=torch.float64)
+    """
+    rank = torch.arange(c.num_classes, dtype=c.tp.dtype, device=c.tp.device)
+    cost = (rank[:, None] - rank).abs() ** power
+    paid = (cost * c.matrix).sum((-2, -1))
+    expected = safe_divide((c.actual.unsqueeze(-1) * cost * c.predicted.unsqueeze(-2)).sum((-2, -1)), c.total)
+    return safe_divide(expected - paid, expected, at_zero=zero_division)
+
+
+def quadratic_kappa(c: Confusion, *, zero_division: float = 0.0) -> Tensor:
+    """`weighted_kappa` with squared distances, for ordered classes.
+
+    >>> quadratic_kappa(Confusion.hard(torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 1, 2])))
+    tensor(0.8000, dtype=torch.float64)
+    """
+    return weighted_kappa(c, power=2.0, zero_division=zero_division)
+
+
+METRICS: dict[str, Callable[..., Tensor]] = {
+    metric.__name__: metric
+    for metric in (
+        accuracy, balanced_accuracy, f1, fbeta, precision, recall, specificity, jaccard, gmean, mcc, cohen_kappa,
+        quadratic_kappa,
+    )
+}  # fmt: skip
+
+
+def is_averaged(name: str) -> bool:
+    """Whether a metric has one score per class, so that `average` says how they are combined."""
+    return name in METRICS and "average" in inspect.signature(METRICS[name]).parameters
+
+
+def resolve(metric: str | MetricFunction, *, average: Average = "macro", beta: Beta | None = None) -> MetricFunction:
+    """A metric's name with its options, or a user's function, as one function of a Confusion.
+
+    >>> resolve("fbeta", average="binary", beta=2.0)(Confusion.hard(torch.tensor([0, 1]), torch.tensor([0, 1])))
+    tensor(1., dtype=torch.float64)
+    """
+    if callable(metric):
+        return metric
+    checks.check_choice("metric", metric, METRICS)
+    if (beta is not None) and metric != "fbeta":
+        raise ValueError(f"beta goes with metric 'fbeta', got metric {metric!r}; leave beta out or use 'fbeta'")
+    options: dict[str, object] = {}
+    if is_averaged(metric):
+        checks.check_choice("average", average, AVERAGES)
+        options["average"] = average
+    if beta is not None:
+        options["beta"] = beta
+    return partial(METRICS[metric], **options)
+
+
+def _average(c: Confusion, top: Tensor, bottom: Tensor, average: Average | None, zero_division: float) -> Tensor:
+    if average is not None:
+        checks.check_choice("average", average, AVERAGES)
+    if average == "micro":
+        return safe_divide(top.sum(-1), bottom.sum(-1), at_zero=zero_division)
+    scores = safe_divide(top, bottom, at_zero=zero_division)
+    if average is None:
+        return scores
+    if average == "binary":
+        if c.num_classes != 2 or c.multilabel:
+            raise ValueError(f"average='binary' needs two classes, got {c.num_classes}; use 'macro', 'micro' or 'weighted'")
+        return scores[..., 1]
+    if average == "weighted":
+        # Without any label all classes weigh the same, as in scikit-learn.
+        empty = c.actual.sum(-1, keepdim=True) == 0
+        return _mean(scores, None, weight=torch.where(empty, 1.0, c.actual))
+    return _mean(scores, c.present)
+
+
+def _mean(scores: Tensor, mask: Tensor | None, weight: Tensor | None = None) -> Tensor:
+    """Mean over classes that are in the mask and defined; nan if none is defined, 0 if the mask is empty."""
+    weight = torch.ones_like(scores) if weight is None else weight.expand_as(scores)
+    if mask is not None:
+        weight = weight * mask
+    undefined = scores.isnan()
+    kept = weight * ~undefined
+    mean = safe_divide((kept * torch.where(undefined, 0.0, scores)).sum(-1), kept.sum(-1))
+    return torch.where(undefined.all(-1), torch.nan, mean)
+
+
+def _labelled(c: Confusion) -> Tensor:
+    return c.actual > 0 if c.present is None else c.present
+
+
+def _totals(c: Confusion) -> Tensor:
+    return c.total if c.multilabel else c.total.unsqueeze(-1)
+
+
+def _shares(c: Confusion) -> tuple[Tensor, Tensor, Tensor]:
+    """Accuracy, and predictions and labels as shares of n."""
+    n = c.total.unsqueeze(-1)
+    return safe_divide(c.tp.sum(-1), c.total), safe_divide(c.predicted, n), safe_divide(c.actual, n)

@@ -1,0 +1,99 @@
+"""The loss on flat arrays: no checks and no look at a value, so that it compiles, vmaps and fuses.
+
+`logits` are (M, C) for multiclass, (M,) for binary and (M, L) for multilabel problems; `y` holds labels that
+are all valid, `weight` the weight of every label (0 where it was ignored), both (M,) or (M, L).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evalign import curves, membership, metrics
+from evalign.confusion import Confusion, Task
+from evalign.metrics import Beta
+from evalign.numerics import FiniteGradient, safe_divide
+from evalign.steps import Step
+
+
+@dataclass(frozen=True)
+class Objective:
+    """1 - M(C) + anchor * cross-entropy, with everything decided but the batch, the temperature and beta."""
+
+    metric: str | Callable[[Confusion], Tensor]
+    task: Task
+    step: Callable[[float | Tensor], Step]  # temperature -> step
+    average: str | None = None
+    thresholds: float | tuple[float, ...] | None = None  # a tuple is a grid; None is dynamic for multiclass
+    anchor: float = 0.0
+    label_smoothing: float = 0.0
+    metric_options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(
+        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2, beta: Beta | None = None
+    ) -> Tensor:
+        confusion = self.confusion(logits, y, weight, temperature)
+        loss = self.metric_term(confusion, beta)
+        if self.anchor:
+            loss = loss + self.anchor * cross_entropy(logits, y, weight, self.task, self.label_smoothing)
+        return loss
+
+    def confusion(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Confusion:
+        """The soft counts of a batch; with a grid of thresholds, one set of counts for each."""
+        step = self.step(temperature)
+        p = logits.softmax(-1) if self.task == "multiclass" else logits.sigmoid()
+        if isinstance(self.thresholds, tuple):
+            s = membership.grid(p, step, self.thresholds)
+            return Confusion.soft_grid(s, y, self.task, sample_weight=weight)
+        if self.task == "multiclass":
+            return Confusion.soft(membership.dynamic(p, step, self.thresholds), y, sample_weight=weight)
+        s = membership.fixed(p, step, 0.5 if self.thresholds is None else self.thresholds)
+        return Confusion.soft(s, y, sample_weight=weight, task=self.task)
+
+    def metric_term(self, confusion: Confusion, beta: Beta | None = None) -> Tensor:
+        """1 - M(C), and 0 for a batch without a counted label."""
+        confusion = confusion.smoothed(self.label_smoothing)
+        score = self.score(confusion, beta)
+        return torch.where(confusion.total.sum() == 0, 0.0 * score, 1 - score)
+
+    def score(self, c: Confusion, beta: Beta | None = None) -> Tensor:
+        if self.metric == "auroc":
+            return curves.auroc(c)
+        if callable(self.metric):
+            metric = self._user_metric
+        else:
+            metric = metrics.resolve(self.metric, average=self.average or "macro", beta=beta)  # type: ignore[arg-type]
+        if isinstance(self.thresholds, tuple):
+            return curves.mean_over_grid(c, metric, vectorised=not callable(self.metric))
+        return metric(c)
+
+    def _user_metric(self, c: Confusion) -> Tensor:
+        """A user's function, which may divide by the count of a class that the batch lacks.
+
+        Such a nan says that the batch knows nothing of the metric: score 1, gradient 0. A nan that was in the
+        counts already (a network that diverged) stays one.
+        """
+        assert callable(self.metric)
+        tp, predicted = FiniteGradient.apply(c.tp), FiniteGradient.apply(c.predicted)
+        guarded = Confusion(
+            tp, c.actual, predicted, c.total, present=c.present, multilabel=c.multilabel, matrix=c._matrix
+        )
+        score = self.metric(guarded)
+        if not isinstance(score, Tensor) or score.dim():
+            got = f"shape {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
+            raise ValueError(f"a metric function must return one scalar tensor, got {got}; average over the classes")
+        sound = c.tp.isfinite().all() & c.predicted.isfinite().all()
+        return torch.where(score.isnan() & sound, 1.0, score)
+
+
+def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, task: Task, label_smoothing: float = 0.0) -> Tensor:
+    """Weighted mean of the cross-entropy (multiclass) or the binary one (binary, multilabel)."""
+    if task == "multiclass":
+        each = F.cross_entropy(logits, y, reduction="none", label_smoothing=label_smoothing)
+    else:
+        soft = (1 - label_smoothing) * y.to(logits.dtype) + label_smoothing / 2
+        each = F.binary_cross_entropy_with_logits(logits, soft, reduction="none")
+    return safe_divide((each * weight).sum(), weight.sum())

@@ -1,0 +1,152 @@
+"""Approximations of the Heaviside step H(p, tau) = [p >= tau].
+
+Every step takes probabilities of any shape and a threshold that is a number, or a tensor that broadcasts
+against them (one per row, one per grid point), and returns soft membership of the same shape.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from evalign import checks
+
+Threshold = float | Tensor
+Step = Callable[[Tensor, Threshold], Tensor]
+
+
+def hard(p: Tensor, threshold: Threshold) -> Tensor:
+    """H(p, tau) = [p >= tau]; a tie is positive, as in scikit-learn.
+
+    >>> hard(torch.tensor([0.2, 0.5, 0.9]), 0.5)
+    tensor([0., 1., 1.])
+    """
+    return (p >= threshold).to(p.dtype)
+
+
+def linear(p: Tensor, threshold: Threshold, *, delta: float | Tensor = 0.1) -> Tensor:
+    """Five points joined by lines (BtG Eq. 5), with tau_m = min(tau, 1 - tau).
+
+    The points are (0, 0), (tau - tau_m/2, delta), (tau, 1/2), (tau + tau_m/2, 1 - delta), (1, 1).
+
+    >>> linear(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]), 0.5, delta=0.1)
+    tensor([0.0000, 0.1000, 0.5000, 0.9000, 1.0000])
+    """
+    checks.check_threshold(threshold)
+    checks.check_number("delta", delta, low=0.0, high=0.5)
+    return _five_points(p, threshold, delta, _distance_to_end(threshold))
+
+
+def annealed(p: Tensor, threshold: Threshold, *, temperature: float | Tensor = 0.2) -> Tensor:
+    """The same five points with delta = T and tau_m = 5 T min(tau, 1 - tau), 0 < T <= 0.4 (EAST Eq. 4).
+
+    T = 0.2 is `linear` with delta 0.2, and T -> 0 gives H. At T = 0.4 the outermost points meet their
+    neighbours (the left ones for tau <= 1/2, the right ones for tau >= 1/2), so that H jumps from 0 to T
+    there; following Eq. 4, p = 0 then belongs to the middle line.
+
+    >>> annealed(torch.tensor([0.1, 0.5, 0.9]), 0.5, temperature=0.01)
+    tensor([0.0021, 0.5000, 0.9979])
+    """
+    checks.check_threshold(threshold)
+    checks.check_temperature(temperature)
+    return _five_points(p, threshold, temperature, 5 * temperature * _distance_to_end(threshold))
+
+
+def sigmoid(p: Tensor, threshold: Threshold, *, k: float | Tensor = 10.0) -> Tensor:
+    """1 / (1 + exp(-k (p - tau))) (BtG Sec. 3.1); it misses 0 and 1 at the ends for small k.
+
+    >>> sigmoid(torch.tensor([0.0, 0.5, 1.0]), 0.5, k=10.0)
+    tensor([0.0067, 0.5000, 0.9933])
+    """
+    checks.check_threshold(threshold)
+    checks.check_number("k", k, low=0.0, open_low=True)
+    return torch.sigmoid(k * (p - threshold))
+
+
+def _distance_to_end(threshold: Threshold) -> Threshold:
+    if isinstance(threshold, Tensor):
+        return torch.minimum(threshold, 1 - threshold)
+    return min(threshold, 1 - threshold)
+
+
+def _five_points(p: Tensor, threshold: Threshold, low: Threshold, width: Threshold) -> Tensor:
+    """Lines through (0, 0), (tau - w/2, low), (tau, 1/2), (tau + w/2, 1 - low), (1, 1)."""
+    left, room = threshold - width / 2, 1 - threshold - width / 2
+    # Where two points meet (T = 0.4) the outer line has no length. Every quotient is bounded before it is
+    # divided, or the branch not taken would send inf * 0 = nan back to the threshold.
+    below = low * _at_most(p, left) / _positive(left)
+    above = 1 - low * _at_most(1 - p, room) / _positive(room)
+    offset = p - threshold
+    half = width / 2
+    middle = 0.5 + (1 - 2 * low) * _at_most(-_at_most(-offset, half), half) / width
+    return torch.where(p < left, below, torch.where(1 - p < room, above, middle))
+
+
+def _at_most(x: Tensor, bound: Threshold) -> Tensor:
+    return torch.where(x < bound, x, bound)
+
+
+def _positive(x: Threshold) -> Threshold:
+    if isinstance(x, Tensor):
+        return torch.where(x > 0, x, 1.0)
+    return x if x > 0 else 1.0
+
+
+class LookupTable:
+    """A step read from a table of bytes (BtG supplement Sec. 3): O(1) a value, about 1 kB.
+
+    The threshold is rounded to a grid of 0.1, p is truncated to two decimals and values are stored in
+    8 bits, so a value is off by at most the step's rise over 0.01 plus 1/510. The gradient is the table's
+    own difference quotient.
+
+    >>> table = LookupTable(linear)
+    >>> table.bytes
+    909
+    >>> table(torch.tensor([0.0, 0.5, 1.0]), 0.5)
+    tensor([0.0000, 0.5020, 1.0000])
+    """
+
+    def __init__(self, step: Step = linear) -> None:
+        p = torch.linspace(0, 1, 101, dtype=torch.float64)
+        rows = [step(p, tenth / 10) for tenth in range(1, 10)]
+        self.table = (torch.stack(rows) * 255).round().to(torch.uint8)
+
+    @property
+    def bytes(self) -> int:
+        return self.table.numel() * self.table.element_size()
+
+    def __call__(self, p: Tensor, threshold: Threshold) -> Tensor:
+        checks.check_threshold(threshold)
+        tenths = torch.as_tensor(threshold, device=p.device, dtype=p.dtype) * 10
+        row = tenths.round().long().clamp(1, 9) - 1
+        return _Lookup.apply(p, row, self.table.to(p.device))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(p: Tensor, row: Tensor, table: Tensor) -> Tensor:
+        return table[row, _column(p)].to(p.dtype) / 255
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        p, row, table = ctx.saved_tensors
+        column = _column(p).clamp(max=99)
+        rise = table[row, column + 1].to(p.dtype) - table[row, column].to(p.dtype)
+        return grad * rise * (100 / 255), None, None
+
+
+def _column(p: Tensor) -> Tensor:
+    # 0.29 * 100 is 28.999… in binary: nudge before truncating, or a value on the grid reads its left neighbour.
+    return (p.detach() * 100 + 1e-4).long().clamp(0, 100)
+
+
+STEPS: dict[str, Callable[..., Tensor]] = {
+    "annealed": annealed,
+    "linear": linear,
+    "sigmoid": sigmoid,
+    "hard": hard,
+}
