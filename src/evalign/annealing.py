@@ -27,7 +27,9 @@ class Schedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         expected = set(self.state_dict())
         if set(state) != expected:
-            raise ValueError(f"state must have the keys {sorted(expected)}, got {sorted(state)}; is it another schedule's?")
+            raise ValueError(
+                f"state must have the keys {sorted(expected)}, got {sorted(state)}; is it another schedule's?"
+            )
         self.loss.temperature = state["temperature"]
         vars(self).update({name: value for name, value in state.items() if name != "temperature"})
 

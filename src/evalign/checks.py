@@ -105,7 +105,9 @@ def check_class_shapes(scores: Tensor, target: Tensor, *, name: str = "input") -
         )
     expected = (scores.shape[0], *scores.shape[2:])
     if tuple(target.shape) != expected:
-        raise ValueError(f"target must have shape {expected} for {name} {tuple(scores.shape)}, got {tuple(target.shape)}")
+        raise ValueError(
+            f"target must have shape {expected} for {name} {tuple(scores.shape)}, got {tuple(target.shape)}"
+        )
 
 
 def check_same_shape(name: str, scores: Tensor, target: Tensor) -> None:
@@ -113,19 +115,19 @@ def check_same_shape(name: str, scores: Tensor, target: Tensor) -> None:
         raise ValueError(f"{name} and target must have one shape, got {tuple(scores.shape)} and {tuple(target.shape)}")
 
 
-def check_label_range(target: Tensor, num_classes: int, ignore_index: int, *, name: str = "target") -> None:
-    """Labels lie in 0 … C - 1 or equal `ignore_index`."""
+def check_label_range(target: Tensor, num_classes: int, ignore_index: int | None, *, name: str = "target") -> None:
+    """Labels lie in 0 … C - 1 or equal `ignore_index`, if there is one."""
     if not can_look_at(target) or target.numel() == 0:
         return
     low, high = (int(x) for x in target.detach().aminmax())
     if low >= 0 and high < num_classes:
         return
-    wrong = target[((target < 0) | (target >= num_classes)) & (target != ignore_index)]
+    wrong = target[(target < 0) | (target >= num_classes)]
+    if ignore_index is not None:
+        wrong = wrong[wrong != ignore_index]
     if wrong.numel():
-        raise ValueError(
-            f"{name} must lie in 0 to {num_classes - 1} or equal ignore_index {ignore_index}, "
-            f"got {wrong.reshape(-1)[0].item():g}"
-        )
+        ignored = "" if ignore_index is None else f" or equal ignore_index {ignore_index}"
+        raise ValueError(f"{name} must lie in 0 to {num_classes - 1}{ignored}, got {wrong[0].item()}")
 
 
 def check_probabilities(p: Tensor, *, sum_to_one: bool) -> None:
@@ -134,12 +136,16 @@ def check_probabilities(p: Tensor, *, sum_to_one: bool) -> None:
         return
     low, high = (float(x) for x in p.detach().aminmax())
     if low < 0 or high > 1 + 1e-6:
-        raise ValueError(f"probabilities must lie in [0, 1], got {low:.3g} to {high:.3g}; for logits keep from_logits=True")
+        raise ValueError(
+            f"probabilities must lie in [0, 1], got {low:.3g} to {high:.3g}; for logits keep from_logits=True"
+        )
     if sum_to_one:
         total = p.detach().float().sum(1)
         off = float((total - 1).abs().max())
         if off > 1e-2:
-            raise ValueError(f"probabilities must add up to 1 over the classes, got sums off by {off:.3g}; apply softmax first")
+            raise ValueError(
+                f"probabilities must add up to 1 over the classes, got sums off by {off:.3g}; apply softmax first"
+            )
 
 
 def check_not_probabilities(logits: Tensor) -> None:
@@ -172,9 +178,11 @@ def check_weights(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     raise ValueError(f"sample_weight must have shape {shape[:1]} or {shape}, got {tuple(weight.shape)}")
 
 
-def check_per_class(name: str, value: Any, num_classes: int) -> None:
-    """A vector with one entry per class."""
-    if isinstance(value, Tensor) and value.dim() > 0 and value.shape[-1] != num_classes:
+def check_per_class(name: str, value: Tensor, num_classes: int, *, number_allowed: bool = True) -> None:
+    """A vector with one entry per class, or a number."""
+    if value.dim() == 0 and not number_allowed:
+        raise ValueError(f"{name} must have one entry per class, got the number {value.item():g}")
+    if value.dim() > 0 and value.shape[-1] != num_classes:
         raise ValueError(f"{name} must have one entry per class, expected {num_classes}, got {value.shape[-1]}")
 
 

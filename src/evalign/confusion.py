@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evalign import checks
+from evalign.numerics import counting_dtype, sum_by_label
 
 Task = Literal["binary", "multiclass", "multilabel"]
 TASKS: tuple[Task, ...] = ("binary", "multiclass", "multilabel")
@@ -26,8 +27,8 @@ class Confusion:
     `multilabel` confusion every label is a yes/no problem of its own, and `total` has one entry per label.
 
     >>> c = Confusion.hard(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 2]), num_classes=3)
-    >>> c.tp, c.fp, c.fn
-    (tensor([1., 1., 1.], dtype=torch.float64), tensor([0., 1., 0.], dtype=torch.float64), tensor([0., 0., 1.], dtype=torch.float64))
+    >>> c.tp.tolist(), c.fp.tolist(), c.fn.tolist()
+    ([1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
     >>> (c + c).total
     tensor(8., dtype=torch.float64)
     """
@@ -42,6 +43,7 @@ class Confusion:
         present: Tensor | None = None,
         multilabel: bool = False,
         matrix: Tensor | Callable[[], Tensor] | None = None,
+        outcomes: int | None = None,
     ) -> None:
         self.tp, self.actual, self.predicted, self.total = tp, actual, predicted, total
         # Classes that a macro mean counts; None means all of them. Soft counts leave out a class without a
@@ -49,6 +51,8 @@ class Confusion:
         self.present = present
         self.multilabel = multilabel
         self._matrix = matrix
+        # Outcomes of one sample, among which label smoothing spreads: one-vs-rest problems of C classes have C.
+        self.outcomes = outcomes or (2 if multilabel else tp.shape[-1])
 
     @property
     def fp(self) -> Tensor:
@@ -103,6 +107,7 @@ class Confusion:
             present=present,
             multilabel=self.multilabel,
             matrix=matrix,
+            outcomes=self.outcomes,
         )
 
     def __radd__(self, other: object) -> "Confusion":  # so that sum() works, which starts from 0
@@ -119,7 +124,12 @@ class Confusion:
             if present is not None and present.dim() == self.tp.dim():
                 present = present[i]
             yield Confusion(
-                self.tp[i], self.actual[i], self.predicted[i], self.total[i], present=present, multilabel=self.multilabel
+                self.tp[i],
+                self.actual[i],
+                self.predicted[i],
+                self.total[i],
+                present=present,
+                multilabel=self.multilabel,
             )
 
     def one_vs_rest(self) -> "Confusion":
@@ -136,7 +146,7 @@ class Confusion:
         """The counts for labels (1 - e) one-hot + e / C; counts are linear in the labels, so no pass over data."""
         if not label_smoothing:
             return self
-        keep, spread = 1 - label_smoothing, label_smoothing / (2 if self.multilabel else self.num_classes)
+        keep, spread = 1 - label_smoothing, label_smoothing / self.outcomes
         total = self.total if self.multilabel else self.total.unsqueeze(-1)
         built = self._matrix
         matrix = None if built is None else lambda: keep * self.matrix + spread * self.predicted.unsqueeze(-2)
@@ -148,6 +158,7 @@ class Confusion:
             present=self.present,
             multilabel=self.multilabel,
             matrix=matrix,
+            outcomes=self.outcomes,
         )
 
     @classmethod
@@ -169,17 +180,16 @@ class Confusion:
         checks.check_labels(target)
         checks.check_labels(predicted)
         checks.check_same_shape("predicted", predicted, target)
+        predicted, target = predicted.long(), target.long()  # ignore_index -100 is 156 to an unsigned byte
         precise = torch.float32 if target.device.type == "mps" else torch.float64  # whole numbers stay exact
         if multilabel:
             num_classes = 2
         if num_classes is None:
-            labels = target[target != ignore_index]
-            num_classes = max(2, 1 + max((int(x.max()) for x in (labels, predicted) if x.numel()), default=1))
+            labels = torch.stack([target, predicted])[:, target != ignore_index]
+            num_classes = max(2, 1 + int(labels.max())) if labels.numel() else 2
         checks.check_label_range(target, num_classes, ignore_index)
         # A prediction for an ignored entry counts for nothing, so it may be anything.
-        checks.check_label_range(
-            torch.where(target == ignore_index, 0, predicted), num_classes, 0, name="predicted"
-        )
+        checks.check_label_range(torch.where(target == ignore_index, 0, predicted), num_classes, None, name="predicted")
         weight, y = _weights_and_labels(target, sample_weight, ignore_index, precise)
         chosen = torch.where(target == ignore_index, 0, predicted).long()
         if multilabel:
@@ -190,11 +200,12 @@ class Confusion:
         def add_up(index: Tensor, values: Tensor, length: int) -> Tensor:
             return values.new_zeros(length).scatter_add(0, index, values)
 
+        actual = add_up(y, weight, size)
         return cls(
             add_up(y, weight * (y == chosen), size),
-            add_up(y, weight, size),
+            actual,
             add_up(chosen, weight, size),
-            weight.sum(),
+            actual.sum(),  # weight.sum() rounds otherwise, and a class that is alone must have a share of exactly 1
             matrix=lambda: add_up(y * size + chosen, weight, size * size).reshape(size, size),
         )
 
@@ -223,6 +234,7 @@ class Confusion:
             same = membership.shape == target.shape
             task = "multiclass" if not same else "binary" if membership.dim() == 1 else "multilabel"
         checks.check_choice("task", task, TASKS)
+        membership, target = membership.to(counting_dtype(membership.dtype)), target.long()
         weight, y = _weights_and_labels(target, sample_weight, ignore_index, membership.dtype)
         if task != "multiclass":
             checks.check_same_shape("membership", membership, target)
@@ -233,13 +245,14 @@ class Confusion:
         g = membership.movedim(1, -1).reshape(-1, membership.shape[1])
         y, weight = y.reshape(-1), weight.reshape(-1)
         size = g.shape[1]
-        return cls.from_rows(
-            g.gather(1, y[:, None])[:, 0],
-            weight @ g,
-            y,
-            weight,
-            size,
-            matrix=lambda: g.new_zeros(size, size).index_add(0, y, g * weight[:, None]),
+        actual = sum_by_label(weight, y, size)
+        return cls(
+            sum_by_label(weight * g.gather(1, y[:, None])[:, 0], y, size),
+            actual,
+            (g * weight[:, None]).sum(0),  # weight @ g would be rounded to half precision under autocast
+            actual.sum(),
+            present=actual > 0,
+            matrix=lambda: sum_by_label(g * weight[:, None], y, size),
         )
 
     @classmethod
@@ -266,31 +279,16 @@ class Confusion:
         options = {"sample_weight": sample_weight, "ignore_index": ignore_index}
         if task == "multiclass":
             parts = [cls.soft(m, target, task=task, **options) for m in membership]  # type: ignore[arg-type]
-            vectors = [torch.stack([getattr(c, name) for c in parts]) for name in ("tp", "actual", "predicted")]
-            total = torch.stack([c.total.expand_as(c.tp) for c in parts])
-            return cls(*vectors, total, present=parts[0].present, multilabel=True)
+            columns = zip(*((c.tp, c.actual, c.predicted, c.total.expand_as(c.tp)) for c in parts), strict=True)
+            tp, actual, predicted, total = (torch.stack(column) for column in columns)
+            return cls(
+                tp, actual, predicted, total, present=parts[0].present, multilabel=True, outcomes=parts[0].num_classes
+            )
+        membership, target = membership.to(counting_dtype(membership.dtype)), target.long()
         checks.check_same_shape("membership of each threshold", membership[0], target)
         checks.check_label_range(target, 2, ignore_index)
         weight, y = _weights_and_labels(target, sample_weight, ignore_index, membership.dtype)
         return _independent(membership, y, weight, multilabel=task == "multilabel", soft=True)
-
-    @classmethod
-    def from_rows(
-        cls,
-        at_label: Tensor,
-        predicted: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        num_classes: int,
-        *,
-        matrix: Callable[[], Tensor] | None = None,
-    ) -> "Confusion":
-        """Soft multiclass counts from each row's membership of its own label and the column sums."""
-        zeros = predicted.new_zeros(num_classes)
-        actual = zeros.scatter_add(0, y, weight)
-        return cls(
-            zeros.scatter_add(0, y, weight * at_label), actual, predicted, weight.sum(), present=actual > 0, matrix=matrix
-        )
 
 
 def _weights_and_labels(
@@ -307,16 +305,15 @@ def _weights_and_labels(
 def _independent(s: Tensor, y: Tensor, weight: Tensor, *, multilabel: bool, soft: bool) -> Confusion:
     """Counts of yes/no problems from membership `s` (leading grid dimensions allowed): all samples are one
     problem (binary) or every column is one (multilabel)."""
-    if multilabel:
-        over = tuple(i - y.dim() for i in range(y.dim()) if i != 1)
-    else:
-        over = tuple(range(-y.dim(), 0))
+    over = tuple(i - y.dim() for i in range(y.dim()) if i != 1) if multilabel else tuple(range(-y.dim(), 0))
     labels = weight * y
     tp, predicted = (s * labels).sum(over), (s * weight).sum(over)
     actual, total = labels.sum(over).expand_as(tp), weight.sum(over).expand_as(tp)
     if multilabel:
         return Confusion(tp, actual, predicted, total, present=actual > 0 if soft else None, multilabel=True)
-    two = Confusion(tp[..., None], actual[..., None], predicted[..., None], total[..., None], multilabel=True).one_vs_rest()
+    two = Confusion(
+        tp[..., None], actual[..., None], predicted[..., None], total[..., None], multilabel=True
+    ).one_vs_rest()
     actual = two.actual[..., 0, :]
     tp, predicted = two.tp[..., 0, :], two.predicted[..., 0, :]
 

@@ -29,8 +29,8 @@ def auroc(c: Confusion) -> Tensor:
     tensor(0.7500)
     """
     if not c.multilabel:
-        positive = [x[..., 1:] for x in (c.tp, c.actual, c.predicted)]
-        c = Confusion(*positive, c.total.unsqueeze(-1), multilabel=True)
+        total = c.total.unsqueeze(-1)
+        c = Confusion(c.tp[..., 1:], c.actual[..., 1:], c.predicted[..., 1:], total, multilabel=True)
     negatives = c.total - c.actual
     tpr, fpr = safe_divide(c.tp, c.actual), safe_divide(c.fp, negatives)
     first, last = torch.ones_like(tpr[:1]), torch.zeros_like(tpr[:1])

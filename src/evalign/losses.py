@@ -2,18 +2,17 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from evalign import checks, curves, membership, metrics, steps
+from evalign import checks, curves, membership, metrics
 from evalign.confusion import TASKS, Task
-from evalign.metrics import Average, Beta, MetricFunction
+from evalign.metrics import AVERAGES, Average, Beta, MetricFunction
 from evalign.numerics import counting_dtype
-from evalign.objective import Objective
-from evalign.steps import Step
+from evalign.objective import BACKENDS, Backend, Objective
+from evalign.steps import Step, StepChoice
 
 PerClass = Tensor | Sequence[float]
 
@@ -38,6 +37,7 @@ def metric_loss(
     label_smoothing: float = 0.0,
     from_logits: bool = True,
     sample_weight: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     """L = 1 - M(C) + anchor * cross-entropy, C the soft confusion of the batch; the function behind `MetricLoss`.
 
@@ -52,7 +52,7 @@ def metric_loss(
     checks.check_temperature(temperature)
     objective = build_objective(
         metric, task=task, average=average, beta=beta, step=step, delta=delta, k=k, threshold=threshold,
-        anchor=anchor, label_smoothing=label_smoothing,
+        anchor=anchor, label_smoothing=label_smoothing, backend=backend,
     )  # fmt: skip
     vectors = {"beta": beta, "offset": offset, "weight": weight}
     return _evaluate(
@@ -82,6 +82,7 @@ class MetricLoss(nn.Module):
     ignore_index: target value that does not count.
     label_smoothing: e in labels (1 - e) one-hot + e / C, for the metric and for the anchor.
     from_logits: False if `input` holds probabilities.
+    backend: "auto" takes a fused form where there is one, "eager" the plain one (also for double backward).
 
     >>> loss = MetricLoss("f1")
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]], requires_grad=True)
@@ -115,19 +116,21 @@ class MetricLoss(nn.Module):
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         from_logits: bool = True,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         self.objective = build_objective(
             metric, task=task, average=average, beta=beta, step=step, delta=delta, k=k, threshold=threshold,
-            anchor=anchor, label_smoothing=label_smoothing,
+            anchor=anchor, label_smoothing=label_smoothing, backend=backend,
         )  # fmt: skip
         self.metric, self.task, self.step = metric, task, step
         self.ignore_index, self.from_logits = ignore_index, from_logits
-        self._given = dict(
-            task=task, average=average, beta=beta, step=step, delta=delta, k=k, threshold=threshold, anchor=anchor,
-            offset=offset, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing,
-            from_logits=from_logits,
-        )  # fmt: skip
+        self._given: dict[str, Any] = {
+            "task": task, "average": average, "beta": beta, "step": step, "delta": delta, "k": k,
+            "threshold": threshold, "anchor": anchor, "offset": offset, "weight": weight,
+            "ignore_index": ignore_index, "label_smoothing": label_smoothing, "from_logits": from_logits,
+            "backend": backend,
+        }  # fmt: skip
         # Vectors are buffers so that they follow the module to a device; a number stays a number.
         for name, value in (("beta", beta), ("offset", offset), ("weight", weight)):
             vector = value if value is None or isinstance(value, (int, float)) else torch.as_tensor(value)
@@ -186,13 +189,18 @@ def build_objective(
     threshold: float | Sequence[float] | None = None,
     anchor: float = 0.0,
     label_smoothing: float = 0.0,
+    backend: Backend = "auto",
 ) -> Objective:
     """Check the options of a loss and bind them."""
+    checks.check_choice("backend", backend, BACKENDS)
     checks.check_choice("task", task, TASKS)
     checks.check_number("anchor", anchor, low=0.0)
     checks.check_number("label_smoothing", label_smoothing, low=0.0, high=1.0, open_high=True)
+    if isinstance(beta, (int, float)):
+        checks.check_number("beta", beta, low=0.0)
     if average is None:
         average = "binary" if task == "binary" else "macro"
+    checks.check_choice("average", average, AVERAGES)
     if not callable(metric):
         checks.check_choice("metric", metric, [*metrics.METRICS, *curves.CURVES])
         if metric in curves.CURVES and beta is not None:
@@ -205,38 +213,18 @@ def build_objective(
         raise ValueError(f"average='binary' needs task='binary', got task {task!r}; use 'macro', 'micro' or 'weighted'")
     thresholds = threshold if threshold is None or isinstance(threshold, (int, float)) else tuple(map(float, threshold))
     if metric in curves.CURVES and not isinstance(thresholds, tuple):
+        if thresholds is not None:
+            raise ValueError(f"{metric} integrates over a grid of thresholds, got only {thresholds!r}; leave it out")
         thresholds = membership.BTG_GRID
     for tau in thresholds if isinstance(thresholds, tuple) else () if thresholds is None else (thresholds,):
         checks.check_threshold(tau)
     if isinstance(thresholds, tuple) and (len(thresholds) == 0 or list(thresholds) != sorted(thresholds)):
         raise ValueError(f"a grid of thresholds must rise and hold at least one, got {list(thresholds)}")
     if isinstance(thresholds, tuple) and task == "multiclass" and metric not in curves.CURVES:
-        raise ValueError("a grid of thresholds needs task='binary' or 'multilabel'; multiclass takes one threshold or None")
-    bound = _resolve_step(step, delta=delta, k=k)
-    return Objective(metric, task, bound, average, thresholds, anchor, label_smoothing)
-
-
-def _resolve_step(step: str | Step, *, delta: float, k: float) -> Callable[[float | Tensor], Step]:
-    """temperature -> step, with its options bound."""
-    if callable(step):
-        return partial(_ignore_temperature, step)
-    checks.check_choice("step", step, ["annealed", "linear", "sigmoid", "lookup"])
-    checks.check_number("delta", delta, low=0.0, high=0.5)
-    checks.check_number("k", k, low=0.0, open_low=True)
-    if step == "annealed":
-        return _annealed_at
-    if step == "lookup":
-        return partial(_ignore_temperature, steps.LookupTable(partial(steps.linear, delta=delta)))
-    chosen = partial(steps.linear, delta=delta) if step == "linear" else partial(steps.sigmoid, k=k)
-    return partial(_ignore_temperature, chosen)
-
-
-def _ignore_temperature(step: Step, temperature: float | Tensor) -> Step:
-    return step
-
-
-def _annealed_at(temperature: float | Tensor) -> Step:
-    return partial(steps.annealed, temperature=temperature)
+        raise ValueError(
+            "a grid of thresholds needs task='binary' or 'multilabel'; multiclass takes one threshold or None"
+        )
+    return Objective(metric, task, StepChoice(step, delta, k), average, thresholds, anchor, label_smoothing, backend)
 
 
 def _evaluate(
@@ -281,6 +269,8 @@ def _evaluate(
 def _checked(input: Tensor, target: Tensor, task: Task, ignore_index: int, from_logits: bool) -> tuple[Tensor, Tensor]:
     checks.check_floating("input", input)
     checks.check_labels(target, soft_allowed=task != "multiclass")
+    if not target.is_floating_point():
+        target = target.long()  # ignore_index -100 is 156 to an unsigned byte
     if task == "multiclass":
         checks.check_class_shapes(input, target)
     else:
@@ -288,7 +278,10 @@ def _checked(input: Tensor, target: Tensor, task: Task, ignore_index: int, from_
             input = input.squeeze(1)
         checks.check_same_shape("input", input, target)
         if task == "multilabel" and input.dim() < 2:
-            raise ValueError(f"input must have shape (N, L) or (N, L, d1, ...), got {tuple(input.shape)}; for one label use task='binary'")
+            raise ValueError(
+                f"input must have shape (N, L) or (N, L, d1, ...), got {tuple(input.shape)}; "
+                "for one label use task='binary'"
+            )
         checks.check_binary_values(target, ignore_index)
     if task == "multiclass":
         checks.check_label_range(target, input.shape[1], ignore_index)
@@ -310,9 +303,9 @@ def _to_logits(p: Tensor, task: Task) -> Tensor:
 
 
 def _vector(name: str, value: Any, classes: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """A per-class option as a tensor of the right length; numbers pass through."""
-    if value is None or isinstance(value, (int, float)):
+    """A per-class option as a tensor of the right length; beta alone may be one number."""
+    if value is None or (name == "beta" and isinstance(value, (int, float))):
         return value
     vector = torch.as_tensor(value, dtype=dtype, device=device)
-    checks.check_per_class(name, vector, classes)
+    checks.check_per_class(name, vector, classes, number_allowed=name == "beta")
     return vector

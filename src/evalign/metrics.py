@@ -93,7 +93,7 @@ def _mean_over_labels(*, omit_absent: bool) -> Callable[[Callable[..., Tensor]],
             if not c.multilabel:
                 return metric(c, **options)
             mask = None if c.present is None else c.present if omit_absent else c.total > 0
-            return _mean(metric(c.one_vs_rest(), **options), mask)
+            return _mean(c, metric(c.one_vs_rest(), **options), mask)
 
         return wrapper
 
@@ -117,7 +117,7 @@ def balanced_accuracy(c: Confusion) -> Tensor:
     >>> balanced_accuracy(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])))
     tensor(0.7500, dtype=torch.float64)
     """
-    return _mean(safe_divide(c.tp, c.actual), _labelled(c))
+    return _mean(c, safe_divide(c.tp, c.actual), _labelled(c))
 
 
 @_mean_over_labels(omit_absent=False)
@@ -231,21 +231,24 @@ def _average(c: Confusion, top: Tensor, bottom: Tensor, average: Average | None,
         return scores
     if average == "binary":
         if c.num_classes != 2 or c.multilabel:
-            raise ValueError(f"average='binary' needs two classes, got {c.num_classes}; use 'macro', 'micro' or 'weighted'")
+            raise ValueError(
+                f"average='binary' needs two classes, got {c.num_classes}; use 'macro', 'micro' or 'weighted'"
+            )
         return scores[..., 1]
     if average == "weighted":
         # Without any label all classes weigh the same, as in scikit-learn.
         empty = c.actual.sum(-1, keepdim=True) == 0
-        return _mean(scores, None, weight=torch.where(empty, 1.0, c.actual))
-    return _mean(scores, c.present)
+        return _mean(c, scores, None, weight=torch.where(empty, 1.0, c.actual))
+    return _mean(c, scores, c.present)
 
 
-def _mean(scores: Tensor, mask: Tensor | None, weight: Tensor | None = None) -> Tensor:
+def _mean(c: Confusion, scores: Tensor, mask: Tensor | None, weight: Tensor | None = None) -> Tensor:
     """Mean over classes that are in the mask and defined; nan if none is defined, 0 if the mask is empty."""
     weight = torch.ones_like(scores) if weight is None else weight.expand_as(scores)
     if mask is not None:
         weight = weight * mask
-    undefined = scores.isnan()
+    # A score that is undefined is left out; one that is nan because its counts are (a network diverged) is not.
+    undefined = scores.isnan() & ~c.tp.isnan() & ~c.predicted.isnan()
     kept = weight * ~undefined
     mean = safe_divide((kept * torch.where(undefined, 0.0, scores)).sum(-1), kept.sum(-1))
     return torch.where(undefined.all(-1), torch.nan, mean)

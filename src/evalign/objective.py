@@ -4,46 +4,77 @@
 are all valid, `weight` the weight of every label (0 where it was ignored), both (M,) or (M, L).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evalign import curves, membership, metrics
+from evalign import checks, curves, membership, metrics
 from evalign.confusion import Confusion, Task
-from evalign.metrics import Beta
-from evalign.numerics import FiniteGradient, safe_divide
-from evalign.steps import Step
+from evalign.kernels.rows import FivePoints, RowCounts
+from evalign.metrics import Average, Beta, MetricFunction
+from evalign.numerics import finite_gradient, safe_divide
+from evalign.steps import StepChoice
+
+Backend = Literal["auto", "eager"]
+BACKENDS: tuple[Backend, ...] = ("auto", "eager")
 
 
 @dataclass(frozen=True)
 class Objective:
     """1 - M(C) + anchor * cross-entropy, with everything decided but the batch, the temperature and beta."""
 
-    metric: str | Callable[[Confusion], Tensor]
+    metric: str | MetricFunction
     task: Task
-    step: Callable[[float | Tensor], Step]  # temperature -> step
-    average: str | None = None
+    step: StepChoice
+    average: Average = "macro"
     thresholds: float | tuple[float, ...] | None = None  # a tuple is a grid; None is dynamic for multiclass
     anchor: float = 0.0
     label_smoothing: float = 0.0
-    metric_options: dict[str, Any] = field(default_factory=dict)
+    backend: Backend = "auto"
 
     def __call__(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2, beta: Beta | None = None
     ) -> Tensor:
-        confusion = self.confusion(logits, y, weight, temperature)
+        if self._fuses(logits, weight):
+            confusion, entropy = self._fused(logits, y, weight, temperature)
+        else:
+            confusion, entropy = self.confusion(logits, y, weight, temperature), None
         loss = self.metric_term(confusion, beta)
         if self.anchor:
-            loss = loss + self.anchor * cross_entropy(logits, y, weight, self.task, self.label_smoothing)
+            if entropy is None or self.label_smoothing:
+                entropy = cross_entropy(logits, y, weight, self.task, self.label_smoothing)
+            loss = loss + self.anchor * entropy
         return loss
 
+    def _fuses(self, logits: Tensor, weight: Tensor) -> bool:
+        return (
+            self.backend == "auto"
+            and self.task == "multiclass"
+            and self.thresholds is None
+            and self.step.step in ("annealed", "linear")
+            and not weight.requires_grad
+            and checks.can_look_at(logits)
+        )
+
+    def _fused(
+        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
+    ) -> tuple[Confusion, Tensor]:
+        points = self.step.five_points(temperature)
+        assert points is not None
+        tp, predicted, losses = RowCounts.apply(logits, y, weight, FivePoints(*points))  # type: ignore[no-untyped-call]
+        actual, total = predicted.new_zeros(predicted.shape).scatter_add_(0, y, weight), weight.sum()
+        confusion = Confusion(
+            tp, actual, predicted, total, present=actual > 0,
+            matrix=lambda: self.confusion(logits, y, weight, temperature).matrix,
+        )  # fmt: skip
+        return confusion, safe_divide(losses, total)
+
     def confusion(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Confusion:
-        """The soft counts of a batch; with a grid of thresholds, one set of counts for each."""
-        step = self.step(temperature)
+        """The soft counts of a batch, eager; with a grid of thresholds, one set of counts for each."""
+        step = self.step.at(temperature)
         p = logits.softmax(-1) if self.task == "multiclass" else logits.sigmoid()
         if isinstance(self.thresholds, tuple):
             s = membership.grid(p, step, self.thresholds)
@@ -62,10 +93,9 @@ class Objective:
     def score(self, c: Confusion, beta: Beta | None = None) -> Tensor:
         if self.metric == "auroc":
             return curves.auroc(c)
-        if callable(self.metric):
-            metric = self._user_metric
-        else:
-            metric = metrics.resolve(self.metric, average=self.average or "macro", beta=beta)  # type: ignore[arg-type]
+        metric: MetricFunction = self._user_metric
+        if isinstance(self.metric, str):
+            metric = metrics.resolve(self.metric, average=self.average, beta=beta)
         if isinstance(self.thresholds, tuple):
             return curves.mean_over_grid(c, metric, vectorised=not callable(self.metric))
         return metric(c)
@@ -77,7 +107,7 @@ class Objective:
         counts already (a network that diverged) stays one.
         """
         assert callable(self.metric)
-        tp, predicted = FiniteGradient.apply(c.tp), FiniteGradient.apply(c.predicted)
+        tp, predicted = finite_gradient(c.tp), finite_gradient(c.predicted)
         guarded = Confusion(
             tp, c.actual, predicted, c.total, present=c.present, multilabel=c.multilabel, matrix=c._matrix
         )

@@ -5,6 +5,8 @@ against them (one per row, one per grid point), and returns soft membership of t
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -83,7 +85,7 @@ def _five_points(p: Tensor, threshold: Threshold, low: Threshold, width: Thresho
 
 
 def _at_most(x: Tensor, bound: Threshold) -> Tensor:
-    return torch.where(x < bound, x, bound)
+    return torch.where(x > bound, bound, x)  # in this order a nan stays one, and a tie has the slope of its line
 
 
 def _positive(x: Threshold) -> Threshold:
@@ -123,9 +125,11 @@ class LookupTable:
 
 
 class _Lookup(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(p: Tensor, row: Tensor, table: Tensor) -> Tensor:
-        return table[row, _column(p)].to(p.dtype) / 255
+        return torch.where(p.isnan(), p, table[row, _column(p)].to(p.dtype) / 255)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -144,9 +148,31 @@ def _column(p: Tensor) -> Tensor:
     return (p.detach() * 100 + 1e-4).long().clamp(0, 100)
 
 
-STEPS: dict[str, Callable[..., Tensor]] = {
-    "annealed": annealed,
-    "linear": linear,
-    "sigmoid": sigmoid,
-    "hard": hard,
-}
+@dataclass(frozen=True)
+class StepChoice:
+    """A step by name with its options, or a user's function; only the temperature is still open."""
+
+    step: str | Step
+    delta: float = 0.1
+    k: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not callable(self.step):
+            checks.check_choice("step", self.step, ["annealed", "linear", "sigmoid", "lookup"])
+        checks.check_number("delta", self.delta, low=0.0, high=0.5)
+        checks.check_number("k", self.k, low=0.0, open_low=True)
+        if self.step == "lookup":
+            object.__setattr__(self, "step", LookupTable(partial(linear, delta=self.delta)))
+
+    def at(self, temperature: float | Tensor) -> Step:
+        if callable(self.step):
+            return self.step
+        if self.step == "annealed":
+            return partial(annealed, temperature=temperature)
+        return partial(linear, delta=self.delta) if self.step == "linear" else partial(sigmoid, k=self.k)
+
+    def five_points(self, temperature: float | Tensor) -> tuple[float, float] | None:
+        """(low, reach) of lines that meet at tau (1 -+ reach) with values low and 1 - low, for tau <= 1/2."""
+        if self.step == "annealed":
+            return float(temperature), 2.5 * float(temperature)
+        return (self.delta, 0.5) if self.step == "linear" else None

@@ -1,0 +1,1 @@
+"""Slow forms, written from the papers' definitions and independently of the package."""
