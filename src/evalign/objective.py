@@ -34,20 +34,26 @@ class Objective:
     anchor: float = 0.0
     label_smoothing: float = 0.0
     backend: Backend = "auto"
+    beta: Beta | None = None
 
     def __call__(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2, beta: Beta | None = None
     ) -> Tensor:
-        if self._fuses(logits, weight):
-            confusion, entropy = self._fused(logits, y, weight, temperature)
-        else:
-            confusion, entropy = self.confusion(logits, y, weight, temperature), None
+        confusion, entropy = self.counts(logits, y, weight, temperature)
         loss = self.metric_term(confusion, beta)
         if self.anchor:
             if entropy is None or self.label_smoothing:
                 entropy = cross_entropy(logits, y, weight, self.task, self.label_smoothing)
             loss = loss + self.anchor * entropy
         return loss
+
+    def counts(
+        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2
+    ) -> tuple[Confusion, Tensor | None]:
+        """The soft counts of a batch, and its cross-entropy where that came for free."""
+        if self._fuses(logits, weight):
+            return self._fused(logits, y, weight, temperature)
+        return self.confusion(logits, y, weight, temperature), None
 
     def _fuses(self, logits: Tensor, weight: Tensor) -> bool:
         return (
@@ -95,7 +101,7 @@ class Objective:
             return curves.auroc(c)
         metric: MetricFunction = self._user_metric
         if isinstance(self.metric, str):
-            metric = metrics.resolve(self.metric, average=self.average, beta=beta)
+            metric = metrics.resolve(self.metric, average=self.average, beta=self.beta if beta is None else beta)
         if isinstance(self.thresholds, tuple):
             return curves.mean_over_grid(c, metric, vectorised=not callable(self.metric))
         return metric(c)

@@ -1,13 +1,14 @@
 """Slow loops over plain Python numbers, straight from the papers: BtG Eq. 5, 18; EAST Eq. 4, 5, Def. 5.5."""
 
 import math
+from itertools import pairwise
 
 # --- steps -----------------------------------------------------------------------------------------------
 
 
 def through_points(p: float, points: list[tuple[float, float]]) -> float:
     """Linear interpolation; the last segment that contains p counts, so that a jump is right-continuous."""
-    for (x0, y0), (x1, y1) in reversed(list(zip(points, points[1:], strict=False))):
+    for (x0, y0), (x1, y1) in reversed(list(pairwise(points))):
         if x0 <= p <= x1 and x1 > x0:
             return y0 + (y1 - y0) * (p - x0) / (x1 - x0)
     raise AssertionError(f"{p} outside of {points}")
@@ -180,4 +181,4 @@ def auroc(matrices: list[list[list[float]]]) -> float:
         tp, fp, fn, tn = cells(m, 1)
         points.append((fp / (fp + tn), tp / (tp + fn)))
     points.append((0.0, 0.0))
-    return sum((x0 - x1) * (y1 + y0) / 2 for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False))
+    return sum((x0 - x1) * (y1 + y0) / 2 for (x0, y0), (x1, y1) in pairwise(points))

@@ -1,0 +1,34 @@
+# Every target makes .venv by itself: a bare machine needs python3, pip and make.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test check lint types bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/evalign demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2
+
+check: lint types test
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/bench_loss.py
+
+# constraints.txt repeats the tested set of versions; the stamp is written last, so that an interrupted
+# installation is not mistaken for a finished one.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -1,0 +1,234 @@
+"""Encoders of one column, numbers and categories: learned from training rows, kept as plain numbers and strings.
+
+Nothing else is needed to encode again, so JSON holds an encoder, and loading one executes nothing.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from evalign.columns import Column, ColumnTypeError, Kind, Label, check_kind, factorized, floats, quoted
+
+BOUND = 1e4  # on standardised values; among n training rows none passes sqrt(n - 1), so below 1e8 rows none is touched
+LARGEST = 1e300  # numbers beyond are taken as this one in training: differences of any two then stay finite
+QUANTILES = 1000
+RANK_MARGIN = 1e-7  # ranks end this far from 0 and 1, i.e. at 5.2 standard deviations, as in scikit-learn
+
+
+def mean_and_std(x: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean and standard deviation (over n) in two passes; overwrites `x`."""
+    _, exponent = math.frexp(max(-float(x.min()), float(x.max())))
+    exponent = exponent if abs(exponent) > 300 else 0
+    if exponent:  # squares would leave float64's range; a power of two scales without rounding
+        np.ldexp(x, -exponent, out=x)
+    mean = float(x.mean())
+    x -= mean
+    np.square(x, out=x)
+    return math.ldexp(mean, exponent), math.ldexp(math.sqrt(float(x.mean())), exponent)
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """(x - shift) / scale, or the normal quantile of the rank of x; scale 0 marks a constant, which gives zeros.
+
+    A missing value becomes `fill`; `indicator` adds a column that marks it, where training had missing values.
+    """
+
+    kind: Literal["number", "bool"]
+    shift: float
+    scale: float
+    fill: float
+    indicator: bool
+    quantiles: tuple[float, ...] | None = None
+
+    @property
+    def width(self) -> int:
+        return 1 + self.indicator
+
+    @property
+    def constant(self) -> bool:
+        return self.scale == 0 and not self.indicator
+
+    def names(self, name: str) -> list[str]:
+        return [name, f"{name}=<missing>"] if self.indicator else [name]
+
+    def write(self, column: Column, kind: Kind, label: Label, out: NDArray[np.float32]) -> None:
+        """Fill `out` (n, width), which holds zeros."""
+        expected = "numbers" if self.kind == "number" else "true/false values"
+        check_kind(column, kind, label, expected=expected, right=kind != "text")
+        x = floats(column, label)
+        missing = np.isnan(x)
+        if self.kind == "bool" and kind == "number" and not (missing | (x == 0) | (x == 1)).all():
+            wrong = x[~(missing | (x == 0) | (x == 1))][0]
+            raise ColumnTypeError(f"column {label!r} held true/false values in training, got {wrong:g}; pass 0 or 1")
+        if self.indicator:
+            out[:, 1] = missing
+        if self.scale == 0:
+            return
+        x = self._ranked(x) if self.quantiles is not None else self._scaled(x)
+        x[missing] = self.fill
+        out[:, 0] = x
+
+    def _scaled(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.kind == "bool":
+            return x
+        with np.errstate(over="ignore"):  # what overflows ends at the bound
+            x -= self.shift
+            x /= self.scale
+        return np.clip(x, -BOUND, BOUND, out=x)
+
+    def _ranked(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        q = np.array(self.quantiles)
+        levels = np.linspace(0, 1, len(q))
+        # A value that spans several quantiles gets the middle of its ranks: one look from below, one from above.
+        rank = np.interp(x, q, levels)
+        rank -= np.interp(-x, -q[::-1], -levels[::-1])
+        rank *= 0.5
+        # DIFFERS: scikit-learn adds an absolute 1e-7 here, which flattens columns of tiny numbers.
+        rank[x <= q[0]] = 0
+        rank[x >= q[-1]] = 1
+        normal: NDArray[np.float64] = ndtri(np.clip(rank, RANK_MARGIN, 1 - RANK_MARGIN, out=rank))
+        return normal
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """One column per category, then one for all others, then one for missing values, each where training had it.
+
+    An unseen category goes to the others where there are any (they are not remembered one by one), else to zeros.
+    `id_like` marks a column of more than `max_categories` values of which over half the rows have a distinct one.
+    """
+
+    values: tuple[str | float, ...]
+    text: bool
+    other: bool
+    missing: bool
+    id_like: bool
+    kind: Literal["category"] = "category"
+
+    @property
+    def width(self) -> int:
+        return len(self.values) + self.other + self.missing
+
+    @property
+    def constant(self) -> bool:
+        return self.width == 1
+
+    def names(self, name: str) -> list[str]:
+        return [f"{name}={value}" for value in self.values] + [
+            f"{name}=<{extra}>" for extra in ("other", "missing") if getattr(self, extra)
+        ]
+
+    def write(self, column: Column, kind: Kind, label: Label, out: NDArray[np.float32]) -> None:
+        """Fill `out` (n, width), which holds zeros."""
+        expected = "text" if self.text else "categories that are numbers"
+        check_kind(column, kind, label, expected=expected, right=self.text == (kind == "text"))
+        codes, uniques = factorized(column)
+        place = np.full(len(uniques) + 1, -1)  # the last is for code -1, a missing value
+        found = pd.Index(self.values, dtype=object).get_indexer(pd.Index(uniques, dtype=object))
+        place[:-1] = np.where(found < 0, len(self.values) if self.other else -1, found)
+        place[-1] = self.width - 1 if self.missing else -1
+        at = place[codes]
+        rows = np.flatnonzero(at >= 0)
+        out[rows, at[rows]] = 1
+
+
+AnyColumn = NumberColumn | CategoryColumn
+
+
+def fit_numbers(column: Column, kind: Literal["number", "bool"], label: Label, *, ranked: bool) -> NumberColumn | None:
+    """Learn a column of numbers; None where it has no value."""
+    x = floats(column, label)
+    missing = np.isnan(x)
+    indicator = bool(missing.any())
+    if indicator:
+        x = x[~missing]
+    if not x.size:
+        return None
+    low, high = float(x.min()), float(x.max())
+    if max(-low, high) > LARGEST:
+        np.clip(x, -LARGEST, LARGEST, out=x)
+    if low == high:  # compared exactly: the rounded mean of equal numbers can be off and leave a tiny deviation
+        return NumberColumn(kind, low, 0.0, 0.0, indicator)
+    if kind == "bool":
+        return NumberColumn(kind, 0.0, 1.0, float(x.mean()), indicator)
+    if ranked:
+        q = np.percentile(x, np.linspace(0, 100, min(QUANTILES, len(x))))
+        quantiles = tuple(np.maximum.accumulate(q).tolist())
+        return NumberColumn(kind, 0.0, 1.0, 0.0, indicator, quantiles)
+    mean, std = mean_and_std(x)
+    return NumberColumn(kind, mean, std, 0.0, indicator)
+
+
+def fit_categories(column: Column, kind: Kind, label: Label, *, max_categories: int) -> CategoryColumn | None:
+    """Learn a column of categories; None where it has no value."""
+    codes, uniques = factorized(column)
+    counts = np.bincount(codes[codes >= 0], minlength=len(uniques))
+    seen = int(np.count_nonzero(counts))
+    if not seen:
+        return None
+    other = seen > max_categories
+    # Where not all categories fit, one seen once tells nothing, and an id would only fill the model with names.
+    least = max(2, int(np.partition(counts, -max_categories)[-max_categories])) if other else 1
+    kept = np.flatnonzero(counts >= least)
+    values = [plain(value, label) for value in uniques[kept]]
+    by_count = sorted(zip((-counts[kept]).tolist(), values, strict=True))[:max_categories]
+    return CategoryColumn(
+        values=tuple(sorted(value for _, value in by_count)),
+        text=kind == "text",
+        other=other,
+        missing=bool((codes < 0).any()),
+        id_like=other and seen > len(codes) / 2,
+    )
+
+
+def plain(value: Any, label: Label) -> Any:
+    """A category as JSON can hold it."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (bool, int)):
+        return value
+    if not math.isfinite(value):
+        raise ValueError(f"column {label!r} has a category that is infinite; give it a name instead")
+    return float(value)
+
+
+def column_to_json(column: AnyColumn) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(column).items()}
+
+
+def column_from_json(data: Any) -> AnyColumn:
+    """The encoder `column_to_json` wrote; whatever else comes is a ValueError."""
+    fields = dict(data) if isinstance(data, dict) else {}
+    if fields.get("kind") == "category":
+        _check_types(
+            fields, {"values": list, "text": bool, "other": bool, "missing": bool, "id_like": bool, "kind": str}
+        )
+        values = tuple(fields["values"])
+        sort = str if fields["text"] else int | float
+        if not all(isinstance(v, sort) and v == v for v in values) or len(set(values)) < len(values):
+            raise ValueError("the categories of a column must be distinct and all text or all numbers")
+        return CategoryColumn(**{**fields, "values": values})
+    number = int | float  # JSON writers outside of Python drop the ".0"
+    types = {"shift": number, "scale": number, "fill": number, "indicator": bool, "quantiles": list | None, "kind": str}
+    _check_types(fields, types)
+    if fields["kind"] not in ("number", "bool"):
+        raise ValueError(f"the kind of a column must be number, bool or category, got {fields['kind']!r}")
+    q = fields["quantiles"]
+    numbers = [fields["shift"], fields["scale"], fields["fill"], *(q or ())]
+    if not all(isinstance(v, number) and math.isfinite(v) for v in numbers) or fields["scale"] < 0:
+        raise ValueError("shift, scale, fill and quantiles of a column must be finite numbers, scale not negative")
+    if q is not None and (len(q) < 2 or q != sorted(q)):
+        raise ValueError("the quantiles of a column must be two or more numbers that rise")
+    floating = {key: float(fields[key]) for key in ("shift", "scale", "fill")}
+    return NumberColumn(**{**fields, **floating, "quantiles": None if q is None else tuple(map(float, q))})
+
+
+def _check_types(fields: dict[str, Any], types: dict[str, Any]) -> None:
+    if set(fields) != set(types) or not all(isinstance(fields[key], kind) for key, kind in types.items()):
+        raise ValueError(f"a column must have the fields {', '.join(types)} of the right types, got {quoted(fields)}")

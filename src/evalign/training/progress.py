@@ -1,0 +1,76 @@
+"""When to cool, when to stop and which weights were best: one trial's bookkeeping, in plain numbers."""
+
+import math
+from dataclasses import dataclass
+
+from evalign.annealing import Geometric
+from evalign.training.recipes import Stage
+
+
+@dataclass
+class Epoch:
+    """What one epoch left behind; a row of `history_`."""
+
+    epoch: int
+    stage: str
+    temperature: float
+    learning_rate: float
+    train_loss: float
+    loss: float  # on validation data, at this temperature
+    entropy: float  # cross-entropy on validation data
+    score: float  # the hard metric on validation data
+    best: bool = False
+    seconds: float = 0.0
+
+
+class Temperature:
+    """The number a schedule sets where there is no loss module to set it on."""
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+
+
+class Controller:
+    """Follows one stage of one trial: `step` takes an epoch's validation values and says if they are the best.
+
+    The stage's `monitor` names the value that picks the weights to keep; the same value, as the paper has it,
+    tells when a temperature has nothing more to give.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.heat = Temperature(stage.temperature)
+        self.cooling = (
+            Geometric(self.heat, stage.temperature, stage.rate, stage.patience, stage.max_stale)
+            if stage.rate is not None
+            else None
+        )
+        self.epochs = 0
+        self.waited = 0
+        self.finished = False
+        self.best = math.inf
+
+    @property
+    def temperature(self) -> float:
+        return self.heat.temperature
+
+    @property
+    def learning_rate(self) -> float:
+        if self.stage.decay == "none":
+            return self.stage.learning_rate
+        return self.stage.learning_rate * (1 + math.cos(math.pi * self.epochs / self.stage.epochs)) / 2
+
+    def step(self, *, loss: float, entropy: float, score: float) -> bool:
+        """Take one epoch's validation values; True if its weights are the ones to keep."""
+        value = {"loss": loss, "entropy": entropy, "score": -score}[self.stage.monitor]
+        self.epochs += 1
+        best = value < self.best
+        self.best = min(self.best, value)
+        self.waited = 0 if best else self.waited + 1
+        if self.cooling is None:
+            self.finished = self.waited >= self.stage.patience
+        else:
+            self.cooling.step(value)
+            self.finished = self.cooling.finished
+        self.finished = self.finished or self.epochs >= self.stage.epochs
+        return best

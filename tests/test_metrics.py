@@ -1,0 +1,215 @@
+"""Metrics of hard counts equal scikit-learn's: absent classes, one class only, weights, every zero_division."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+from evalign import Confusion, metrics
+from reference import loops
+
+# scikit-learn warns of one label only, and of predictions of classes without a label; we mean them.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:sklearn")
+AVERAGES = ["macro", "micro", "weighted", None]
+BETAS = [0.25, 0.5, 1.0, 2.0, 5.0]
+zero_divisions = st.sampled_from([0.0, 1.0, math.nan])
+betas = st.sampled_from(BETAS)
+
+
+@st.composite
+def labellings(draw, classes=None, labels=None):
+    """(target, predicted, weights or None, C): few classes used of many, so that absent ones are common."""
+    c = classes or draw(st.integers(2, 5))
+    n = draw(st.integers(1, 25))
+    used = draw(st.lists(st.integers(0, c - 1), min_size=1, max_size=c, unique=True))
+    shape = {"min_size": n, "max_size": n}
+    column = st.lists(st.sampled_from(used), **shape)
+    if labels:
+        column = st.lists(st.lists(st.integers(0, 1), min_size=labels, max_size=labels), **shape)
+    y, predicted = np.array(draw(column)), np.array(draw(column))
+    weights = draw(st.none() | st.lists(st.integers(0, 9), **shape).filter(any))
+    return y, predicted, None if weights is None else np.array(weights) / 7, c
+
+
+def counts(y, predicted, weights, c=None):
+    w = None if weights is None else torch.tensor(weights)
+    return Confusion.hard(torch.tensor(predicted), torch.tensor(y), c, sample_weight=w, multilabel=y.ndim == 2)
+
+
+def close(got, expected, tolerance=1e-9):
+    np.testing.assert_allclose(got.numpy(), expected, atol=tolerance, rtol=0, equal_nan=True)
+
+
+def scikit(name, y, predicted, *, beta=1.0, **options):
+    """scikit-learn's class scores; specificity is the recall of the complement, class by class."""
+    if name == "fbeta":
+        options["beta"] = beta
+    if name != "specificity":
+        if name == "jaccard" and math.isnan(options["zero_division"]):
+            options["zero_division"] = 0.0  # nan is not among its choices
+        return getattr(sk, f"{name}_score")(y, predicted, **options)
+    table = sk.multilabel_confusion_matrix(
+        y, predicted, labels=options["labels"], sample_weight=options["sample_weight"]
+    )
+    tn, fp, actual = table[:, 0, 0], table[:, 0, 1], table[:, 1].sum(1)
+    average, at_zero = options["average"], options["zero_division"]
+    if average == "micro":
+        return tn.sum() / (tn + fp).sum() if (tn + fp).sum() else at_zero
+    scores = np.array([a / (a + b) if a + b else at_zero for a, b in zip(tn, fp, strict=True)])
+    if average is None:
+        return scores
+    if average == "binary":
+        return scores[1]
+    weight = actual if average == "weighted" else np.ones(len(scores))
+    defined = ~np.isnan(scores) & (weight > 0)
+    if not defined.any():
+        return math.nan if np.isnan(scores).all() else 0.0
+    return np.average(scores[defined], weights=weight[defined])
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize("name", loops.CLASS_SCORES)
+@given(data=labellings(), zero_division=zero_divisions, beta=betas)
+def test_class_scores_are_scikit_learns(name, average, data, zero_division, beta):
+    y, predicted, w, c = data
+    if name == "jaccard" and math.isnan(zero_division):
+        zero_division = 0.0
+    options = {"average": average, "zero_division": zero_division}
+    expected = scikit(name, y, predicted, beta=beta, labels=range(c), sample_weight=w, **options)
+    extra = {"beta": beta} if name == "fbeta" else {}
+    close(metrics.METRICS[name](counts(*data), **options, **extra), expected)
+
+
+@pytest.mark.parametrize("name", loops.CLASS_SCORES)
+@given(data=labellings(classes=2), zero_division=zero_divisions, beta=betas)
+def test_the_binary_average_is_the_score_of_class_1(name, data, zero_division, beta):
+    y, predicted, w, c = data
+    if name == "jaccard" and math.isnan(zero_division):
+        zero_division = 0.0
+    options = {"average": "binary", "zero_division": zero_division}
+    labels = {"labels": range(c)} if name == "specificity" else {}
+    expected = scikit(name, y, predicted, beta=beta, sample_weight=w, **options, **labels)
+    extra = {"beta": beta} if name == "fbeta" else {}
+    close(metrics.METRICS[name](counts(*data), **options, **extra), expected)
+
+
+@given(data=labellings())
+def test_accuracy_and_balanced_accuracy_are_scikit_learns(data):
+    y, predicted, w, _ = data
+    close(metrics.accuracy(counts(*data)), sk.accuracy_score(y, predicted, sample_weight=w))
+    expected = sk.balanced_accuracy_score(y, predicted, sample_weight=w)
+    close(metrics.balanced_accuracy(counts(*data)), expected)
+
+
+@given(data=labellings())
+def test_gmean_is_the_geometric_mean_of_scikit_learns_recalls(data):
+    y, predicted, w, c = data
+    present = np.bincount(y, weights=w, minlength=c) > 0
+    recalls = sk.recall_score(y, predicted, labels=range(c), average=None, sample_weight=w, zero_division=0)[present]
+    close(metrics.gmean(counts(*data)), np.prod(recalls) ** (1 / len(recalls)))
+
+
+@given(data=labellings())
+def test_mcc_is_scikit_learns(data):
+    y, predicted, w, _ = data
+    # Where all predictions are of one class, rounding leaves the root of 1e-16.
+    close(metrics.mcc(counts(*data)), sk.matthews_corrcoef(y, predicted, sample_weight=w), 1e-7)
+
+
+@given(data=labellings(), undefined=st.sampled_from([0.0, 1.0, math.nan]))
+def test_kappas_are_scikit_learns(data, undefined):
+    y, predicted, w, c = data
+    options = {"labels": range(c), "sample_weight": w, "replace_undefined_by": undefined}
+    plain = sk.cohen_kappa_score(y, predicted, **options)
+    linear = sk.cohen_kappa_score(y, predicted, weights="linear", **options)
+    quadratic = sk.cohen_kappa_score(y, predicted, weights="quadratic", **options)
+    close(metrics.cohen_kappa(counts(*data), zero_division=undefined), plain)
+    close(metrics.weighted_kappa(counts(*data), power=1.0, zero_division=undefined), linear)
+    close(metrics.quadratic_kappa(counts(*data), zero_division=undefined), quadratic)
+
+
+def test_undefined_correlations_are_0():
+    alone = Confusion.hard(torch.ones(5, dtype=torch.long), torch.ones(5, dtype=torch.long), 3)
+    for name in ("mcc", "cohen_kappa", "quadratic_kappa"):
+        assert metrics.METRICS[name](alone) == 0
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize("name", ["f1", "fbeta", "precision", "recall", "jaccard"])
+@given(data=labellings(labels=3), zero_division=zero_divisions, beta=betas)
+def test_multilabel_class_scores_are_scikit_learns(name, average, data, zero_division, beta):
+    y, predicted, w, _ = data
+    if name == "jaccard" and math.isnan(zero_division):
+        zero_division = 0.0
+    options = {"average": average, "zero_division": zero_division}
+    expected = scikit(name, y, predicted, beta=beta, sample_weight=w, **options)
+    extra = {"beta": beta} if name == "fbeta" else {}
+    close(metrics.METRICS[name](counts(*data), **options, **extra), expected)
+
+
+@given(data=labellings(labels=3))
+def test_multilabel_accuracy_and_mcc_are_means_over_the_labels(data):
+    y, predicted, w, _ = data
+    columns = range(y.shape[1])
+    close(metrics.accuracy(counts(*data)), 1 - sk.hamming_loss(y, predicted, sample_weight=w))
+    each = [sk.matthews_corrcoef(y[:, k], predicted[:, k], sample_weight=w) for k in columns]
+    close(metrics.mcc(counts(*data)), np.mean(each), 1e-7)
+    options = {"labels": [0, 1], "sample_weight": w, "replace_undefined_by": 0.0}
+    kappas = [sk.cohen_kappa_score(y[:, k], predicted[:, k], **options) for k in columns]
+    balanced = [sk.balanced_accuracy_score(y[:, k], predicted[:, k], sample_weight=w) for k in columns]
+    close(metrics.cohen_kappa(counts(*data)), np.mean(kappas))
+    close(metrics.balanced_accuracy(counts(*data)), np.mean(balanced))
+
+
+@given(data=labellings(), beta=st.lists(betas, min_size=5, max_size=5))
+def test_a_beta_per_class_is_each_class_with_its_own(data, beta):
+    y, predicted, w, c = data
+    options = {"labels": range(c), "average": None, "sample_weight": w, "zero_division": 0.0}
+    expected = [sk.fbeta_score(y, predicted, beta=beta[k], **options)[k] for k in range(c)]
+    for given_as in (beta[:c], torch.tensor(beta[:c])):
+        close(metrics.fbeta(counts(*data), None, beta=given_as), expected)
+    close(metrics.fbeta(counts(*data), "macro", beta=beta[:c]), np.mean(expected))
+
+
+@given(data=labellings())
+def test_the_slow_loops_agree_with_scikit_learn_too(data):
+    """The loops are what soft counts are held against, so they are held against someone else's code first."""
+    y, predicted, w, c = data
+    table = sk.confusion_matrix(y, predicted, labels=range(c), sample_weight=w).tolist()
+    assert loops.metric("mcc", table) == pytest.approx(sk.matthews_corrcoef(y, predicted, sample_weight=w), abs=1e-6)
+    options = {"labels": range(c), "average": "macro", "sample_weight": w, "zero_division": 0.0}
+    for name in ("f1", "precision", "recall", "jaccard"):
+        assert loops.metric(name, table) == pytest.approx(getattr(sk, f"{name}_score")(y, predicted, **options))
+    weighted = sk.fbeta_score(y, predicted, beta=2.0, **{**options, "average": "weighted"})
+    assert loops.metric("fbeta", table, betas=[2.0] * c, average="weighted") == pytest.approx(weighted)
+    assert loops.metric("accuracy", table) == pytest.approx(sk.accuracy_score(y, predicted, sample_weight=w))
+
+
+def test_soft_macro_means_leave_out_a_class_without_a_label():
+    g = torch.tensor([[0.8, 0.1, 0.1], [0.3, 0.6, 0.1]], dtype=torch.float64)
+    soft, y = Confusion.soft(g, torch.tensor([0, 1])), [[1, 0, 0], [0, 1, 0]]
+    table = loops.matrix(g.tolist(), y, [1, 1])
+    for name in loops.CLASS_SCORES:
+        expected = loops.metric(name, table, present=[0, 1])
+        assert metrics.METRICS[name](soft).item() == pytest.approx(expected)
+
+
+def test_a_nan_in_the_counts_is_not_taken_for_an_undefined_score():
+    g = torch.tensor([[math.nan, math.nan, math.nan], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]])
+    c = Confusion.soft(g, torch.tensor([0, 1, 2]))
+    assert all(metric(c).isnan() for metric in metrics.METRICS.values())
+    labels = Confusion.soft(g, torch.eye(3).long(), task="multilabel")
+    assert all(metric(labels).isnan() for name, metric in metrics.METRICS.items() if name != "quadratic_kappa")
+
+
+def test_resolve_binds_the_options_and_passes_functions_through():
+    c = Confusion.hard(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]))
+    expected = sk.fbeta_score([0, 1, 0], [0, 1, 1], beta=2.0)
+    assert metrics.resolve("fbeta", average="binary", beta=2.0)(c).item() == pytest.approx(expected)
+    assert metrics.resolve(metrics.mcc) is metrics.mcc
+    assert metrics.is_averaged("f1")
+    assert not metrics.is_averaged("mcc")
