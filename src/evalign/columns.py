@@ -20,6 +20,7 @@ Table: TypeAlias = pd.DataFrame | NDArray[Any]
 Kind = Literal["number", "bool", "text", "empty"]
 Label = str | int  # a column's name, or its position where it has none
 
+LARGEST = 1e300  # numbers beyond are taken as this one: the difference of any two then stays finite
 NUMPY_KINDS: dict[str, Kind] = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "text", "T": "text"}
 INFERRED: dict[str, Kind] = {
     "boolean": "bool",
@@ -109,7 +110,7 @@ def column_kind(column: Column, label: Label) -> Kind:
 
 
 def floats(column: Column, label: Label) -> NDArray[np.float64]:
-    """A copy in float64, nan where a value is missing; an infinity is refused."""
+    """A copy in float64, nan where a value is missing, cut at ±1e300; an infinity is refused."""
     dtype = column.dtype
     with np.errstate(over="ignore"):  # a long double beyond float64 becomes an infinity, told below
         if isinstance(dtype, np.dtype) and dtype.kind != "O":
@@ -127,7 +128,7 @@ def floats(column: Column, label: Label) -> NDArray[np.float64]:
         raise ValueError(
             f"column {label!r} holds infinity in {rows}; put a finite number there, or nan for a missing value"
         )
-    return x
+    return np.clip(x, -LARGEST, LARGEST, out=x)
 
 
 def check_kind(column: Column, kind: Kind, label: Label, *, expected: str, right: bool) -> None:
@@ -188,8 +189,9 @@ def column_names(table: Table) -> list[str] | None:
     return texts or None
 
 
-def column_of(table: Table, j: int) -> Column:
-    return table.iloc[:, j] if isinstance(table, pd.DataFrame) else table[:, j]
+def column_of(table: Table, j: int, rows: NDArray[np.int64] | None = None) -> Column:
+    column = table.iloc[:, j] if isinstance(table, pd.DataFrame) else table[:, j]
+    return column if rows is None else column.take(rows)
 
 
 def labels_of(names: list[str] | None, count: int) -> list[Label]:

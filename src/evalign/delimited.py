@@ -55,7 +55,7 @@ def read_text(
 
 
 def to_pandas(table: Any) -> pd.DataFrame:
-    """Column types by Arrow alone: pandas' own notes in a file name Python types, and may hide a column as the index."""
+    """Column types by Arrow alone: pandas' own notes in a file may be damaged, or hide a column as the index."""
     # Each Arrow column is freed once it is converted, so the table is not held twice.
     return cast(pd.DataFrame, table.to_pandas(ignore_metadata=True, split_blocks=True, self_destruct=True))
 

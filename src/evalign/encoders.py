@@ -15,7 +15,6 @@ from scipy.special import ndtri
 from evalign.columns import Column, ColumnTypeError, Kind, Label, check_kind, factorized, floats, quoted
 
 BOUND = 1e4  # on standardised values; among n training rows none passes sqrt(n - 1), so below 1e8 rows none is touched
-LARGEST = 1e300  # numbers beyond are taken as this one in training: differences of any two then stay finite
 QUANTILES = 1000
 RANK_MARGIN = 1e-7  # ranks end this far from 0 and 1, i.e. at 5.2 standard deviations, as in scikit-learn
 
@@ -117,7 +116,7 @@ class CategoryColumn:
 
     @property
     def constant(self) -> bool:
-        return self.width == 1
+        return self.width == 1 and not self.other  # an id is no constant
 
     def names(self, name: str) -> list[str]:
         return [f"{name}={value}" for value in self.values] + [
@@ -151,8 +150,6 @@ def fit_numbers(column: Column, kind: Literal["number", "bool"], label: Label, *
     if not x.size:
         return None
     low, high = float(x.min()), float(x.max())
-    if max(-low, high) > LARGEST:
-        np.clip(x, -LARGEST, LARGEST, out=x)
     if low == high:  # compared exactly: the rounded mean of equal numbers can be off and leave a tiny deviation
         return NumberColumn(kind, low, 0.0, 0.0, indicator)
     if kind == "bool":

@@ -236,20 +236,20 @@ def _average(c: Confusion, top: Tensor, bottom: Tensor, average: Average | None,
             )
         return scores[..., 1]
     if average == "weighted":
-        # Without any label all classes weigh the same, as in scikit-learn.
-        empty = c.actual.sum(-1, keepdim=True) == 0
-        return _mean(c, scores, None, weight=torch.where(empty, 1.0, c.actual))
+        return _mean(c, scores, None, weight=c.actual)
     return _mean(c, scores, c.present)
 
 
 def _mean(c: Confusion, scores: Tensor, mask: Tensor | None, weight: Tensor | None = None) -> Tensor:
     """Mean over classes that are in the mask and defined; nan if none is defined, 0 if the mask is empty."""
-    weight = torch.ones_like(scores) if weight is None else weight.expand_as(scores)
-    if mask is not None:
-        weight = weight * mask
     # A score that is undefined is left out; one that is nan because its counts are (a network diverged) is not.
     undefined = scores.isnan() & ~c.tp.isnan() & ~c.predicted.isnan()
-    kept = weight * ~undefined
+    kept = (~undefined).to(scores.dtype)
+    if mask is not None:
+        kept = kept * mask
+    if weight is not None:  # where nothing has a weight all classes weigh the same, as in scikit-learn
+        weighted = kept * weight
+        kept = torch.where(weighted.sum(-1, keepdim=True) == 0, kept, weighted)
     mean = safe_divide((kept * torch.where(undefined, 0.0, scores)).sum(-1), kept.sum(-1))
     return torch.where(undefined.all(-1), torch.nan, mean)
 

@@ -141,7 +141,9 @@ def check_target(frame: pd.DataFrame, column: str, *, min_rows: int = 2) -> tupl
     codes, classes = pd.factorize(y)
     counts = np.bincount(codes)
     # A class with five rows on average can hardly be learned; numbers that many are amounts, not classes.
-    amounts = len(classes) > max(20, len(y) / 5) or (y.dtype.kind == "f" and not (classes == np.rint(classes)).all())
+    amounts = len(classes) > max(20, len(y) / 5)
+    if y.dtype.kind == "f":
+        amounts |= not (np.isfinite(classes) & (classes == np.rint(classes))).all()
     if kind == "number" and amounts:
         raise TableError(
             f"the target {column!r} looks like regression, {len(classes)} different numbers in {len(y)} rows; "

@@ -44,7 +44,7 @@ class TableEncoder:
     - Text and pandas categories: one column per category; beyond the `max_categories` most frequent all go to one
       column "<other>", and so do unseen ones; without that column an unseen category is all zeros. A missing value
       has a column of its own if training had missing ones, else it is all zeros.
-    - A constant column becomes zeros. Infinity, dates, lists, mixed types and columns without any value are refused.
+    - A constant number becomes zeros. Infinity, dates, lists, mixed types and columns without any value are refused.
 
     After `fit`: `n_features_in_`; `feature_names_in_`, only for a frame with string names; `constant_columns_`;
     `id_like_columns_`, text columns of which most values are distinct; `text_columns_`, what a file's reader must
@@ -70,7 +70,8 @@ class TableEncoder:
         checks.check_number("max_categories", max_categories, low=1)
         self.numeric, self.max_categories = numeric, max_categories
 
-    def fit(self, X: Any) -> Self:
+    def fit(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> Self:
+        """Learn from the table, or from those `rows` of it, without copying them out."""
         table = as_table(X)
         for count, what in zip(table.shape, ("sample", "feature"), strict=True):
             if count == 0:  # scikit-learn's words, which its checks look for
@@ -79,7 +80,7 @@ class TableEncoder:
                 )
         names = column_names(table)
         labels = labels_of(names, table.shape[1])
-        fitted = [self._fit_column(column_of(table, j), label) for j, label in enumerate(labels)]
+        fitted = [self._fit_column(column_of(table, j, rows), label) for j, label in enumerate(labels)]
         if empty := [label for label, column in zip(labels, fitted, strict=True) if column is None]:
             one = len(empty) == 1
             raise ValueError(
@@ -109,15 +110,16 @@ class TableEncoder:
         self.id_like_columns_ = [label for label, column in categories if column.id_like]
         self.text_columns_ = [label for label, column in categories if column.text]
 
-    def transform(self, X: Any) -> NDArray[np.float32]:
+    def transform(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """(n, F), C-contiguous. A frame's columns are found by name, in any order; none may lack or be too many."""
         self._check_fitted()
         table = as_table(X)
         order = self._order(table)
-        out = np.zeros((table.shape[0], sum(column.width for column in self._columns)), dtype=np.float32)
+        count = table.shape[0] if rows is None else len(rows)
+        out = np.zeros((count, sum(column.width for column in self._columns)), dtype=np.float32)
         start = 0
         for j, label, encoder in zip(order, self._labels, self._columns, strict=True):
-            column = column_of(table, j)
+            column = column_of(table, j, rows)
             encoder.write(column, column_kind(column, label), label, out[:, start : start + encoder.width])
             start += encoder.width
         return out

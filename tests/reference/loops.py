@@ -152,10 +152,8 @@ def metric(name: str, c: list[list[float]], *, average: str = "macro", betas=Non
     return 1 - paid / expected if expected else 0.0
 
 
-def label_metric(name: str, c: list[list[list[float]]], *, average: str = "macro", betas=None) -> float:
-    """A metric of multilabel counts, one 2 x 2 matrix per label; a label that never occurs is left out where the
-    score of a label it is (and not of both its outcomes)."""
-    present = [k for k, m in enumerate(c) if math.fsum(m[1]) > 0]
+def label_metric(name: str, c: list[list[list[float]]], *, average: str = "macro", betas=None, present=None) -> float:
+    """A metric of multilabel counts, one 2 x 2 matrix per label; `present` are the labels that occur."""
     if name in CLASS_SCORES:
         betas = betas or [1.0] * len(c)
         four = [cells(m, 1) for m in c]
@@ -169,6 +167,40 @@ def label_metric(name: str, c: list[list[list[float]]], *, average: str = "macro
     kept = present if name in ("mcc", "cohen_kappa") else range(len(c))
     seen = [[i for i in (0, 1) if math.fsum(m[i]) > 0] for m in c]
     return math.fsum(metric(name, c[k], present=seen[k]) for k in kept) / len(kept)
+
+
+def loss(
+    metric_name: str, task: str, logits, labels, step, *, tau=None, weights=None, smoothing=0.0, **options
+) -> float:
+    """1 - metric of the soft counts; `step` is a function of (p, tau); tau None is 1/2, or dynamic for classes.
+
+    Classes and labels that do not occur (with a weight) are left out of macro means.
+    """
+    weights = weights or [1.0] * len(labels)
+    if task == "multilabel":
+        columns = []
+        for z, y in zip(zip(*logits, strict=True), zip(*labels, strict=True), strict=True):
+            columns.append(binary_matrix(z, y, step, 0.5 if tau is None else tau, weights, smoothing))
+        present = [
+            k for k, y in enumerate(zip(*labels, strict=True)) if any(a * b for a, b in zip(y, weights, strict=True))
+        ]
+        return 1 - label_metric(metric_name, columns, present=present, **options)
+    if task == "binary":
+        c = binary_matrix(logits, labels, step, 0.5 if tau is None else tau, weights, smoothing)
+        options.setdefault("average", "binary")
+    else:
+        rows = []
+        for z in logits:
+            h = [step(p, tau) for p in softmax(z)] if tau else dynamic_membership(softmax(z), step)
+            rows.append([x / math.fsum(h) for x in h])
+        c = matrix(rows, [soft_labels(y, len(logits[0]), smoothing) for y in labels], weights)
+    present = sorted({y for y, w in zip(labels, weights, strict=True) if w})
+    return 1 - metric(metric_name, c, present=present, **options)
+
+
+def binary_matrix(logits, labels, step, tau, weights, smoothing=0.0) -> list[list[float]]:
+    s = [step(sigmoid(z), tau) for z in logits]
+    return matrix([[1 - x, x] for x in s], [soft_labels(y, 2, smoothing) for y in labels], weights)
 
 
 # --- curves ----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Shuffled batches of an in-memory table: index vectors, no per-sample loader."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -39,3 +40,12 @@ class Batches:
 
     def epoch(self) -> Iterator[Tensor]:
         return iter(self.order().tensor_split(self.count))
+
+
+def default_batch_size(n: int) -> int:
+    """A batch that holds enough of rare classes for a metric, in at least about 16 steps an epoch.
+
+    >>> [default_batch_size(n) for n in (100, 1000, 10_000, 200_000)]
+    [32, 64, 512, 1024]
+    """
+    return int(min(1024, max(32, 2 ** round(math.log2(max(1, n) / 20)))))

@@ -16,7 +16,7 @@ from evalign.training.batches import Batches
 from evalign.training.progress import Controller, Epoch
 from evalign.training.recipes import Recipe, Stage
 
-Score = Callable[[Tensor, Tensor, Tensor], float]  # probabilities (n, C), labels (n,), weights (n,) -> hard metric
+Score = Callable[[Tensor, Tensor, Tensor], Tensor]  # probabilities (n, C), labels (n,), weights (n,) -> hard metric
 OnEpoch = Callable[[Epoch], None]
 
 
@@ -160,5 +160,5 @@ def validate(
     return {
         "loss": metric_term + stage.anchor * entropy,
         "entropy": entropy,
-        "score": score(logits.softmax(1), rows.y, rows.weight),
+        "score": float(score(logits.softmax(1), rows.y, rows.weight)),
     }

@@ -50,6 +50,11 @@ class Recipe:
         stages = tuple(replace(stage, epochs=max(1, round(stage.epochs * share))) for stage in self.stages)
         return replace(self, stages=stages)
 
+    def scaled(self, factor: float) -> "Recipe":
+        """The same recipe with every learning rate multiplied."""
+        stages = tuple(replace(stage, learning_rate=stage.learning_rate * factor) for stage in self.stages)
+        return replace(self, stages=stages)
+
 
 CROSS_ENTROPY = Stage(
     "cross-entropy", metric=False, anchor=1.0, learning_rate=1e-3, epochs=100, patience=30, monitor="entropy"

@@ -17,11 +17,9 @@ from torch.func import functional_call, stack_module_state, vmap
 from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
 from evalign.training.batches import Batches
-from evalign.training.loop import Rows
+from evalign.training.loop import Rows, Score
 from evalign.training.progress import Controller, Epoch
 from evalign.training.recipes import Recipe
-
-StackedScore = Callable[[Tensor, Tensor, Tensor], Tensor]  # like `loop.Score`, for one trial, vmappable
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ def train_trials(
     rows: Rows,
     trials: Sequence[Trial],
     objective: Objective,
-    score: StackedScore,
+    score: Score,
     *,
     batch_size: int,
     stratified: bool = False,
@@ -88,7 +86,7 @@ class _Stack:
         rows: Rows,
         trials: Sequence[Trial],
         objective: Objective,
-        score: StackedScore,
+        score: Score,
         batch_size: int,
         stratified: bool,
     ) -> None:
@@ -118,6 +116,9 @@ class _Stack:
             Batches(len(t.train), batch_size, seed=t.seed, labels=rows.y[t.train] if stratified else None)
             for t in trials
         ]
+        if len({batches.count for batches in self.batches}) > 1:
+            sizes = sorted({len(trial.train) for trial in trials})
+            raise ValueError(f"all trials must have as many batches an epoch, got {sizes} rows; train them apart")
         self.train_index = [t.train.to(self.device) for t in trials]
         self.valid = _padded([t.valid for t in trials], self.device)
         self.stages = [0] * count
@@ -137,6 +138,7 @@ class _Stack:
         losses = []
         for indices in zip(*(batches.epoch() for batches in self.batches), strict=True):
             own = [train[i.to(self.device)] for train, i in zip(self.train_index, indices, strict=True)]
+            self.counts = [len(rows) for rows in own]
             loss = self._losses(self.params, *_padded(own, self.device), training=True)
             gradients = torch.autograd.grad(loss[0].sum(), list(self.params.values()))
             self.adam.step(gradients, learning_rate, decay)
@@ -148,7 +150,7 @@ class _Stack:
     def _losses(self, params: dict[str, Tensor], index: Tensor, mask: Tensor, *, training: bool) -> tuple[Tensor, ...]:
         """Loss, cross-entropy and, outside of training, hard score of every trial on its own rows."""
         self.skeleton.train(training)
-        buffers = {**self.buffers, **(self._noise(index.shape[1]) if training else self._no_noise)}
+        buffers = {**self.buffers, **(self._noise(mask) if training else self._no_noise)}
 
         def one(params, buffers, x, y, weight, temperature, metric, anchor):  # type: ignore[no-untyped-def]
             logits = functional_call(self.skeleton, (params, buffers), (x,))
@@ -166,18 +168,17 @@ class _Stack:
             params, buffers, rows.x, rows.y, rows.weight * mask, self.temperature, self.metric, self.anchor
         )
 
-    def _noise(self, size: int) -> dict[str, Tensor]:
-        """Uniform numbers for every dropout layer, from each trial's own generator."""
-        total = sum(math.prod(shape) for shape in self.widths.values())
-        if not total:
+    def _noise(self, mask: Tensor) -> dict[str, Tensor]:
+        """Uniform numbers for every dropout layer, drawn by each trial's own generator for its own rows only."""
+        sizes = [math.prod(shape) for shape in self.widths.values()]
+        if not sizes:
             return {}
-        noise = self.rows.x.new_empty(len(self.trials), total * size)
-        for row, generator in zip(noise, self.noises, strict=True):
-            row.uniform_(generator=generator)
-        layers = torch.split(noise, [math.prod(shape) * size for shape in self.widths.values()], 1)
+        noise = self.rows.x.new_empty(*mask.shape, sum(sizes))
+        for rows, count, generator in zip(noise, self.counts, self.noises, strict=True):
+            rows[:count].uniform_(generator=generator)
         return {
-            f"{name}.noise": layer.reshape(len(self.trials), size, *shape)
-            for (name, shape), layer in zip(self.widths.items(), layers, strict=True)
+            f"{name}.noise": layer.reshape(*mask.shape, *shape)
+            for (name, shape), layer in zip(self.widths.items(), torch.split(noise, sizes, -1), strict=True)
         }
 
     @property

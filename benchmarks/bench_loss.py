@@ -1,0 +1,161 @@
+"""Forward + backward of the losses as a multiple of `F.cross_entropy`, in one interleaved run.
+
+    python benchmarks/bench_loss.py                      # writes benchmarks/results/bench_loss.csv
+    python benchmarks/bench_loss.py --device cuda --sizes 8192x1000
+
+Rounds interleave all contenders, so that a busy machine slows all of them alike; each ratio is the median over
+rounds of (time / cross-entropy's time in the same round). A second cross-entropy row is the control: it should
+read 1.0. Peak memory and the bytes kept for backward are measured in runs of their own.
+"""
+
+import argparse
+import csv
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory profiler reports its own start and stop
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evalign import MetricLoss
+
+SIZES = [(128, 10), (1024, 10), (65536, 10), (1024, 257), (8192, 257), (8192, 1000)]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def contenders() -> dict[str, Loss]:
+    return {
+        "cross_entropy": F.cross_entropy,
+        "cross_entropy (control)": F.cross_entropy,
+        "f1": MetricLoss("f1"),
+        "f1 + anchor": MetricLoss("f1", anchor=1.0),
+        "mcc": MetricLoss("mcc"),
+        "f1 eager": MetricLoss("f1", backend="eager"),
+    }
+
+
+def run(loss: Loss, logits: Tensor, target: Tensor) -> None:
+    logits.grad = None
+    loss(logits, target).backward()  # type: ignore[no-untyped-call]
+
+
+def seconds(loss: Loss, logits: Tensor, target: Tensor, repeats: int) -> float:
+    if logits.is_cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run(loss, logits, target)
+    if logits.is_cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeats
+
+
+def bytes_kept(loss: Loss, logits: Tensor, target: Tensor) -> int:
+    """Bytes of tensors that autograd saves, each storage once, without the input itself."""
+    seen: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() != logits.untyped_storage().data_ptr():
+            seen[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        result = loss(logits, target)
+    del result
+    return sum(seen.values())
+
+
+def peak_bytes(loss: Loss, logits: Tensor, target: Tensor) -> int:
+    """Most bytes allocated at once during forward and backward, beyond what was there before."""
+    run(loss, logits, target)
+    logits.grad = None
+    if logits.is_cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run(loss, logits, target)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run(loss, logits, target)
+    level = peak = 0
+    for event in sorted(profile.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            peak = max(peak, level)
+    return peak
+
+
+def measure(n: int, d: int, device: str, rounds: int) -> list[dict[str, object]]:
+    torch.manual_seed(0)
+    logits = torch.randn(n, d, device=device, requires_grad=True)
+    target = torch.randint(0, d, (n,), device=device)
+    losses = contenders()
+    repeats = {name: max(1, round(0.02 / seconds(loss, logits, target, 3))) for name, loss in losses.items()}
+    times: dict[str, list[float]] = {name: [] for name in losses}
+    for _ in range(rounds):
+        for name, loss in losses.items():
+            times[name].append(seconds(loss, logits, target, repeats[name]))
+    base = times["cross_entropy"]
+    rows = []
+    for name, loss in losses.items():
+        ratios = [t / b for t, b in zip(times[name], base, strict=True)]
+        low, *_, high = statistics.quantiles(ratios, n=5)
+        rows.append(
+            {
+                "n": n,
+                "d": d,
+                "loss": name,
+                "ms": round(1e3 * statistics.median(times[name]), 4),
+                "ratio": round(statistics.median(ratios), 2),
+                "ratio_p20": round(low, 2),
+                "ratio_p80": round(high, 2),
+                "peak_mib": round(peak_bytes(loss, logits, target) / 2**20, 2),
+                "kept_mib": round(bytes_kept(loss, logits, target) / 2**20, 2),
+            }
+        )
+    return rows
+
+
+def circumstances(device: str) -> dict[str, object]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    return {
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip() or "unknown",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--sizes", nargs="*", default=[f"{n}x{d}" for n, d in SIZES], help="NxD ...")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench_loss.csv")
+    options = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    for size in options.sizes:
+        n, d = map(int, size.split("x"))
+        for row in measure(n, d, options.device, options.rounds):
+            rows.append({**row, **circumstances(options.device)})
+            print("{n:>7} {d:>5}  {loss:24} {ms:>9} ms  {ratio:>6}x  {peak_mib:>8} MiB".format(**row), flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with options.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,384 @@
+"""Search for the defaults of the `anchored` recipe and of the classifier, for F1, on held-out training data.
+
+A split deals the rows, stratified, into 51 % training, 13 % early stopping, 16 % selection and 20 % test; the test
+rows are never looked at. A configuration is scored on the selection rows, by the most probable class and by the
+plug-in rule for F1, which is fitted to the probabilities of the early-stopping rows. docs/recipes.md has the
+findings. One row of the CSV is one split of one configuration on one data set.
+"""
+
+import argparse
+import csv
+import math
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evalign import Confusion, metrics
+from evalign.networks import mlp
+from evalign.objective import Objective
+from evalign.steps import StepChoice
+from evalign.training.batches import Batches
+from evalign.training.loop import Rows
+from evalign.training.recipes import Recipe, Stage
+from evalign.training.trials import Trial, train_trials
+
+SETS = ("yeast", "mammography", "letter", "shuttle", "adult", "creditcard")
+PARTS = (0.512, 0.64, 0.8)  # where training, early stopping and selection end; the rest is test data
+Inputs = Literal["standard", "quantile", "both", "bins"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A candidate; batches are the power of two nearest to `batch` x sqrt(training rows)."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    batch: float = 4.0
+    dropout: float = 0.2
+    hidden: tuple[int, ...] = (512, 256, 128)
+    inputs: Inputs = "standard"
+    stratified: bool = False
+    watch: Literal["argmax", "plug_in"] = "argmax"  # the decision behind a stage's monitor "score"
+
+    def batch_size(self, rows: int) -> int:
+        return int(2 ** round(math.log2(self.batch * math.sqrt(rows))))
+
+    def stack(self, rows: int) -> tuple[Any, ...]:
+        """Configurations that agree in this train as one stacked network."""
+        epochs = sum(stage.epochs for stage in self.stages)
+        return (self.batch_size(rows), self.hidden, self.inputs, self.stratified, self.watch, epochs)
+
+
+def entropy_stage(**changes: Any) -> Stage:
+    stage = Stage(
+        "cross-entropy", metric=False, anchor=1.0, learning_rate=2e-3, epochs=60, patience=1000, monitor="entropy",
+        decay="cosine",
+    )  # fmt: skip
+    return replace(stage, **changes)
+
+
+def metric_stage(**changes: Any) -> Stage:
+    stage = Stage(
+        "metric", metric=True, anchor=1.0, learning_rate=5e-4, epochs=40, patience=1000, monitor="loss", decay="cosine"
+    )
+    return replace(stage, **changes)
+
+
+def control(name: str, stage: dict[str, Any] | None = None, **changes: Any) -> Config:
+    """Cross-entropy alone, for as many epochs as both stages of `anchored` take together."""
+    return Config(name, (entropy_stage(**{"epochs": 100, **(stage or {})}),), **changes)
+
+
+def anchored(
+    name: str, metric: dict[str, Any] | None = None, entropy: dict[str, Any] | None = None, **changes: Any
+) -> Config:
+    return Config(name, (entropy_stage(**(entropy or {})), metric_stage(**(metric or {}))), **changes)
+
+
+def first_grid() -> Iterator[Config]:
+    """One factor at a time around a middle, for two kinds of input."""
+    yield control("both", inputs="both")
+    yield control("bins", inputs="bins")
+    yield anchored("both metric", inputs="both")
+    yield anchored("bins metric", inputs="bins")
+    kinds: tuple[Inputs, ...] = ("standard", "quantile")
+    for kind in kinds:
+        yield control(kind, inputs=kind)
+        for batch in (2, 8, 16):
+            yield control(f"{kind} batch={batch}", inputs=kind, batch=batch)
+        for dropout in (0.0, 0.1, 0.35, 0.5):
+            yield control(f"{kind} dropout={dropout}", inputs=kind, dropout=dropout)
+        for rate in (5e-4, 1e-3, 4e-3):
+            yield control(f"{kind} lr={rate}", {"learning_rate": rate}, inputs=kind)
+        for decay in (1e-4, 0.1, 0.3):
+            yield control(f"{kind} decay={decay}", {"weight_decay": decay}, inputs=kind)
+        for epochs in (50, 200):
+            yield control(f"{kind} epochs={epochs}", {"epochs": epochs}, inputs=kind)
+        for hidden in ((256, 128), (1024, 512, 256), (512, 512, 512)):
+            yield control(f"{kind} hidden={'-'.join(map(str, hidden))}", inputs=kind, hidden=hidden)
+        yield control(f"{kind} constant", {"decay": "none", "patience": 30, "learning_rate": 1e-3}, inputs=kind)
+        yield control(f"{kind} score", {"monitor": "score"}, inputs=kind)
+        yield anchored(f"{kind} metric", inputs=kind)
+        for name, change in {
+            "lr=1e-4": {"learning_rate": 1e-4},
+            "lr=2e-4": {"learning_rate": 2e-4},
+            "lr=1e-3": {"learning_rate": 1e-3},
+            "anchor=0.1": {"anchor": 0.1},
+            "anchor=0.3": {"anchor": 0.3},
+            "anchor=3": {"anchor": 3.0},
+            "T=0.1": {"temperature": 0.1},
+            "T=0.35": {"temperature": 0.35},
+            "rate=0.8": {"rate": 0.8, "patience": 4},
+            "constant": {"learning_rate": 3e-4, "decay": "none", "rate": 0.8, "patience": 4},
+            "score": {"monitor": "score"},
+            "entropy": {"monitor": "entropy"},
+        }.items():
+            yield anchored(f"{kind} metric {name}", change, inputs=kind)
+        yield anchored(f"{kind} metric stratified", inputs=kind, stratified=True)
+        for name, changes in {"loss": {}, "score": {"monitor": "score"}}.items():
+            yield anchored(f"{kind} metric plug-in {name}", changes, inputs=kind, watch="plug_in")
+
+
+GRIDS = {"first": first_grid}
+
+
+# Data
+
+
+def load(name: str, folder: Path) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Numbers, indicators of categories and labels; kept as NAME.npz beside NAME.parquet once read."""
+    kept = folder / f"{name}.npz"
+    if not kept.exists():
+        np.savez_compressed(kept, **dict(zip("xcy", _read(name, folder), strict=True)))
+    with np.load(kept) as arrays:
+        return arrays["x"].astype(np.float64), arrays["c"].astype(np.float64), arrays["y"]
+
+
+def _read(name: str, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.int8], NDArray[np.int64]]:
+    import pandas as pd
+
+    frame = pd.read_parquet(folder / f"{name}.parquet")
+    if name == "creditcard":
+        y = frame.pop("Class")
+        frame = frame.drop(columns="Time").assign(Amount=np.log(frame["Amount"] + 1e-3))
+    else:
+        y = frame.pop("target")
+        frame = frame.drop(columns=["split", "income", "fnlwgt"], errors="ignore")
+    numbers = frame.select_dtypes("number")
+    categories = pd.get_dummies(frame).drop(columns=numbers.columns)
+    return numbers.to_numpy(np.float32), categories.to_numpy(np.int8), pd.factorize(y, sort=True)[0].astype(np.int64)
+
+
+def encoded(x: NDArray[np.float64], train: NDArray[np.int64], inputs: Inputs) -> NDArray[np.float64]:
+    """Columns of numbers as the network gets them, by what the training rows tell of each."""
+    columns = []
+    for column in x.T:
+        if inputs != "quantile":
+            columns.append((column - column[train].mean()) / (column[train].std() or 1.0))
+        if inputs in ("quantile", "both"):
+            columns.append(_normal_quantiles(column, train))
+        if inputs == "bins":
+            columns.extend(_ramps(column, np.quantile(column[train], np.linspace(0, 1, 25))))
+    return np.stack(columns, 1)
+
+
+def _normal_quantiles(column: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The rank among training rows, mapped to a normal distribution; ties get the middle of their ranks."""
+    q = np.quantile(column[train], np.linspace(0, 1, 1000))
+    levels = np.linspace(0, 1, 1000)
+    rank = (np.interp(column, q, levels) - np.interp(-column, -q[::-1], -levels[::-1])) / 2
+    rank = np.where(column <= q[0], 0, np.where(column >= q[-1], 1, rank))
+    normal: NDArray[np.float64] = torch.special.ndtri(torch.from_numpy(rank.clip(1e-7, 1 - 1e-7))).numpy()
+    return normal
+
+
+def _ramps(column: NDArray[np.float64], edges: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+    """Piecewise linear encoding (Gorishniy et al. 2022): how far the value has come through each bin."""
+    for low, high in zip(edges[:-1], edges[1:], strict=True):
+        yield ((column - low) / (high - low)).clip(0, 1) if high > low else np.zeros_like(column)
+
+
+@dataclass(frozen=True)
+class Table:
+    """All splits of a data set below one another: split s has the rows from s x n, encoded its own way."""
+
+    rows: Rows
+    train: list[Tensor]
+    valid: list[Tensor]
+    select: list[Tensor]
+    classes: int
+
+
+@lru_cache(maxsize=1)
+def table(name: str, inputs: Inputs, splits: int, folder: Path) -> Table:
+    x, categories, y = load(name, folder)
+    n, parts, tables = len(y), [], []
+    for split in range(splits):
+        order = Batches(n, n, seed=split, labels=torch.from_numpy(y)).order().numpy()
+        train, valid, select, _ = np.split(order, [round(n * part) for part in PARTS])
+        parts.append((train + split * n, valid + split * n, select + split * n))
+        tables.append(np.concatenate([encoded(x, train, inputs), categories], 1).astype(np.float32))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = Rows.of(torch.from_numpy(np.concatenate(tables)).to(device), torch.from_numpy(np.tile(y, splits)).to(device))
+    train_parts, valid_parts, select_parts = ([torch.from_numpy(p) for p in part] for part in zip(*parts, strict=True))
+    return Table(rows, train_parts, valid_parts, select_parts, int(y.max()) + 1)
+
+
+# Scores
+
+
+def f1_rule(p: Tensor, weight: Tensor, averaged: Tensor, rounds: int = 40) -> tuple[Tensor, Tensor]:
+    """(slope, intercept): classes are chosen by argmax_j slope_j p_j - intercept_j, the plug-in rule for F1.
+
+    With tp, a and q the expected counts, F1_j = 2 tp_j / (a_j + q_j), so the gain of deciding j is
+    w_j (2 p_j - F1_j) / (a_j + q_j) up to what does not depend on j. `averaged` holds w.
+    """
+    weight = weight[:, None] / weight.sum()
+    actual = (p * weight).sum(0)
+
+    def counts(decision: Tensor) -> Tensor:
+        chosen = (decision[:, None] == torch.arange(p.shape[1], device=p.device)) * weight
+        return torch.stack([(chosen * p).sum(0), chosen.sum(0)])
+
+    def f1(c: Tensor) -> Tensor:
+        return torch.where(c[0] > 0, 2 * c[0] / (actual + c[1]).clamp_min(1e-30), 0.0)
+
+    state = counts(p.argmax(1))
+    best, rule = (averaged * f1(state)).sum(), torch.stack([torch.ones_like(actual), torch.zeros_like(actual)])
+    for k in range(rounds):
+        gain = averaged / (actual + state[1]).clamp_min(1e-30)
+        candidate = torch.stack([2 * gain, gain * f1(state)])
+        new = counts((p * candidate[0] - candidate[1]).argmax(1))
+        value = (averaged * f1(new)).sum()
+        rule, best = torch.where(value > best + 1e-9, candidate, rule), torch.maximum(value, best)
+        state = state + 2 / (k + 3) * (new - state)
+    return rule[0], rule[1]
+
+
+class Scores:
+    """F1 of the most probable class, and of the plug-in rule, by hard counts that vmap can take."""
+
+    def __init__(self, classes: int, device: torch.device) -> None:
+        self.average: Literal["binary", "macro"] = "binary" if classes == 2 else "macro"
+        positive_only, all_alike = torch.tensor([0.0, 1.0]), torch.full((classes,), 1 / classes)
+        self.averaged = (positive_only if classes == 2 else all_alike).to(device)
+
+    def of(self, decision: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        zero = torch.zeros(len(self.averaged), dtype=weight.dtype, device=weight.device)
+        tp, actual = zero.scatter_add(0, y, weight * (decision == y)), zero.scatter_add(0, y, weight)
+        counts = Confusion(tp, actual, zero.scatter_add(0, decision, weight), weight.sum())
+        return metrics.f1(counts, self.average)
+
+    def argmax(self, p: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return self.of(p.argmax(1), y, weight)
+
+    def plug_in(self, p: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        slope, intercept = f1_rule(p, weight, self.averaged, rounds=10)
+        return self.of((p * slope - intercept).argmax(1), y, weight)
+
+
+# Runs
+
+
+def run(name: str, configs: list[Config], splits: int, folder: Path) -> list[dict[str, Any]]:
+    """Train configurations of one stack on all splits; one row per configuration and split."""
+    torch.set_num_threads(1 if torch.cuda.is_available() else torch.get_num_threads())
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    first, data = configs[0], table(name, configs[0].inputs, splits, folder)
+    device = data.rows.x.device
+    scores = Scores(data.classes, device)
+    objective = Objective("f1", "multiclass", StepChoice("annealed"), average=scores.average)
+    trials = [
+        Trial(data.train[s], data.valid[s], Recipe(c.name, "", c.stages), seed=s, dropout=c.dropout)
+        for c in configs
+        for s in range(splits)
+    ]
+
+    def network() -> torch.nn.Sequential:
+        return mlp(data.rows.x.shape[1], data.classes, first.hidden)
+
+    started = time.perf_counter()
+    batch_size = first.batch_size(len(data.train[0]))
+    watch = scores.argmax if first.watch == "argmax" else scores.plug_in
+    results = train_trials(
+        network, data.rows, trials, objective, watch, batch_size=batch_size, stratified=first.stratified
+    )
+    seconds = time.perf_counter() - started
+    rows = []
+    for place, result in enumerate(results):
+        config, split = configs[place // splits], place % splits
+        model = network().to(device)
+        model.load_state_dict(result.state)
+        model.eval()
+        valid, select = data.rows[data.valid[split].to(device)], data.rows[data.select[split].to(device)]
+        with torch.no_grad():
+            p_valid, p_select = (model(part.x).double().softmax(1) for part in (valid, select))
+        slope, intercept = f1_rule(p_valid, valid.weight.double(), scores.averaged.double())
+        weight = select.weight.double()
+        at_label = p_select.gather(1, select.y[:, None])
+        rows.append(
+            {
+                "set": name,
+                "config": config.name,
+                "split": split,
+                "batch": batch_size,
+                "argmax": round(float(scores.argmax(p_select, select.y, weight)), 5),
+                "plug_in": round(
+                    float(scores.of((p_select * slope - intercept).argmax(1), select.y, weight)), 5
+                ),
+                "log_loss": round(float(-at_label.clamp_min(1e-12).log().mean()), 5),
+                "epochs": len(result.history),
+                "trials": len(trials),
+                "seconds": round(seconds, 1),
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                "torch": torch.__version__,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def stacks(sets: list[str], configs: list[Config], splits: int, group: int, folder: Path) -> list[tuple[str, list[Config]]]:
+    """What is trained together: configurations that agree in all but dropout and stages, at most `group` trials."""
+    units: list[tuple[float, str, list[Config]]] = []
+    for name in sets:
+        n = round(PARTS[0] * len(load(name, folder)[2]))
+        by_stack: dict[tuple[Any, ...], list[Config]] = {}
+        for config in configs:
+            by_stack.setdefault(config.stack(n), []).append(config)
+        size = max(1, group // splits)
+        for key, members in by_stack.items():
+            cost = n / key[0] * key[-1]
+            units += [(cost, name, members[i : i + size]) for i in range(0, len(members), size)]
+    return [(name, members) for _, name, members in sorted(units, key=lambda unit: -unit[0])]
+
+
+def search(sets: list[str], grid: str, splits: int, group: int, jobs: int, folder: Path, out: Path) -> None:
+    units = stacks(sets, list(GRIDS[grid]()), splits, group, folder)
+    print(f"{len(units)} stacks, {sum(len(members) for _, members in units) * splits} trials")
+    started = time.perf_counter()
+    with (
+        out.open("w", newline="") as file,
+        ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool,
+    ):
+        writer = None
+        for done in as_completed([pool.submit(run, name, members, splits, folder) for name, members in units]):
+            try:
+                rows = done.result()
+            except Exception as problem:
+                print(f"a stack failed: {problem!r}")
+                continue
+            if writer is None:
+                writer = csv.DictWriter(file, rows[0])
+                writer.writeheader()
+            writer.writerows(rows)
+            file.flush()
+            r = rows[0]
+            print(f"{time.perf_counter() - started:6.0f} s  {r['set']} batch {r['batch']}: {r['trials']} trials, {r['seconds']} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True, help="holds NAME.parquet for every set")
+    parser.add_argument("--grid", choices=GRIDS, default="first")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--group", type=int, default=100, help="trials in a stack, at most")
+    parser.add_argument("--jobs", type=int, default=1, help="stacks trained at the same time")
+    parser.add_argument("--out", type=Path, required=True, help="the CSV to write")
+    args = parser.parse_args()
+    search(args.sets, args.grid, args.splits, args.group, args.jobs, args.data_dir, args.out)
+
+
+if __name__ == "__main__":
+    main()

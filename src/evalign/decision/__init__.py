@@ -1,0 +1,13 @@
+"""Decision rules: probabilities of any model -> labels, chosen for a metric.
+
+`plug_in` needs no labels and is the default; `tuned` learns from held-out ones. Both take constraints and return
+a `Rule`, which predicts and travels as JSON.
+"""
+
+from evalign.decision.calibration import fit_temperature
+from evalign.decision.constraints import Constraint, parse_constraint
+from evalign.decision.held_out import tuned
+from evalign.decision.label_free import expected_confusion, plug_in
+from evalign.decision.rules import Rule
+
+__all__ = ["Constraint", "Rule", "expected_confusion", "fit_temperature", "parse_constraint", "plug_in", "tuned"]

@@ -1,0 +1,214 @@
+"""Rule: probabilities -> labels, as plain numbers that travel as JSON."""
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import isfinite
+from typing import Any, Literal
+
+import numpy as np
+
+from evalign.decision.arrays import Floats, Labels, as_probabilities
+
+Kind = Literal["argmax", "threshold", "thresholds", "offsets", "affine", "gain"]
+VERSION = 1
+FLOOR = 1e-6  # of a probability whose logarithm is taken: forests say 0 and mean "not seen"
+TIE = 1e-14  # scores closer than this are equal: a matrix product rounds differently for other row counts
+
+# What each kind is made of, besides `temperature`, which all may have; `offsets` may precede affine and gain.
+PARTS: dict[str, tuple[str, ...]] = {
+    "argmax": (),
+    "threshold": ("threshold",),
+    "thresholds": ("thresholds",),
+    "offsets": ("offsets",),
+    "affine": ("weights", "biases"),
+    "gain": ("gain",),
+}
+Vector = tuple[float, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Rule:
+    """How labels are decided from probabilities p, a row of `columns` numbers.
+
+    ============  ==================================================================================
+    kind          decision
+    ============  ==================================================================================
+    argmax        argmax_j p_j
+    threshold     two classes: 1 where p_1 >= threshold
+    thresholds    multilabel: 1 where p_l >= thresholds_l, label by label
+    offsets       argmax_j (log p_j + offsets_j)
+    affine        argmax_j (weights_j p_j + biases_j), a gain matrix diag(weights) + 1 biases^T
+    gain          argmax_j (p^T gain)_j
+    ============  ==================================================================================
+
+    Before that, p is recalibrated as p_j^(1 / temperature) exp(offsets_j), normalised, where these are given
+    (multilabel: the logit is divided by the temperature). Ties go to the larger probability, then to the lower
+    index; a probability on its threshold is positive. `feasible` is False if constraints could not be met,
+    `metric` and `value` tell what was maximised and what it reached on the rows the rule was learned from.
+
+    >>> rule = Rule("threshold", 2, threshold=0.3)
+    >>> rule.predict([0.1, 0.3, 0.9])
+    array([0, 1, 1])
+    >>> Rule.from_json(rule.to_json()) == rule
+    True
+    """
+
+    kind: Kind
+    columns: int
+    threshold: float | None = None
+    thresholds: Vector | None = None
+    offsets: Vector | None = None
+    weights: Vector | None = None
+    biases: Vector | None = None
+    gain: tuple[Vector, ...] | None = None
+    temperature: float = 1.0
+    feasible: bool = True
+    metric: str | None = None
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in PARTS:
+            raise ValueError(f"kind of a rule must be one of {', '.join(PARTS)}, got {self.kind!r}")
+        if not _is_number(self.columns) or self.columns != int(self.columns) or self.columns < 1:
+            raise ValueError(f"columns of a rule must be a whole number above 0, got {self.columns!r}")
+        if self.kind == "threshold" and self.columns != 2:
+            raise ValueError(f"a threshold rule decides between 2 columns, got {self.columns}")
+        if not _is_number(self.temperature) or self.temperature <= 0:
+            raise ValueError(f"temperature of a rule must be a number above 0, got {self.temperature!r}")
+        for name in ("threshold", "thresholds", "offsets", "weights", "biases", "gain"):
+            value = getattr(self, name)
+            wanted = name in PARTS[self.kind]
+            if value is None and not wanted:
+                continue
+            if not wanted and not (name == "offsets" and self.kind in ("affine", "gain")):
+                raise ValueError(f"a rule of kind {self.kind!r} has no {name}; leave it out")
+            shape: tuple[int, ...] = {"threshold": (), "gain": (self.columns,) * 2}.get(name, (self.columns,))
+            # Through an array, so that lists from JSON, numpy arrays and tuples end up as one and compare equal.
+            object.__setattr__(self, name, _frozen(name, value, shape))
+
+    @cached_property
+    def _gain(self) -> Floats:
+        return np.asarray(self.gain, dtype=np.float64)
+
+    def predict(self, probabilities: Any) -> Labels:
+        """Labels (n,) of probabilities (n, C), or 0/1 (n, L) for a multilabel rule.
+
+        >>> Rule("offsets", 3, offsets=(0.0, 0.0, 1.0)).predict([[0.5, 0.2, 0.3], [0.6, 0.2, 0.2]])
+        array([2, 0])
+        """
+        p = as_probabilities(probabilities, "multilabel" if self.kind == "thresholds" else "multiclass")
+        if p.shape[1] != self.columns:
+            raise ValueError(f"this rule decides from {self.columns} columns of probabilities, got {p.shape[1]}")
+        return self.decide(p)
+
+    def decide(self, p: Floats) -> Labels:
+        """`predict` without looking at the input."""
+        q = recalibrated(p, self.temperature, self.offsets, multilabel=self.kind == "thresholds")
+        if self.kind == "thresholds":
+            return (q >= np.asarray(self.thresholds)).astype(np.int64)
+        if self.kind == "threshold":
+            return (q[:, 1] >= self.threshold).astype(np.int64)
+        if self.kind == "affine":
+            return decide(q * np.asarray(self.weights) + np.asarray(self.biases), p)
+        return decide(q @ self._gain if self.kind == "gain" else q, p)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain JSON types."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"version": VERSION} | {name: _plain(value) for name, value in held.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Rule":
+        """The rule of a `to_json` dictionary; anything else is a ValueError."""
+        if not isinstance(data, dict):
+            raise ValueError(f"a rule is read from a dictionary, got {type(data).__name__}; use json.loads first")
+        if data.get("version") != VERSION:
+            raise ValueError(f"a rule of version {VERSION} was expected, got {data.get('version')!r}; learn it anew")
+        given = {name: value for name, value in data.items() if name != "version"}
+        unknown = sorted(set(given) - {f.name for f in fields(cls)}, key=str)
+        missing = [name for name in ("kind", "columns") if name not in given]
+        if unknown or missing:
+            wrong = f"lacks {missing[0]!r}" if missing else f"has an unknown entry {unknown[0]!r}"
+            raise ValueError(f"a rule holds kind, columns and what its kind asks for, but this one {wrong}")
+        for name, kinds in {"kind": str, "feasible": bool, "metric": str, "value": (int, float)}.items():
+            if name in given and not isinstance(given[name], kinds):
+                raise ValueError(f"{name} of a rule has the wrong type, {type(given[name]).__name__}")
+        return cls(**given)
+
+    def __repr__(self) -> str:
+        shown = [repr(self.kind), str(self.columns)]
+        for name in ("threshold", "thresholds", "offsets", "weights", "biases"):
+            value = getattr(self, name)
+            if value is not None:
+                shown.append(f"{name}={np.array2string(np.asarray(value), precision=4, threshold=12, separator=', ')}")
+        for f in ("temperature", "feasible", "metric", "value"):
+            if getattr(self, f) != getattr(Rule, f):
+                value = getattr(self, f)
+                shown.append(f"{f}={value:.4g}" if isinstance(value, float) else f"{f}={value!r}")
+        return f"Rule({', '.join(shown)})"
+
+
+def decide(scores: Floats, p: Floats) -> Labels:
+    """argmax of the scores; equal scores go to the larger probability, then to the lower index.
+
+    >>> decide(np.array([[1.0, 1.0, 0.0]]), np.array([[0.2, 0.3, 0.5]]))
+    array([1])
+    """
+    best = scores.max(axis=1, keepdims=True, initial=-np.inf)
+    tied = scores >= best - TIE * np.maximum(np.abs(best), 1.0)
+    return np.where(tied, p, -1.0).argmax(axis=1).astype(np.int64)
+
+
+def logit(p: Floats) -> Floats:
+    p = np.clip(p, FLOOR, 1 - FLOOR)
+    return np.log(p) - np.log1p(-p)
+
+
+def expit(z: Any) -> Any:
+    return 0.5 * (1 + np.tanh(0.5 * np.asarray(z)))
+
+
+def softmax(z: Floats) -> Floats:
+    e = np.exp(z - z.max(axis=1, keepdims=True, initial=-np.inf))
+    return np.asarray(e / e.sum(axis=1, keepdims=True))
+
+
+def recalibrated(p: Floats, temperature: float, offsets: Any = None, *, multilabel: bool = False) -> Floats:
+    """p^(1 / temperature) exp(offsets), normalised; the very same numbers if there is nothing to change.
+
+    >>> recalibrated(np.array([[0.8, 0.2]]), 0.5).round(3)
+    array([[0.941, 0.059]])
+    """
+    if temperature == 1.0 and offsets is None:
+        return p
+    if multilabel:
+        return np.asarray(expit(logit(p) / temperature))
+    z = np.log(np.maximum(p, FLOOR)) / temperature
+    return softmax(z if offsets is None else z + np.asarray(offsets))
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and isfinite(x)
+
+
+def _frozen(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.asarray(np.nan)
+    if array.shape != shape or not np.isfinite(array).all():
+        raise ValueError(f"{name} of a rule must be finite numbers of shape {shape}, got {_short(value)}")
+    return _tuples(array.tolist())
+
+
+def _tuples(x: Any) -> Any:
+    return tuple(_tuples(v) for v in x) if isinstance(x, list) else x
+
+
+def _plain(x: Any) -> Any:
+    return [_plain(v) for v in x] if isinstance(x, tuple) else x
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,115 @@
+"""Sweep: every cut point of one score at once, for expected counts and for counted labels alike."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evalign.confusion import Confusion
+from evalign.decision.arrays import Floats
+from evalign.decision.goal import Goal, Judged
+
+NEVER = 2.0  # a threshold that no probability reaches
+RARE = 0.05  # rows: a class expected less often than this is taken for absent
+
+
+def occurs(actual: Floats, weight: Floats) -> Tensor:
+    """Classes that a mean over classes counts: those expected in 0.05 rows at least.
+
+    A class with next to no probability anywhere would otherwise have a recall worth as much as any other's.
+    """
+    return torch.from_numpy(np.atleast_1d(actual > RARE * weight.mean()))
+
+
+class Sweep:
+    """All ways to cut n scores in two, highest scores first; O(n log n).
+
+    Cut k takes the k highest distinct scores for positive: tp_k is the sum of their targets, which are 0/1
+    labels, or probabilities for expected counts. `multilabel` makes confusions of one label, else of two classes.
+    """
+
+    def __init__(
+        self, p: Floats, target: Floats, weight: Floats, *, expected: bool, multilabel: bool = False
+    ) -> None:
+        # By score, then target, then weight: row order must not matter, not even to the resampling.
+        order = np.lexsort((weight, target, -p))
+        p = p[order]
+        self.target, self.weight = target[order], weight[order]
+        self.expected, self.multilabel = expected, multilabel
+        change = np.flatnonzero(p[1:] < p[:-1]) + 1
+        self.taken = np.concatenate([[0], change, [len(p)]])
+        # Cut k lies above `low[k]` and not above `high[k]`; the ends are the bounds of a probability.
+        self.high = np.concatenate([[1.0], p[self.taken[1:] - 1]])
+        self.low = np.concatenate([p[self.taken[:-1]], [0.0]])
+
+    def __len__(self) -> int:
+        return len(self.taken)
+
+    def counts(self, times: Floats | None = None) -> tuple[Floats, Floats]:
+        """(tp, predicted) of every cut; `times` says how often each (sorted) row counts, for resampling."""
+        weight = self.weight if times is None else self.weight * times
+        tp = np.concatenate([[0.0], np.cumsum(weight * self.target)])[self.taken]
+        return tp, np.concatenate([[0.0], np.cumsum(weight)])[self.taken]
+
+    def confusion(self, tp: Tensor, predicted: Tensor, actual: float, total: float) -> Confusion:
+        """Confusions (K,) of two classes, or of one label."""
+        present = occurs(np.asarray(actual), self.weight) if self.expected else None
+        actuals, totals = torch.full_like(tp, actual), torch.full_like(tp, total)
+        if self.multilabel:
+            return Confusion(tp[..., None], actuals[..., None], predicted[..., None], totals[..., None],
+                             present=present, multilabel=True)  # fmt: skip
+        tn = totals - actuals - predicted + tp
+        both = torch.stack([totals - actuals, actuals], -1)
+        if self.expected:
+            present = occurs(np.array([total - actual, actual]), self.weight)
+        matrix = torch.stack([torch.stack([tn, predicted - tp], -1), torch.stack([actuals - tp, tp], -1)], -2)
+        return Confusion(torch.stack([tn, tp], -1), both, torch.stack([totals - predicted, predicted], -1), totals,
+                         present=present, matrix=matrix)  # fmt: skip
+
+    def all(self, index: NDArray[np.int64] | None = None, times: Floats | None = None) -> Confusion:
+        tp, predicted = self.counts(times)
+        chosen = slice(None) if index is None else index
+        return self.confusion(
+            torch.from_numpy(tp[chosen]), torch.from_numpy(predicted[chosen]), float(tp[-1]), float(predicted[-1])
+        )
+
+    def cut_at(self, threshold: float) -> int:
+        """The cut that a threshold makes."""
+        return int(np.searchsorted(-self.low[:-1], -threshold, side="right"))
+
+    def threshold(self, k: int) -> float:
+        """Halfway between the neighbours of cut k."""
+        low, high = float(self.low[k]), float(self.high[k])
+        if k == 0 and low >= 1.0:
+            return NEVER
+        if k == len(self) - 1 and high <= 0.0:
+            return 0.0
+        middle = (low + high) / 2
+        return middle if middle > low else high
+
+    def stationary_threshold(self, k: int, goal: Goal) -> float:
+        """Where one more positive gains nothing, t = - (dM / d predicted) / (dM / d tp), if it makes cut k.
+
+        For F1 that is F* / 2 exactly, wherever the sample's scores happen to lie.
+        """
+        tp, predicted = self.counts()
+        x = torch.tensor([tp[k], predicted[k]], dtype=torch.float64, requires_grad=True)
+        value = goal.metric.function(_single(self.confusion(x[:1], x[1:], float(tp[-1]), float(predicted[-1]))))
+        if isinstance(value, Tensor) and value.requires_grad:
+            slope_tp, slope_predicted = torch.autograd.grad(value, x)[0].tolist()
+            t = -slope_predicted / slope_tp if slope_tp > 0 else np.nan
+            if self.low[k] < t <= self.high[k]:
+                return float(t)
+        return self.threshold(k)
+
+    def judge(self, goal: Goal, index: NDArray[np.int64]) -> Judged:
+        c = self.all(index)
+        return goal.shortfalls(c).sum(axis=0), goal.value(c)
+
+
+def _single(c: Confusion) -> Confusion:
+    """The one confusion of a batch of one."""
+    present = c.present
+    matrix = None if c._matrix is None else c.matrix[0]
+    return Confusion(c.tp[0], c.actual[0], c.predicted[0], c.total[0], present=present, multilabel=c.multilabel,
+                     matrix=matrix)  # fmt: skip

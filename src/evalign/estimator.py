@@ -1,0 +1,313 @@
+"""EASTClassifier: a scikit-learn classifier trained on the metric it is judged by."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
+from torch import Tensor, nn
+
+from evalign import checks, decision, metrics
+from evalign.confusion import Confusion
+from evalign.decision import Rule
+from evalign.distinct import distinct_rows, split_rows
+from evalign.metrics import Average, MetricFunction
+from evalign.networks import mlp
+from evalign.objective import Objective
+from evalign.steps import StepChoice
+from evalign.tables import TableEncoder
+from evalign.training.batches import default_batch_size
+from evalign.training.display import epoch_bar
+from evalign.training.loop import Rows, predict_logits, train
+from evalign.training.progress import Epoch
+from evalign.training.recipes import Recipe, find_recipe
+from evalign.training.scores import argmax_score
+
+BetaByLabel = float | Sequence[float] | Mapping[Any, float] | None
+
+
+class EASTClassifier(ClassifierMixin, BaseEstimator):
+    """A network for tables, trained on a confusion-matrix metric and deciding for it.
+
+    Takes arrays and data frames with numbers, strings, categories, booleans and missing values.
+
+    Parameters
+    ----------
+    metric: a name in `metrics.METRICS`, or a function of a `Confusion`.
+    average: None is "binary" for two classes and "macro" for more.
+    beta: of "fbeta": one number, one per class, or a mapping from label to number (1 for the others).
+    pos_label: for two classes the one that counts as positive; None is the second of the sorted classes.
+    recipe: "anchored" (cross-entropy, then metric + cross-entropy), "paper" (EAST as printed), "btg",
+        "cross_entropy", or a `Recipe`; docs/recipes.md has the reasons.
+    decision: how probabilities become labels: "plug_in" (no labels needed), "tuned" (on the validation part) or
+        "argmax". `subject_to` adds constraints such as "precision >= 0.9".
+    hidden, dropout: the network's layers.
+    batch_size: "auto" grows with the table.
+    epochs: at most so many in all; None is the recipe's.
+    learning_rate: factor on the recipe's learning rates is 1; a number here replaces the first stage's and scales
+        the others alike.
+    validation_fraction: share of every class held out for early stopping and for the decision.
+    class_weight: None, "balanced" or a mapping, as in scikit-learn.
+    stratified: whether every batch gets its share of every class.
+    numeric: "standard" or "quantile" scaling of numbers.
+    device: "auto", "cpu", "cuda", ...
+    verbose: 1 shows a progress bar.
+
+    Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `history_` (a row per epoch), `temperature_` (of
+    the weights kept), `decision_` (the rule), `encoder_`, `network_`.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = EASTClassifier("f1", hidden=(32,), epochs=20, random_state=0).fit(X, y)
+    >>> model.predict(X).shape, model.predict_proba(X).shape
+    ((150,), (150, 3))
+    """
+
+    def __init__(
+        self,
+        metric: str | MetricFunction = "f1",
+        *,
+        average: Average | None = None,
+        beta: BetaByLabel = None,
+        pos_label: Any = None,
+        recipe: str | Recipe = "anchored",
+        decision: Literal["plug_in", "tuned", "argmax"] = "plug_in",
+        subject_to: str | Sequence[str] | None = None,
+        hidden: Sequence[int] = (512, 256, 128),
+        dropout: float = 0.25,
+        batch_size: int | Literal["auto"] = "auto",
+        epochs: int | None = None,
+        learning_rate: float | None = None,
+        validation_fraction: float = 0.2,
+        class_weight: Any = None,
+        stratified: bool = False,
+        numeric: Literal["standard", "quantile"] = "standard",
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+        verbose: int = 0,
+    ) -> None:
+        self.metric = metric
+        self.average = average
+        self.beta = beta
+        self.pos_label = pos_label
+        self.recipe = recipe
+        self.decision = decision
+        self.subject_to = subject_to
+        self.hidden = hidden
+        self.dropout = dropout
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.validation_fraction = validation_fraction
+        self.class_weight = class_weight
+        self.stratified = stratified
+        self.numeric = numeric
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.string = True
+        tags.input_tags.categorical = True
+        return tags
+
+    def fit(
+        self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None, *, on_epoch: Callable[[Epoch], None] | None = None
+    ) -> Self:
+        """Learn columns, network and decision; `on_epoch` is called with every epoch's `Epoch`."""
+        recipe = self._check_options()
+        validate_data(self, X, skip_check_array=True)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        codes, weight = self._labels_and_weights(X, y, sample_weight)
+        rows, weight = distinct_rows(X, codes, weight)
+        codes = codes[rows]
+        self._check_classes(codes)
+        train_part, valid_part = split_rows(codes, self.validation_fraction, seed)
+        self.encoder_ = TableEncoder(numeric=self.numeric).fit(X, rows=rows[train_part])
+
+        def on_device(part: NDArray[np.int64]) -> Rows:
+            x = torch.from_numpy(self.encoder_.transform(X, rows=rows[part])).to(self._device)
+            return Rows(x, self._tensor(codes[part]), self._tensor(weight[part].astype(np.float32)))
+
+        train_rows = on_device(train_part)
+        valid_rows = train_rows if valid_part is train_part else on_device(valid_part)
+        self.network_ = self._make_network(train_rows.x.shape[1], seed).to(self._device)
+        score = metrics.resolve(self.metric, average=self._average, beta=self._beta)
+        size = self.batch_size if self.batch_size != "auto" else default_batch_size(len(train_rows))
+        with epoch_bar(recipe, self._metric_name, enabled=bool(self.verbose)) as show:
+            history = train(
+                self.network_, train_rows, valid_rows, recipe, self._objective(), argmax_score(score),
+                batch_size=size, seed=seed, stratified=self.stratified, amp=self._device.type == "cuda",
+                on_epoch=_both(show, on_epoch),
+            )  # fmt: skip
+        self.history_ = [vars(epoch) for epoch in history]
+        self.temperature_ = next((e.temperature for e in reversed(history) if e.best), recipe.stages[-1].temperature)
+        self.decision_ = self._learn_decision(valid_rows)
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities of the classes, in the order of `classes_`."""
+        check_is_fitted(self)
+        validate_data(self, X, skip_check_array=True, reset=False)
+        x = torch.from_numpy(self.encoder_.transform(X)).to(self._device)
+        p = predict_logits(self.network_, x).double().softmax(1).cpu().numpy()
+        return np.ascontiguousarray(p[:, self._internal_order])
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Labels by the learned decision rule."""
+        p = self.predict_proba(X)[:, self._internal_order]
+        return self.classes_[self._internal_order][self.decision_.predict(p)]
+
+    def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """The metric the classifier was trained on."""
+        predicted = self.predict(X)
+        order = {label: i for i, label in enumerate(self.classes_[self._internal_order].tolist())}
+        truth = column_or_1d(y)
+        if unknown := set(np.unique(truth).tolist()) - set(order):
+            raise ValueError(f"y must hold labels seen in training, got {sorted(map(str, unknown))[:5]}")
+        codes = [torch.tensor([order[label] for label in labels.tolist()]) for labels in (predicted, truth)]
+        weight = None if sample_weight is None else torch.as_tensor(np.asarray(sample_weight, dtype=np.float64))
+        confusion = Confusion.hard(codes[0], codes[1], len(order), sample_weight=weight)
+        return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(confusion))
+
+    def save(self, path: str | Path) -> Path:
+        """One file: weights as safetensors, the rest as JSON in its header; see `evalign.saving`."""
+        from evalign.saving import save_classifier
+
+        check_is_fitted(self)
+        return save_classifier(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The classifier that `save` wrote; nothing in the file is executed."""
+        from evalign.saving import load_classifier
+
+        return load_classifier(cls, Path(path))
+
+    def export_onnx(self, path: str | Path) -> Path:
+        """The network and its decision as an ONNX graph; see `evalign.onnx`."""
+        from evalign.onnx import export_classifier
+
+        check_is_fitted(self)
+        return export_classifier(self, Path(path))
+
+    # -- the parts of fit ---------------------------------------------------------------------------------------
+
+    def _check_options(self) -> Recipe:
+        if not callable(self.metric):
+            checks.check_choice("metric", self.metric, metrics.METRICS)
+        checks.check_choice("decision", self.decision, ("plug_in", "tuned", "argmax"))
+        checks.check_number("dropout", self.dropout, low=0.0, high=1.0, open_high=True)
+        checks.check_number(
+            "validation_fraction", self.validation_fraction, low=0.0, high=1.0, open_low=True, open_high=True
+        )
+        if self.batch_size != "auto":
+            checks.check_number("batch_size", self.batch_size, low=1)
+        if self.epochs is not None:
+            checks.check_number("epochs", self.epochs, low=1)
+        if self.subject_to is not None and self.decision == "argmax":
+            raise ValueError("subject_to needs decision='plug_in' or 'tuned', got decision 'argmax'")
+        recipe = find_recipe(self.recipe).limited(self.epochs)
+        if self.learning_rate is not None:
+            checks.check_number("learning_rate", self.learning_rate, low=0.0, open_low=True)
+            recipe = recipe.scaled(self.learning_rate / recipe.stages[0].learning_rate)
+        return recipe
+
+    def _labels_and_weights(
+        self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        if y is None:
+            raise ValueError("This EASTClassifier estimator requires y to be passed, but the target y is None.")
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        if len(y) != np.shape(X)[0]:
+            raise ValueError(f"X and y must have as many rows, got {np.shape(X)[0]} and {len(y)}")
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
+        if self.class_weight is not None:
+            weight = weight * compute_sample_weight(self.class_weight, y)
+        return self._internal_order[codes].astype(np.int64), weight
+
+    def _check_classes(self, codes: NDArray[np.int64]) -> None:
+        seen = len(np.unique(codes))
+        if seen < 2:
+            raise ValueError(f"y must hold at least two classes with a positive weight, got {seen} class (one class)")
+        if self.pos_label is not None and len(self.classes_) != 2:
+            raise ValueError(f"pos_label goes with two classes, got {len(self.classes_)}; leave it out")
+
+    def _make_network(self, features: int, seed: int) -> nn.Module:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            return mlp(features, len(self.classes_), self.hidden, self.dropout)
+
+    def _objective(self) -> Objective:
+        return Objective(self.metric, "multiclass", StepChoice("annealed"), average=self._average, beta=self._beta)
+
+    def _learn_decision(self, rows: Rows) -> Rule:
+        p = predict_logits(self.network_, rows.x).double().softmax(1).cpu().numpy()
+        options = {"average": self._average, "beta": self._beta, "sample_weight": rows.weight.double().cpu().numpy()}
+        if self.decision == "plug_in":
+            return decision.plug_in(p, self.metric, subject_to=self.subject_to, **options)
+        if self.decision == "tuned":
+            return decision.tuned(p, rows.y.cpu().numpy(), self.metric, subject_to=self.subject_to, **options)
+        return decision.argmax(len(self.classes_))
+
+    # -- what follows from the options --------------------------------------------------------------------------
+
+    @property
+    def _internal_order(self) -> NDArray[np.int64]:
+        """Column of each class inside: the positive one of two is always the second. Its own inverse."""
+        count = len(self.classes_)
+        if self.pos_label is None or count != 2:
+            return np.arange(count)
+        matches = np.flatnonzero(self.classes_ == self.pos_label)
+        if not len(matches):
+            raise ValueError(f"pos_label must be one of {self.classes_.tolist()}, got {self.pos_label!r}")
+        return np.arange(2) if matches[0] == 1 else np.array([1, 0])
+
+    @property
+    def _average(self) -> Average:
+        return self.average or ("binary" if len(self.classes_) == 2 else "macro")
+
+    @property
+    def _beta(self) -> float | list[float] | None:
+        if self.beta is None or isinstance(self.beta, (int, float)):
+            return self.beta
+        if not isinstance(self.beta, Mapping):
+            return [float(b) for b in np.asarray(self.beta, dtype=float)[self._internal_order]]
+        by_name = {str(label): label for label in self.classes_.tolist()}
+        for label in self.beta:
+            checks.check_choice("label of beta", str(label), by_name)
+        given = {str(label): float(value) for label, value in self.beta.items()}
+        return [given.get(str(label), 1.0) for label in self.classes_[self._internal_order].tolist()]
+
+    @property
+    def _metric_name(self) -> str:
+        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
+
+    @property
+    def _device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    def _tensor(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+
+
+def _both(first: Callable[[Epoch], None], second: Callable[[Epoch], None] | None) -> Callable[[Epoch], None]:
+    def call(epoch: Epoch) -> None:
+        first(epoch)
+        if second is not None:
+            second(epoch)
+
+    return call

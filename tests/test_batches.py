@@ -1,0 +1,40 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalign.training.batches import Batches
+
+
+@given(st.integers(1, 300), st.integers(1, 100), st.integers(0, 5))
+def test_an_epoch_is_a_permutation_in_nearly_equal_batches(n: int, batch_size: int, seed: int):
+    batches = list(Batches(n, batch_size, seed=seed).epoch())
+    assert sorted(torch.cat(batches).tolist()) == list(range(n))
+    sizes = [len(batch) for batch in batches]
+    assert max(sizes) - min(sizes) <= 1
+    assert len(sizes) == max(1, round(n / batch_size))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=200), st.integers(1, 50))
+def test_stratified_batches_get_their_share_of_every_class(labels: list[int], batch_size: int):
+    y = torch.tensor(labels)
+    batches = list(Batches(len(y), batch_size, seed=1, labels=y).epoch())
+    assert sorted(torch.cat(batches).tolist()) == list(range(len(y)))
+    for batch in batches:
+        for label, total in enumerate(y.bincount().tolist()):
+            # The first k rows of the order hold k / n of every class to within one row plus the spread of the others.
+            share = total * len(batch) / len(y)
+            assert abs(int((y[batch] == label).sum()) - share) <= 1 + len(set(labels))
+
+
+def test_the_same_seed_gives_the_same_epochs_and_epochs_differ():
+    first, second = Batches(50, 10, seed=3), Batches(50, 10, seed=3)
+    orders = [(first.order(), second.order()) for _ in range(3)]
+    assert all(torch.equal(a, b) for a, b in orders)
+    assert not torch.equal(orders[0][0], orders[1][0])
+
+
+@pytest.mark.parametrize(("n", "size"), [(0, 4), (4, 0)])
+def test_nothing_to_batch_is_refused(n: int, size: int):
+    with pytest.raises(ValueError, match="at least 1"):
+        Batches(n, size, seed=0)

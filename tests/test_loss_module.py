@@ -1,0 +1,162 @@
+"""MetricLoss as a module: state, copies, dtypes, torch.compile, and vmap over the objective beneath it."""
+
+import copy
+import io
+import pickle
+import shutil
+from functools import partial
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from evalign import MetricLoss, metric_loss
+from evalign.losses import build_objective
+from test_losses import BACKENDS, TASKS, WITH_AUROC, batch
+
+OPTIONS = [
+    {"metric": "f1"},
+    {"metric": "mcc", "temperature": 0.07, "anchor": 1.0},
+    {"metric": "fbeta", "beta": [1.0, 0.5, 2.0, 4.0], "label_smoothing": 0.1},
+    {"metric": "recall", "weight": [1.0, 2.0, 3.0, 0.5], "offset": [0.5, 0.0, -1.0, 0.25]},
+    {"metric": "accuracy", "step": "linear", "delta": 0.25, "threshold": 0.25},
+    {"metric": "jaccard", "step": "sigmoid", "k": 5.0, "average": "micro"},
+    {"metric": "auroc", "threshold": [0.25, 0.5]},
+    {"metric": "f1", "step": "lookup"},
+]
+torch_own_warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own parts, while it compiles
+ids = [" ".join(map(str, options.values())) for options in OPTIONS]
+
+
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+@pytest.mark.parametrize("options", OPTIONS, ids=ids)
+def test_the_module_is_the_function(options, task):
+    z, y = batch(task)
+    torch.testing.assert_close(MetricLoss(task=task, **options)(z, y), metric_loss(z, y, task=task, **options))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=ids)
+def test_copies_pickles_and_checkpoints_give_the_same_loss(options):
+    z, y = batch("multiclass")
+    loss = MetricLoss(**options)
+    loss.temperature = 0.11
+    expected = loss(z, y)
+    restored = MetricLoss(**options)
+    assert "_temperature" in loss.state_dict()
+    file = io.BytesIO()
+    torch.save(loss.state_dict(), file)
+    file.seek(0)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    for twin in (restored, copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        assert twin.temperature == 0.11
+        assert torch.equal(twin(z, y), expected)
+    copied = copy.deepcopy(loss)
+    copied.temperature = 0.3
+    assert loss.temperature == 0.11
+
+
+@pytest.mark.parametrize(
+    "move", [torch.nn.Module.half, torch.nn.Module.bfloat16, torch.nn.Module.float, torch.nn.Module.double]
+)
+def test_a_change_of_dtype_keeps_the_temperature_exact(move):
+    loss = MetricLoss("f1", temperature=0.123456789)
+    assert move(torch.nn.Sequential(loss))[0].temperature == 0.123456789
+    z, y = batch("multiclass")
+    torch.testing.assert_close(loss(z, y), metric_loss(z, y, "f1", temperature=0.123456789))
+
+
+def test_repr_shows_what_differs_from_the_defaults():
+    assert repr(MetricLoss("f1")) == "MetricLoss('f1')"
+    loss = MetricLoss("fbeta", beta=[1.0, 2.0], temperature=0.1, weight=torch.tensor([1.0, 2.0]), task="binary")
+    for part in ("'fbeta'", "task='binary'", "beta=[1.0, 2.0]", "weight=[1.0, 2.0]", "temperature=0.1"):
+        assert part in repr(loss)
+    assert "step" not in repr(loss)
+    assert eval(repr(loss)).temperature == 0.1
+    assert "recall_of_2" in repr(MetricLoss(recall_of_2))
+
+
+def recall_of_2(c):
+    return c.tp[2] / c.actual[2]
+
+
+def run(loss, z, y):
+    z = z.detach().clone().requires_grad_()
+    value = loss(z, y)
+    value.backward()
+    return value.detach(), z.grad
+
+
+COMPILED = [("f1", t) for t in TASKS] + [("auroc", "binary"), ("mcc", "multilabel")]
+COMPILED += [(m, "multiclass") for m in ("mcc", "gmean", "quadratic_kappa", recall_of_2)]
+
+
+@torch_own_warnings
+@pytest.mark.parametrize(("metric", "task"), COMPILED)
+def test_a_compiled_loss_equals_the_eager_one(metric, task):
+    torch._dynamo.reset()
+    z, y = batch(task)
+    loss = MetricLoss(metric, task=task, anchor=1.0, label_smoothing=0.1)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for got, expected in zip(run(compiled, z, y), run(loss, z, y), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@torch_own_warnings
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_inductor_gives_the_eager_loss():
+    torch._dynamo.reset()
+    z, y = batch("multiclass")
+    loss = MetricLoss("f1", anchor=1.0)
+    compiled = torch.compile(loss, fullgraph=True, backend="inductor")
+    for got, expected in zip(run(compiled, z, y), run(loss, z, y), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_another_temperature_does_not_recompile(task):
+    torch._dynamo.reset()
+    z, y = batch(task)
+    loss = MetricLoss("f1", task=task)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(loss, fullgraph=True, backend=counter)
+    compiled(z, y)
+    frames = counter.frame_count
+    for temperature in (0.1, 0.05, 0.4):
+        loss.temperature = temperature
+        torch.testing.assert_close(compiled(z, y), metric_loss(z, y, "f1", task=task, temperature=temperature))
+    assert counter.frame_count == frames > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("metric", "task"), [*WITH_AUROC, (recall_of_2, "multiclass")])
+def test_vmap_over_trials_with_their_own_temperatures_equals_a_loop(metric, task, backend):
+    parts = [batch(task, seed=seed) for seed in range(3)]
+    z, y = (torch.stack(x) for x in zip(*parts, strict=True))
+    weight = torch.rand(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    temperatures = torch.tensor([0.05, 0.2, 0.4], dtype=torch.float64)
+    objective = build_objective(metric, task=task, anchor=1.0, backend=backend)
+
+    def value_and_gradient(*arguments):
+        return torch.func.grad_and_value(objective)(*arguments)
+
+    gradients, values = torch.func.vmap(value_and_gradient)(z, y, weight, temperatures)
+    for i, (gradient, value) in enumerate(zip(gradients, values, strict=True)):
+        logits = z[i].clone().requires_grad_()
+        expected = objective(logits, y[i], weight[i], temperatures[i])
+        expected.backward()
+        torch.testing.assert_close(value, expected.detach())
+        torch.testing.assert_close(gradient, logits.grad)
+
+
+def test_vmap_takes_a_beta_per_trial_and_the_lookup_step():
+    z, y = batch("multiclass")
+    objective = build_objective("fbeta", beta=1.0, step="lookup")
+    betas = torch.tensor([[1.0] * 4, [0.5, 1.0, 2.0, 4.0]], dtype=torch.float64)
+    each = partial(objective, z, y, torch.ones(len(y), dtype=torch.float64), 0.2)
+    torch.testing.assert_close(torch.func.vmap(each)(betas), torch.stack([each(beta) for beta in betas]))
+
+
+def test_double_backward_works_with_the_eager_backend():
+    z, y = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(9)), torch.arange(6) % 3
+    loss = partial(metric_loss, target=y, metric="f1", backend="eager", step="sigmoid")
+    assert torch.autograd.gradgradcheck(loss, z.requires_grad_())

@@ -1,0 +1,151 @@
+"""The loop: what it keeps, when it stops, and that a seed decides it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.metrics import f1_score
+from torch import nn
+
+from evalign import metrics
+from evalign.networks import mlp
+from evalign.objective import Objective
+from evalign.steps import StepChoice
+from evalign.training.loop import Rows, batch_loss, predict_logits, train
+from evalign.training.progress import Controller
+from evalign.training.recipes import RECIPES, Recipe, Stage, find_recipe
+from evalign.training.scores import argmax_score
+
+OBJECTIVE = Objective("f1", "multiclass", StepChoice("annealed"))
+SCORE = argmax_score(metrics.f1)
+CE = Stage("ce", metric=False, anchor=1.0, learning_rate=0.02, epochs=6, patience=6, monitor="entropy")
+METRIC = Stage("metric", metric=True, anchor=1.0, learning_rate=0.01, epochs=6, patience=2, rate=0.5, monitor="loss")
+SHORT = Recipe("short", "for tests", (CE, METRIC))
+
+
+def blobs(n: int = 120, seed: int = 0) -> Rows:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 3
+    return Rows.of(torch.randn(n, 2, generator=generator) + 2.0 * torch.eye(3, 2)[y], y)
+
+
+def fresh(dropout: float = 0.1) -> nn.Module:
+    torch.manual_seed(0)
+    return mlp(2, 3, (16,), dropout)
+
+
+def run(network: nn.Module, recipe: Recipe = SHORT, **options):
+    return train(network, blobs(), blobs(60, 1), recipe, OBJECTIVE, SCORE, batch_size=32, **options)
+
+
+def test_training_learns_and_history_tells_it():
+    network = fresh()
+    history = run(network)
+    assert [epoch.epoch for epoch in history] == list(range(1, len(history) + 1))
+    assert {epoch.stage for epoch in history} == {"ce", "metric"}
+    assert history[-1].score > 0.7
+    valid = blobs(60, 1)
+    predicted = predict_logits(network, valid.x).argmax(1)
+    kept = [epoch for epoch in history if epoch.best][-1]
+    # The network is left with the weights of the last best epoch: scikit-learn sees that epoch's score.
+    assert f1_score(valid.y, predicted, average="macro") == pytest.approx(kept.score)
+
+
+def test_a_seed_decides_everything_on_the_cpu_and_leaves_the_callers_random_numbers_alone():
+    first, second = fresh(), fresh()
+    torch.manual_seed(7)
+    run(first, seed=5)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    run(second, seed=5)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(1), expected)
+    third = fresh()
+    run(third, seed=6)
+    assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), third.parameters(), strict=True))
+
+
+def test_ctrl_c_keeps_the_best_so_far():
+    best: dict[str, torch.Tensor] = {}
+    network = fresh()
+
+    def stop(epoch) -> None:
+        if epoch.best:
+            best.update({name: value.clone() for name, value in network.state_dict().items()})
+        if epoch.epoch == 4:
+            raise KeyboardInterrupt
+
+    history = run(network, on_epoch=stop)
+    assert len(history) == 4
+    assert all(torch.equal(value, best[name]) for name, value in network.state_dict().items())
+
+
+def test_a_diverging_network_is_an_error_that_says_what_to_do():
+    network = fresh()
+    with torch.no_grad():
+        network[0].weight.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+        run(network)
+
+
+def test_batch_loss_is_metric_plus_anchor_times_cross_entropy():
+    network, rows = fresh(0.0).requires_grad_(False), blobs()
+    logits = network(rows.x)
+    ce = nn.functional.cross_entropy(logits, rows.y)
+    assert float(batch_loss(network, rows, CE, OBJECTIVE, 0.2)) == pytest.approx(float(ce))
+    alone = batch_loss(network, rows, METRIC, replace(OBJECTIVE, anchor=0.0), 0.2)
+    both = batch_loss(network, rows, METRIC, replace(OBJECTIVE, anchor=2.0), 0.2)
+    assert float(both) == pytest.approx(float(alone) + 2 * float(ce), rel=1e-5)
+
+
+def test_bfloat16_autocast_still_gives_a_float32_loss():
+    loss = batch_loss(fresh(0.0), blobs(), METRIC, OBJECTIVE, 0.2, amp=True)
+    assert loss.dtype == torch.float32
+    assert loss.isfinite()
+
+
+def test_controller_stops_after_patience_and_marks_the_best():
+    controller = Controller(replace(CE, epochs=100, patience=2))
+    values = [0.9, 0.5, 0.6, 0.4, 0.45, 0.41, 0.3]
+    marks = []
+    for value in values:
+        if controller.finished:
+            break
+        marks.append(controller.step(loss=9.0, entropy=value, score=0.0))
+    assert marks == [True, True, False, True, False, False]
+    assert controller.finished
+
+
+def test_controller_watches_what_the_stage_names():
+    by_score = Controller(replace(CE, monitor="score"))
+    assert [by_score.step(loss=0, entropy=0, score=s) for s in (0.1, 0.3, 0.2)] == [True, True, False]
+    by_loss = Controller(replace(CE, monitor="loss"))
+    assert [by_loss.step(loss=x, entropy=0, score=0) for x in (0.3, 0.1, 0.2)] == [True, True, False]
+
+
+def test_controller_cools_and_decays():
+    controller = Controller(replace(METRIC, patience=1, epochs=50, decay="cosine"))
+    assert controller.learning_rate == pytest.approx(0.01)
+    controller.step(loss=1.0, entropy=0, score=0)
+    controller.step(loss=2.0, entropy=0, score=0)
+    assert controller.temperature == pytest.approx(0.1)
+    rates = []
+    while not controller.finished:
+        rates.append(controller.learning_rate)
+        controller.step(loss=0.9 - 0.001 * len(rates), entropy=0, score=0)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 1e-4
+
+
+def test_recipes_are_found_by_name_and_bounded():
+    assert find_recipe(SHORT) is SHORT
+    with pytest.raises(ValueError, match="did you mean 'anchored'"):
+        find_recipe("anchord")
+    for recipe in RECIPES.values():
+        assert recipe.reason
+        assert recipe.limited(10).epochs <= 10 + len(recipe.stages)
+        assert recipe.scaled(2.0).stages[0].learning_rate == 2 * recipe.stages[0].learning_rate
+    assert [stage.metric for stage in RECIPES["anchored"].stages] == [False, True]
+    assert RECIPES["cross_entropy"].epochs >= RECIPES["anchored"].epochs
+    assert not any(stage.anchor for stage in RECIPES["paper"].stages)

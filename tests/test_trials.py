@@ -1,0 +1,128 @@
+"""Stacked trials are the trials one by one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from evalign import metrics
+from evalign.networks import mlp
+from evalign.objective import Objective
+from evalign.steps import StepChoice
+from evalign.training.loop import Rows, train
+from evalign.training.recipes import Recipe, Stage
+from evalign.training.scores import argmax_score
+from evalign.training.trials import Trial, train_trials
+
+OBJECTIVE = Objective("mcc", "multiclass", StepChoice("annealed"))
+SCORE = argmax_score(metrics.mcc)
+
+
+def table(n: int = 300) -> Rows:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 3, (n,), generator=generator)
+    x = torch.randn(n, 4, generator=generator, dtype=torch.float64) + torch.eye(3, 4, dtype=torch.float64)[y]
+    return Rows(x, y, torch.rand(n, generator=generator, dtype=torch.float64) + 0.5)
+
+
+def trials() -> list[Trial]:
+    """Three trials that share nothing: seed, rows (also their number), rates, cooling, stopping."""
+    made = []
+    for s, (n, patience, rate) in enumerate([(200, 2, 0.5), (200, 1, 0.8), (193, 3, 0.7)]):
+        order = torch.randperm(300, generator=torch.Generator().manual_seed(s))
+        stages = (
+            Stage(
+                "ce", metric=False, anchor=1.0, learning_rate=0.01 * (1 + s), epochs=4 + s, patience=2,
+                monitor="entropy"
+            ),
+            Stage(
+                "metric", metric=True, anchor=0.5 * s, learning_rate=0.01, epochs=9, patience=patience, rate=rate,
+                max_stale=2, monitor="loss", weight_decay=0.1 * s, decay="cosine" if s == 1 else "none",
+            ),
+        )  # fmt: skip
+        made.append(Trial(order[:n], order[n : n + 60], Recipe(f"r{s}", "", stages), seed=s))
+    return made
+
+
+def network(dropout: float) -> nn.Module:
+    return mlp(4, 3, (8, 6), dropout).double()
+
+
+def assert_same(state, history, result) -> None:
+    assert len(history) == len(result.history)
+    for ours, theirs in zip(history, result.history, strict=True):
+        assert ours.stage == theirs.stage
+        assert ours.best == theirs.best
+        assert (ours.temperature, ours.loss, ours.score) == pytest.approx(
+            (theirs.temperature, theirs.loss, theirs.score)
+        )
+    assert set(state) == set(result.state)
+    for name, value in state.items():
+        torch.testing.assert_close(result.state[name], value, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+def test_stacked_equals_the_plain_loop_one_by_one(stratified: bool):
+    rows = table()
+    results = train_trials(lambda: network(0.0), rows, trials(), OBJECTIVE, SCORE, batch_size=40, stratified=stratified)
+    for trial, result in zip(trials(), results, strict=True):
+        torch.manual_seed(trial.seed)
+        alone = network(0.0)
+        history = train(
+            alone, rows[trial.train], rows[trial.valid], trial.recipe, OBJECTIVE, SCORE, batch_size=40, seed=trial.seed,
+            stratified=stratified,
+        )  # fmt: skip
+        assert_same(alone.state_dict(), history, result)
+
+
+def test_with_dropout_a_trial_does_not_feel_its_neighbours():
+    rows, all_trials = table(), [replace(trial, dropout=0.1 * (1 + s)) for s, trial in enumerate(trials())]
+    results = train_trials(lambda: network(0.3), rows, all_trials, OBJECTIVE, SCORE, batch_size=40)
+    for trial, result in zip(all_trials, results, strict=True):
+        alone = train_trials(lambda: network(0.3), rows, [trial], OBJECTIVE, SCORE, batch_size=40)[0]
+        assert_same(alone.state, alone.history, result)
+
+
+def test_dropout_really_drops():
+    rows = table()
+    plain, dropped = (
+        train_trials(lambda: network(0.0), rows, trials()[:1], OBJECTIVE, SCORE, batch_size=40)[0],
+        train_trials(lambda: network(0.5), rows, trials()[:1], OBJECTIVE, SCORE, batch_size=40)[0],
+    )
+    assert dropped.history[0].train_loss > plain.history[0].train_loss
+    assert not torch.allclose(plain.state["0.weight"], dropped.state["0.weight"])
+
+
+def test_trial_weights_load_into_the_network_they_came_from():
+    rows = table()
+    result = train_trials(lambda: network(0.3), rows, trials()[:1], OBJECTIVE, SCORE, batch_size=40)[0]
+    fresh = network(0.3)
+    fresh.load_state_dict(result.state)
+    valid = rows[trials()[0].valid]
+    fresh.eval()
+    kept = [epoch for epoch in result.history if epoch.best][-1]
+    assert float(SCORE(fresh(valid.x).softmax(1), valid.y, valid.weight)) == pytest.approx(kept.score)
+
+
+def test_callback_gets_every_epoch_of_every_trial():
+    seen: list[tuple[int, int]] = []
+    results = train_trials(
+        lambda: network(0.0), table(), trials(), OBJECTIVE, SCORE, batch_size=40,
+        on_epoch=lambda s, epoch: seen.append((s, epoch.epoch)),
+    )  # fmt: skip
+    assert sorted(seen) == [(s, e + 1) for s, result in enumerate(results) for e in range(len(result.history))]
+
+
+def test_no_trial_or_two_steps_are_refused():
+    with pytest.raises(ValueError, match="at least one trial"):
+        train_trials(lambda: network(0.0), table(), [], OBJECTIVE, SCORE, batch_size=40)
+    trial = trials()[0]
+    fewer = replace(trial, train=trial.train[:40])
+    with pytest.raises(ValueError, match="as many batches"):
+        train_trials(lambda: network(0.0), table(), [trial, fewer], OBJECTIVE, SCORE, batch_size=40)
+    linear = replace(trial.recipe, stages=tuple(replace(stage, step="linear") for stage in trial.recipe.stages))
+    with pytest.raises(ValueError, match="one step for all"):
+        train_trials(
+            lambda: network(0.0), table(), [trial, replace(trial, recipe=linear)], OBJECTIVE, SCORE, batch_size=40
+        )
