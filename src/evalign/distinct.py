@@ -33,9 +33,7 @@ def distinct_rows(
     return order[starts], np.add.reduceat(weight[order], starts)
 
 
-def split_rows(
-    labels: NDArray[np.int64], fraction: float, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_rows(labels: NDArray[np.int64], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Positions for training and validation: every class gives its share, but keeps at least one row in training.
 
     Where nothing can be spared for validation, the training rows serve as both.

@@ -11,10 +11,18 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 from torch import Tensor, nn
 
 from evalign import checks, decision, metrics
+from evalign.columns import as_table
 from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.distinct import distinct_rows, split_rows
@@ -117,14 +125,19 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.input_tags.string = True
-        tags.input_tags.categorical = True
         return tags
 
     def fit(
-        self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None, *, on_epoch: Callable[[Epoch], None] | None = None
+        self,
+        X: Any,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        on_epoch: Callable[[Epoch], None] | None = None,
     ) -> Self:
         """Learn columns, network and decision; `on_epoch` is called with every epoch's `Epoch`."""
         recipe = self._check_options()
+        X = as_table(X)
         validate_data(self, X, skip_check_array=True)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         codes, weight = self._labels_and_weights(X, y, sample_weight)
@@ -157,6 +170,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities of the classes, in the order of `classes_`."""
         check_is_fitted(self)
+        X = as_table(X)
         validate_data(self, X, skip_check_array=True, reset=False)
         x = torch.from_numpy(self.encoder_.transform(X)).to(self._device)
         p = predict_logits(self.network_, x).double().softmax(1).cpu().numpy()
@@ -191,7 +205,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         """The classifier that `save` wrote; nothing in the file is executed."""
         from evalign.saving import load_classifier
 
-        return load_classifier(cls, Path(path))
+        model: Self = load_classifier(cls, Path(path))
+        return model
 
     def export_onnx(self, path: str | Path) -> Path:
         """The network and its decision as an ONNX graph; see `evalign.onnx`."""
@@ -227,14 +242,14 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         if y is None:
             raise ValueError("This EASTClassifier estimator requires y to be passed, but the target y is None.")
-        y = column_or_1d(y, warn=True)
-        check_classification_targets(y)
-        if len(y) != np.shape(X)[0]:
-            raise ValueError(f"X and y must have as many rows, got {np.shape(X)[0]} and {len(y)}")
-        self.classes_, codes = np.unique(y, return_inverse=True)
+        labels: NDArray[Any] = column_or_1d(y, warn=True)
+        check_array(labels, ensure_2d=False, dtype=None, input_name="y")
+        check_classification_targets(labels)
+        check_consistent_length(X, labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
         if self.class_weight is not None:
-            weight = weight * compute_sample_weight(self.class_weight, y)
+            weight = weight * compute_sample_weight(self.class_weight, labels)
         return self._internal_order[codes].astype(np.int64), weight
 
     def _check_classes(self, codes: NDArray[np.int64]) -> None:
@@ -254,12 +269,16 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def _learn_decision(self, rows: Rows) -> Rule:
         p = predict_logits(self.network_, rows.x).double().softmax(1).cpu().numpy()
-        options = {"average": self._average, "beta": self._beta, "sample_weight": rows.weight.double().cpu().numpy()}
+        options: dict[str, Any] = {
+            "average": self._average,
+            "beta": self._beta,
+            "sample_weight": rows.weight.double().cpu().numpy(),
+        }
         if self.decision == "plug_in":
             return decision.plug_in(p, self.metric, subject_to=self.subject_to, **options)
         if self.decision == "tuned":
             return decision.tuned(p, rows.y.cpu().numpy(), self.metric, subject_to=self.subject_to, **options)
-        return decision.argmax(len(self.classes_))
+        return Rule("argmax", len(self.classes_))
 
     # -- what follows from the options --------------------------------------------------------------------------
 

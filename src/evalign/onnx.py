@@ -40,7 +40,9 @@ def export_classifier(model: "EASTClassifier", path: Path) -> Path:
         if scaling is not None
         else model.encoder_.feature_names_out
     )
-    graph = nn.Sequential(scaling or nn.Identity(), model.network_, _Decide(model.decision_, model._internal_order.tolist()))
+    graph = nn.Sequential(
+        scaling or nn.Identity(), model.network_, _Decide(model.decision_, model._internal_order.tolist())
+    )
     graph = graph.to("cpu").eval()
     try:
         with warnings.catch_warnings(), _quiet("torch.onnx"), _quiet("onnxscript"), _quiet("onnx_ir"):
@@ -106,7 +108,7 @@ class _Decide(nn.Module):
         if rule.temperature != 1.0 or (rule.offsets is not None):
             z = p.clamp_min(FLOOR).log() / rule.temperature
             q = (z if rule.offsets is None else z + torch.tensor(rule.offsets, dtype=p.dtype)).softmax(1)
-        if rule.kind == "threshold":
+        if rule.threshold is not None:
             return (q[:, 1] >= rule.threshold).long()
         if rule.kind == "affine":
             q = q * torch.tensor(rule.weights, dtype=p.dtype) + torch.tensor(rule.biases, dtype=p.dtype)

@@ -66,7 +66,9 @@ def load_classifier(cls: type["EASTClassifier"], path: Path) -> Any:
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} is damaged or no model file ({error}); fit and save it again") from None
     if header.get("format") != FORMAT:
-        raise ValueError(f"{path} is a safetensors file, but not an evalign classifier; give the file that save() wrote")
+        raise ValueError(
+            f"{path} is a safetensors file, but not an evalign classifier; give the file that save() wrote"
+        )
     if header.get("version") != str(VERSION):
         raise ValueError(
             f"{path} has format version {header.get('version')}, this evalign reads version {VERSION}; "

@@ -1,0 +1,166 @@
+"""What contenders are compared by: a metric with its options, applied to labels of any kind."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evalign import checks, decision, metrics
+from evalign.confusion import Confusion
+from evalign.decision import Rule
+from evalign.metrics import Average, MetricFunction
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+DECISIONS = ("argmax", "tuned", "plug_in")
+_LABELLED = re.compile(r"(\s*\w+\s*\[)\s*(.*?)\s*(\]\s*[<>=!]+[^\]]*)")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A metric and how it is taken: what `EASTClassifier` has as options, before any label is known.
+
+    `beta` may be a mapping from label to number, `positive` is the label that counts as positive of two, and a
+    constraint may name a class by its label: "recall[dog] >= 0.8".
+    """
+
+    metric: str | MetricFunction = "f1"
+    average: Average | None = None
+    beta: float | Sequence[float] | Mapping[str, float] | None = None
+    positive: Any = None
+    subject_to: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Held-out rows of a development part: what decision rules are learned from."""
+
+    probabilities: Floats
+    labels: Codes
+    weight: Floats
+
+
+class Judge:
+    """An aim at known classes. Inside, classes are 0 to C - 1 and the positive one of two is 1.
+
+    >>> judge = Judge(Aim("f1", positive="no"), ["no", "yes"])
+    >>> judge.classes.tolist(), judge.codes(["no", "yes"]).tolist()
+    (['yes', 'no'], [1, 0])
+    >>> judge.score(np.array([[2, 0], [1, 1]]))
+    0.6666666666666666
+    """
+
+    def __init__(self, aim: Aim, classes: Any) -> None:
+        self.aim = aim
+        in_order = np.unique(np.asarray(classes))
+        self.order = np.arange(len(in_order))
+        self.positive = None
+        if aim.positive is not None:
+            self.positive = in_order[_index_of(aim.positive, in_order, "the positive label")]
+            if len(in_order) != 2:
+                raise ValueError(f"a positive label goes with two classes, got {len(in_order)}; leave it out")
+            self.order = np.flatnonzero(in_order != self.positive)
+            self.order = np.r_[self.order, 1 - self.order]
+        self.classes = in_order[self.order]
+        self.average: Average = aim.average or ("binary" if len(self.classes) == 2 else "macro")
+        self.beta = self._beta()
+        self.subject_to = [self._with_index(text) for text in aim.subject_to]
+        self.constraints = tuple(decision.parse_constraint(text) for text in self.subject_to)
+        self._metric = metrics.resolve(aim.metric, average=self.average, beta=self.beta)
+        self._limits = [limit.resolve(average=self.average, beta=self.beta) for limit in self.constraints]
+        one_each = np.eye(len(self.classes), dtype=np.int64)
+        self.score(one_each)  # so that an average or a constraint that does not fit is told before any training
+        self.limits(one_each)
+
+    @property
+    def names(self) -> list[str]:
+        """The classes as text."""
+        return [str(label) for label in self.classes.tolist()]
+
+    def codes(self, labels: Any) -> Codes:
+        """Labels as 0 to C - 1."""
+        values = np.asarray(labels)
+        in_order = np.empty_like(self.classes)
+        in_order[self.order] = self.classes
+        at = np.searchsorted(in_order, values).clip(max=len(in_order) - 1)
+        if (unknown := in_order[at] != values).any():
+            found = ", ".join(repr(label) for label in np.unique(values[unknown])[:5].tolist())
+            raise ValueError(f"labels must be among {', '.join(map(repr, in_order.tolist()[:20]))}, got {found}")
+        return np.argsort(self.order)[at].astype(np.int64)
+
+    def confusion(self, truth: Codes, predicted: Codes) -> NDArray[np.int64]:
+        """Counts (C, C): rows are labels, columns predictions."""
+        count = len(self.classes)
+        return np.bincount(truth * count + predicted, minlength=count * count).reshape(count, count)
+
+    def score(self, confusion: NDArray[Any]) -> float:
+        """The metric of a matrix of counts."""
+        return float(self._metric(as_confusion(confusion)))
+
+    def scores(self, confusions: NDArray[Any]) -> Floats:
+        """The metric of many matrices (K, C, C)."""
+        if isinstance(self.aim.metric, str):
+            return self._metric(as_confusion(confusions)).numpy()
+        return np.array([self.score(matrix) for matrix in confusions])
+
+    def limits(self, confusion: NDArray[Any]) -> dict[str, float]:
+        """What each constraint is about, on a matrix of counts: {"precision >= 0.9": 0.87}."""
+        c = as_confusion(confusion)
+        return {text: float(f(c)) for text, f in zip(self.aim.subject_to, self._limits, strict=True)}
+
+    def met(self, limits: Mapping[str, float]) -> bool:
+        """Whether these values, of `limits`, meet the constraints."""
+        pairs = zip(self.constraints, limits.values(), strict=True)
+        return all(value >= c.value if c.op == ">=" else value <= c.value for c, value in pairs)
+
+    def rule(self, name: str, validation: Validation) -> Rule:
+        """A decision rule by name, learned on validation rows."""
+        checks.check_choice("decision", name, DECISIONS)
+        p = validation.probabilities
+        if name == "argmax":
+            return Rule("argmax", p.shape[1])
+        options: dict[str, Any] = {"average": self.average, "beta": self.beta, "sample_weight": validation.weight}
+        options["subject_to"] = self.subject_to or None
+        if name == "tuned":
+            return decision.tuned(p, validation.labels, self.aim.metric, **options)
+        return decision.plug_in(p, self.aim.metric, **options)
+
+    def _beta(self) -> float | list[float] | None:
+        beta = self.aim.beta
+        if beta is None or isinstance(beta, (int, float)):
+            return beta
+        if not isinstance(beta, Mapping):
+            return [float(b) for b in np.asarray(beta, dtype=float)[self.order]]
+        values = np.ones(len(self.classes))
+        for label, value in beta.items():
+            values[_index_of(label, self.classes, "a label of beta")] = value
+        return [float(value) for value in values]
+
+    def _with_index(self, text: str) -> str:
+        match = _LABELLED.fullmatch(text)
+        if match is None:
+            return text
+        return f"{match[1]}{_index_of(match[2], self.classes, f'the class in {text!r}')}{match[3]}"
+
+
+def as_confusion(matrix: NDArray[Any]) -> Confusion:
+    """A matrix of counts (..., C, C) as a `Confusion`."""
+    cells = torch.from_numpy(np.asarray(matrix, dtype=np.float64))
+    tp = cells.diagonal(dim1=-2, dim2=-1)
+    return Confusion(tp, cells.sum(-1), cells.sum(-2), cells.sum((-2, -1)), matrix=cells)
+
+
+def _index_of(label: Any, classes: NDArray[Any], what: str) -> int:
+    """Where a label stands, which a command line has as text."""
+    names = [str(name) for name in classes.tolist()]
+    checks.check_choice(what, str(label), names)
+    return names.index(str(label))

@@ -1,0 +1,56 @@
+"""Intervals of any confusion-matrix score by resampling test rows, all contenders on the same rows.
+
+A score sees a row only by its label and its predictions, so rows that share them are drawn together: resampling n
+rows is one multinomial draw of the counts of these patterns, however large n is.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalign.comparison.aims import Codes, Floats
+
+CELLS = 2**22  # of matrices held at once, 32 MB
+Scorer = Callable[[NDArray[np.int64]], Floats]  # matrices (K, C, C) -> (K,) or (K, C)
+
+
+def resampled_scores(
+    truth: Codes,
+    predictions: Mapping[str, Codes],
+    classes: int,
+    score: Scorer,
+    *,
+    repeats: int = 1000,
+    seed: int = 0,
+) -> dict[str, Floats]:
+    """The score of every prediction on `repeats` resamples; one resample is the same rows for all."""
+    stacked = np.stack([truth, *predictions.values()])
+    patterns, counts = np.unique(stacked, axis=1, return_counts=True)
+    generator = np.random.default_rng(seed)
+    parts: dict[str, list[Floats]] = {name: [] for name in predictions}
+    at_once = max(1, min(repeats, CELLS // classes**2, CELLS // len(counts)))
+    for start in range(0, repeats, at_once):
+        draws = generator.multinomial(counts.sum(), counts / counts.sum(), size=min(at_once, repeats - start))
+        for name, predicted in zip(predictions, patterns[1:], strict=True):
+            parts[name].append(score(_matrices(draws, patterns[0] * classes + predicted, classes)))
+    return {name: np.concatenate(part) for name, part in parts.items()}
+
+
+def interval(values: Floats, level: float = 0.95) -> Floats:
+    """The percentile interval, low and high along the first dimension.
+
+    >>> interval(np.arange(101.0), level=0.9).tolist()
+    [5.0, 95.0]
+    """
+    tail = (1 - level) / 2
+    return np.quantile(values, [tail, 1 - tail], axis=0)
+
+
+def _matrices(draws: NDArray[np.int64], cells: Codes, classes: int) -> NDArray[np.int64]:
+    """Counts of patterns (K, P), each in one cell of the matrix -> matrices (K, C, C)."""
+    order = np.argsort(cells, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(cells[order]) > 0])
+    out = np.zeros((len(draws), classes * classes), dtype=np.int64)
+    out[:, cells[order][starts]] = np.add.reduceat(draws[:, order], starts, axis=1)
+    return out.reshape(-1, classes, classes)

@@ -1,0 +1,94 @@
+"""Who is compared: a name and how to make an unfitted classifier from a seed. Add a rival by adding an entry."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sklearn.dummy import DummyClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+
+from evalign import checks
+from evalign.comparison.aims import DECISIONS, Judge
+from evalign.comparison.held_out import KeepsValidation
+from evalign.training.recipes import CROSS_ENTROPY, Recipe, find_recipe
+
+OURS = "ours"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A classifier to compare, and the decision rules to give it.
+
+    `make(seed)` returns an estimator with `fit` and `predict_proba`; one that does not hold rows out by itself is
+    wrapped in `HeldOut`. `title` is for readers.
+    """
+
+    name: str
+    title: str
+    make: Callable[[int], Any]
+    decisions: Sequence[str] = DECISIONS
+
+
+def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "plug_in", **options: Any) -> Contender:
+    """`EASTClassifier` for a judge's metric; `options` are the classifier's other ones."""
+
+    def make(seed: int) -> KeepsValidation:
+        return KeepsValidation(
+            judge.aim.metric,
+            average=judge.aim.average,
+            beta=judge.beta if judge.beta is None or isinstance(judge.beta, float | int) else by_label(judge),
+            pos_label=None if judge.positive is None else judge.positive.item(),
+            subject_to=judge.subject_to or None,
+            recipe=recipe,
+            decision=decision,  # type: ignore[arg-type]
+            random_state=seed,
+            **options,
+        )
+
+    return Contender(OURS, f"ours ({find_recipe(recipe).name})", make)
+
+
+def cross_entropy(judge: Judge, *, rival_of: str | Recipe = "anchored", **options: Any) -> Contender:
+    """The same network, split and seed with plain cross-entropy, for as many epochs as the recipe it is a rival of."""
+    epochs = find_recipe(rival_of).epochs
+    reason = "the rival: cross-entropy for as many epochs"
+    recipe = Recipe("cross_entropy", reason, (replace(CROSS_ENTROPY, epochs=epochs),))
+    return replace(ours(judge, recipe=recipe, **options), name="cross_entropy", title="cross-entropy")
+
+
+def majority(judge: Judge) -> Contender:
+    """Always the most frequent class: what a score must be above to mean anything."""
+    return Contender("majority", "majority class", lambda seed: DummyClassifier(strategy="most_frequent"), ("argmax",))
+
+
+def random_forest(judge: Judge) -> Contender:
+    """Scikit-learn's forest with 300 trees and its defaults otherwise."""
+    return Contender(
+        "random_forest", "random forest", lambda seed: RandomForestClassifier(300, random_state=seed, n_jobs=-1)
+    )
+
+
+def gradient_boosting(judge: Judge) -> Contender:
+    """Scikit-learn's histogram gradient boosting with its defaults."""
+    return Contender(
+        "gradient_boosting", "gradient boosting", lambda seed: HistGradientBoostingClassifier(random_state=seed)
+    )
+
+
+RIVALS: dict[str, Callable[[Judge], Contender]] = {
+    "random_forest": random_forest,
+    "gradient_boosting": gradient_boosting,
+    "majority": majority,
+}
+
+
+def rival(name: str, judge: Judge) -> Contender:
+    """A rival that needs no options, by name."""
+    checks.check_choice("contender", name, RIVALS)
+    return RIVALS[name](judge)
+
+
+def by_label(judge: Judge) -> dict[Any, float]:
+    """A judge's beta per class, as the classifier takes it."""
+    assert isinstance(judge.beta, list)
+    return dict(zip(judge.names, judge.beta, strict=True))

@@ -1,0 +1,63 @@
+"""Estimators that keep the held-out rows their decision rules are learned from, all split alike."""
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.utils import check_random_state
+
+from evalign.comparison.aims import Floats, Validation
+from evalign.decision import Rule
+from evalign.distinct import distinct_rows, split_rows
+from evalign.estimator import EASTClassifier
+from evalign.tables import TableEncoder
+from evalign.training.loop import Rows, predict_logits
+
+
+class KeepsValidation(EASTClassifier):
+    """`EASTClassifier` that also leaves its validation rows behind, so that one training serves every decision."""
+
+    validation_: Validation
+
+    def _learn_decision(self, rows: Rows) -> Rule:
+        p = predict_logits(self.network_, rows.x).double().softmax(1).cpu().numpy()
+        self.validation_ = Validation(p, rows.y.cpu().numpy(), rows.weight.double().cpu().numpy())
+        return super()._learn_decision(rows)
+
+
+class HeldOut(ClassifierMixin, BaseEstimator):
+    """Any classifier with `predict_proba`, fitted on what `EASTClassifier` would train on and given the same matrix.
+
+    With one `random_state` both hold out the same rows. Equal rows are kept on one side of the split.
+
+    >>> from sklearn.dummy import DummyClassifier
+    >>> X, y = np.arange(20.0).reshape(-1, 1), np.array(["a", "b"] * 10)
+    >>> model = HeldOut(DummyClassifier(), random_state=0).fit(X, y)
+    >>> len(model.validation_.labels), model.predict_proba(X[:1])
+    (4, array([[0.5, 0.5]]))
+    """
+
+    def __init__(self, estimator: Any, *, validation_fraction: float = 0.2, random_state: Any = None) -> None:
+        self.estimator = estimator
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        codes = codes.astype(np.int64)
+        rows, weight = distinct_rows(X, codes, np.ones(len(codes)))
+        train, valid = split_rows(codes[rows], self.validation_fraction, seed)
+        self.encoder_ = TableEncoder().fit(X, rows=rows[train])
+        again = np.repeat(rows[train], weight[train].astype(np.int64))  # as often as they were given
+        self.estimator_ = clone(self.estimator).fit(self.encoder_.transform(X, rows=again), codes[again])
+        p = self.estimator_.predict_proba(self.encoder_.transform(X, rows=rows[valid]))
+        self.validation_ = Validation(np.asarray(p, dtype=np.float64), codes[rows[valid]], weight[valid])
+        return self
+
+    def predict_proba(self, X: Any) -> Floats:
+        return np.asarray(self.estimator_.predict_proba(self.encoder_.transform(X)), dtype=np.float64)
+
+    def predict(self, X: Any) -> Any:
+        """The most probable class."""
+        return self.classes_[self.predict_proba(X).argmax(axis=1)]
