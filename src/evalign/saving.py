@@ -45,14 +45,10 @@ def save_classifier(model: "EASTClassifier", path: Path) -> Path:
         "history": model.history_,
         "temperature": model.temperature_,
     }
-    header = {
-        "format": FORMAT,
-        "version": str(VERSION),
-        "sha256": _checksum(weights),
-        "classifier": json.dumps(fitted, default=_plain),
-    }
-    header["header_sha256"] = _text_checksum(header)
-    return write_atomically(path, save(weights, metadata=header))
+    text = json.dumps(fitted, default=_plain)
+    header = {"format": FORMAT, "version": VERSION, "sha256": _checksum(weights, text), "classifier": text}
+    # One entry, since safetensors writes several in no fixed order: the same model gives the same bytes.
+    return write_atomically(path, save(weights, metadata={"evalign": json.dumps(header)}))
 
 
 def load_classifier(cls: type["EASTClassifier"], path: Path) -> Any:
@@ -61,23 +57,23 @@ def load_classifier(cls: type["EASTClassifier"], path: Path) -> Any:
         raise FileNotFoundError(f"no model file at {path}; give the file that save() wrote")
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
+            header = json.loads((file.metadata() or {}).get("evalign", "{}"))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} is damaged or no model file ({error}); fit and save it again") from None
-    if header.get("format") != FORMAT:
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ValueError(
             f"{path} is a safetensors file, but not an evalign classifier; give the file that save() wrote"
         )
-    if header.get("version") != str(VERSION):
+    if header.get("version") != VERSION:
         raise ValueError(
             f"{path} has format version {header.get('version')}, this evalign reads version {VERSION}; "
             "load it with the evalign that saved it, or fit again"
         )
-    claimed = header.pop("header_sha256", "")
-    if claimed != _text_checksum(header) or header.get("sha256") != _checksum(weights):
+    text = str(header.get("classifier"))
+    if header.get("sha256") != _checksum(weights, text):
         raise ValueError(f"{path} is damaged: its checksum does not match its content; fit and save it again")
-    fitted = json.loads(header["classifier"])
+    fitted = json.loads(text)
     params = fitted["params"]
     params["hidden"] = tuple(params["hidden"])
     model = cls(**params)
@@ -94,16 +90,12 @@ def load_classifier(cls: type["EASTClassifier"], path: Path) -> Any:
     return model
 
 
-def _checksum(weights: dict[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
+def _checksum(weights: dict[str, torch.Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
     for name in sorted(weights):
         digest.update(name.encode())
         digest.update(weights[name].contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _text_checksum(header: dict[str, str]) -> str:
-    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def _classes_to_json(classes: np.ndarray) -> dict[str, Any]:

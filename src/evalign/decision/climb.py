@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from evalign.metrics import MetricFunction
 
 # Steps tried between the old counts and the new ones: even ones, and ever smaller ones near the old.
 STEPS = np.unique(np.concatenate([np.linspace(0.05, 1.0, 20), 0.5 ** np.arange(5, 14)]))
+ENOUGH = 1e-7  # relative gain of a round below which a climb ends
+FIRST = 6  # rounds from every start, before the best goes on
 POLISH = 2**22  # rows x classes x classes: beyond it a rule has so many rows that moving one of them is nothing
 
 
@@ -68,8 +71,17 @@ def starts(p: Floats, tally: Tally) -> list[State]:
     return [*hard, tally.count_mixed(p)]
 
 
-def climb(p: Floats, tally: Tally, objective: MetricFunction, start: State, rounds: int) -> Iterator[tuple[Gain, State]]:
-    """Frank-Wolfe with line search: each round's gain matrix, with the counts reached so far.
+class Step(NamedTuple):
+    """One round of a climb: its gain matrix, what that decides, and the counts reached with their score."""
+
+    gain: Gain
+    decisions: Labels
+    state: State
+    reached: float
+
+
+def climb(p: Floats, tally: Tally, objective: MetricFunction, start: State, rounds: int) -> Iterator[Step]:
+    """Frank-Wolfe with line search.
 
     G = dM/dC at the present counts, decisions argmax_j (p^T G)_j, and a step towards the counts of these; for a
     quotient of linear functions the full step is Dinkelbach's method and ends at the optimum.
@@ -88,13 +100,14 @@ def climb(p: Floats, tally: Tally, objective: MetricFunction, start: State, roun
                 "without item(), numpy or rounding on the way"
             )
         gain = Gain.of(torch.autograd.grad(value, x)[0].numpy())
-        towards = tally.count(decide(gain.scores(p), p)) - state
+        decisions = decide(gain.scores(p), p)
+        towards = tally.count(decisions) - state
         values = _values(tally, objective, state + STEPS[:, None, None] * towards)
         k = int(values.argmax())
-        better = values[k] > reached + 1e-12
+        better = values[k] > reached + ENOUGH * abs(reached)
         if better:
             state, reached = state + STEPS[k] * towards, float(values[k])
-        yield gain, state
+        yield Step(gain, decisions, state, reached)
         if not better:
             return
 
@@ -111,22 +124,21 @@ class Pool:
     def __init__(self, p: Floats, goal: Goal, values: Tally, limits: Tally) -> None:
         self.p, self.goal, self.values, self.limits = p, goal, values, limits
         self.best = identity(values)
-        self.shortfall, self.value, self.decisions = self._judge(self.best)
+        self.shortfall, self.value = self._judge(decide(p, p))
 
-    def _judge(self, gain: Gain) -> tuple[Floats, float, Labels]:
-        decisions = decide(gain.scores(self.p), self.p)
+    def _judge(self, decisions: Labels) -> tuple[Floats, float]:
         state = self.values.count(decisions)
         value = self.values.value(state, self.goal)
         if self.limits is not self.values:
             state = self.limits.count(decisions)
-        return self.limits.shortfalls(state, self.goal), value, decisions
+        return self.limits.shortfalls(state, self.goal), value
 
-    def add(self, gain: Gain) -> Floats:
+    def add(self, gain: Gain, decisions: Labels | None = None) -> Floats:
         """Judge a gain matrix, keep it if it is the best; by how much it misses each constraint."""
-        shortfall, value, decisions = self._judge(gain)
+        shortfall, value = self._judge(decide(gain.scores(self.p), self.p) if decisions is None else decisions)
         both = np.array([self.shortfall.sum(), shortfall.sum()])
         if best_of(both, np.array([self.value, value])) == 1:
-            self.best, self.shortfall, self.value, self.decisions = gain, shortfall, value, decisions
+            self.best, self.shortfall, self.value = gain, shortfall, value
         return shortfall
 
     def polish(self, passes: int = 3) -> None:
@@ -151,18 +163,19 @@ def solve(p: Floats, goal: Goal, values: Tally, limits: Tally, *, rounds: int) -
     """The best gain matrix for the goal, by climbing from several starts and, with constraints, at many multipliers."""
     pool = Pool(p, goal, values, limits)
 
-    def climbed(multipliers: Floats, start: State) -> tuple[Floats, State]:
-        state, shortfall = start, pool.shortfall
-        for gain, reached in climb(p, values, goal.lagrangian(multipliers), start, rounds):
-            state, shortfall = reached, pool.add(gain)
-        return shortfall, state
+    def climbed(multipliers: Floats, start: State, rounds: int) -> tuple[Floats, State, float]:
+        state, shortfall, reached = start, pool.shortfall, -np.inf
+        for step in climb(p, values, goal.lagrangian(multipliers), start, rounds):
+            state, shortfall, reached = step.state, pool.add(step.gain, step.decisions), step.reached
+        return shortfall, state, reached
 
-    multipliers = np.zeros(len(goal.constraints))
-    ends = [climbed(multipliers, start)[1] for start in starts(p, values)]
+    free = np.zeros(len(goal.constraints))
+    ends = [climbed(free, start, min(FIRST, rounds)) for start in starts(p, values)]
+    state = max(ends, key=lambda end: end[2])[1]
+    if rounds > FIRST:
+        state = climbed(free, state, rounds - FIRST)[1]
     if pool.shortfall.any():
-        state = ends[-1]
-        shortfall = pool.shortfall
-        raise_missed(lambda m: climbed(m, state)[0], multipliers, shortfall)
+        raise_missed(lambda m: climbed(m, state, min(FIRST, rounds))[0], free, pool.shortfall)
     pool.polish()
     return pool
 

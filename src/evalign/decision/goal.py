@@ -15,7 +15,7 @@ from evalign.decision.constraints import Constraint, _of_label
 from evalign.metrics import Average, Beta, MetricFunction
 
 SLACK = 1e-9  # scores this close are equal, and a constraint missed by less is met: counts are sums of floats
-BUDGET = 2**20  # counts evaluated in one go, about 8 MB each
+BUDGET = 2**17  # numbers evaluated in one go: 1 MB, which stays in the cache
 LOOP = 1024  # confusions evaluated in one go, of a function that torch.vmap cannot handle
 
 Judged = tuple[Floats, Floats]  # (shortfall of the constraints, value of the metric), one of each per candidate
@@ -91,10 +91,10 @@ class Goal:
         self.separable = multilabel and isinstance(metric, str) and not constraints
         self.separable &= average != "micro" or not metrics.is_averaged(str(metric))
 
-    def at_once(self, width: int) -> int:
+    def at_once(self, width: int, budget: int = BUDGET) -> int:
         """How many confusions of `width` numbers to evaluate in one go."""
         loops = any(m.way == "loop" for m in (self.metric, *self.limits))
-        return min(LOOP if loops else BUDGET, max(64, BUDGET // width))
+        return min(LOOP if loops else budget, max(64, budget // width))
 
     def value(self, c: Confusion) -> Floats:
         """The metric (K,); nan counts as the worst."""

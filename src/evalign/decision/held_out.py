@@ -9,12 +9,12 @@ import torch
 from evalign.confusion import Confusion
 from evalign.decision.arrays import Floats, Labels, Task, as_labels, as_probabilities, as_weights
 from evalign.decision.calibration import scaled_classes, scaled_labels
-from evalign.decision.climb import Pool, solve
-from evalign.decision.goal import Goal, best_of, search
+from evalign.decision.climb import solve
+from evalign.decision.goal import Goal, search
 from evalign.decision.label_free import finished, label_goals, make_goal, rule_of
 from evalign.decision.labels import LabelTally, best_thresholds
 from evalign.decision.rules import FLOOR, Rule, expit, logit
-from evalign.decision.sweep import Sweep
+from evalign.decision.sweep import EXACT, Sweep
 from evalign.decision.tally import Column, Tally
 from evalign.metrics import Average, Beta, MetricFunction
 
@@ -74,31 +74,30 @@ def tuned(
 def _cut(p: Floats, y: Labels, weight: Floats, goal: Goal, q: Floats | None, *, multilabel: bool) -> tuple[float, bool]:
     """Threshold of one score, and whether it meets the constraints; q are calibrated probabilities, for the guard."""
     counted = Sweep(p, y.astype(np.float64), weight, expected=False, multilabel=multilabel)
-    half, at_once = counted.cut_at(0.5), goal.at_once(8)
     if q is None:
-        k = search(lambda i: counted.judge(goal, i), len(counted), half, at_once)
-        return counted.threshold(k), not counted.judge(goal, np.array([k]))[0].any()
+        k = counted.best(goal)
+        return counted.threshold(k), not counted.misses(goal, k)
     expected = Sweep(p, q, weight, expected=True, multilabel=multilabel)
-    centre = search(lambda i: (np.zeros(len(i)), goal.value(expected.all(i))), len(expected), half, at_once)
-    threshold = _moved(counted, goal, expected.threshold(centre), half, at_once)
+    size, half, at_once = len(counted), counted.cut_at(0.5), goal.at_once(1)
+    centre = search(lambda i: (np.zeros(len(i)), goal.value(expected.at(i))), size, half, at_once)
+    threshold = _moved(counted, goal, expected.threshold(centre))
     k = counted.cut_at(threshold)
-    if not goal.constraints or not counted.judge(goal, np.array([k]))[0].any():
+    if not counted.misses(goal, k):
         return threshold, True
     # Labels say which cuts meet the constraints, calibrated probabilities which of these is best.
-    judge = lambda i: (counted.judge(goal, i)[0], goal.value(expected.all(i)))  # noqa: E731
-    k = search(judge, len(counted), k, at_once)
-    return counted.threshold(k), not counted.judge(goal, np.array([k]))[0].any()
+    k = search(lambda i: (counted.judge(goal, i)[0], goal.value(expected.at(i))), size, k, goal.at_once(1, EXACT))
+    return counted.threshold(k), not counted.misses(goal, k)
 
 
-def _moved(counted: Sweep, goal: Goal, threshold: float, half: int, at_once: int) -> float:
+def _moved(counted: Sweep, goal: Goal, threshold: float) -> float:
     """`threshold` moved towards the best cuts of bootstrap samples, as far as these agree; on the logit scale."""
     generator = np.random.default_rng(0)
-    n = len(counted.weight)
+    n, half = len(counted.weight), counted.cut_at(0.5)
     cuts = []
     for _ in range(RESAMPLES):
-        times = np.bincount(generator.integers(n, size=n), minlength=n).astype(np.float64)
-        judge = lambda i, times=times: (np.zeros(len(i)), goal.value(counted.all(i, times)))  # noqa: E731
-        cuts.append(counted.threshold(search(judge, len(counted), half, at_once)))
+        counts = counted.counts(np.bincount(generator.integers(n, size=n), minlength=n).astype(np.float64))
+        judge = lambda i, counts=counts: (np.zeros(len(i)), goal.value(counted.at(i, counts)))  # noqa: E731
+        cuts.append(counted.threshold(search(judge, len(counted), half, goal.at_once(8))))
     z, centre = logit(np.array(cuts)), float(logit(np.array(threshold)))
     away = z.mean() - centre
     share = max(0.0, 1 - z.var() / away**2) if away else 0.0

@@ -14,7 +14,7 @@ from evalign.decision.arrays import Floats, Labels, Task, as_labels, as_probabil
 from evalign.decision.calibration import helpful_temperature, temperature_of
 from evalign.decision.climb import Pool, solve
 from evalign.decision.constraints import Constraint, parse_constraints
-from evalign.decision.goal import Goal, search
+from evalign.decision.goal import Goal
 from evalign.decision.labels import LabelTally, best_thresholds
 from evalign.decision.rules import Rule, recalibrated
 from evalign.decision.sweep import Sweep, occurs
@@ -176,10 +176,9 @@ def _temperature(p: Floats, target: Any, calibrate: Calibrate, task: Task, weigh
 
 def _two_classes(p: Floats, goal: Goal, weight: Floats) -> Rule:
     sweep = Sweep(p[:, 1], p[:, 1], weight, expected=True)
-    k = search(lambda i: sweep.judge(goal, i), len(sweep), sweep.cut_at(0.5), goal.at_once(8))
-    feasible = not sweep.judge(goal, np.array([k]))[0].any()
+    k = sweep.best(goal)
     threshold = sweep.threshold(k) if goal.constraints else sweep.stationary_threshold(k, goal)
-    return Rule("threshold", 2, threshold=threshold, feasible=feasible)
+    return Rule("threshold", 2, threshold=threshold, feasible=not sweep.misses(goal, k))
 
 
 def _many_labels(p: Floats, goal: Goal, weight: Floats, metric: Any, average: Average | None, beta: Any) -> Rule:
@@ -188,8 +187,7 @@ def _many_labels(p: Floats, goal: Goal, weight: Floats, metric: Any, average: Av
         thresholds = []
         for label, own in enumerate(label_goals(goal, metric, average, beta)):
             sweep = Sweep(p[:, label], p[:, label], weight, expected=True, multilabel=True)
-            k = search(lambda i, s=sweep, g=own: s.judge(g, i), len(sweep), sweep.cut_at(0.5), own.at_once(8))  # type: ignore[misc]
-            thresholds.append(sweep.stationary_threshold(k, own))
+            thresholds.append(sweep.stationary_threshold(sweep.best(own), own))
         return Rule("thresholds", size, thresholds=tuple(thresholds))
     tally = LabelTally(p, p, weight, expected=True)
     found, feasible = best_thresholds(goal, tally, tally)

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from evalign.confusion import Confusion
 from evalign.decision.arrays import Floats
-from evalign.decision.goal import Goal, Judged
+from evalign.decision.goal import Goal, Judged, search
 
+EXACT = 2**22  # cuts evaluated in one go, so that nothing is left out
 NEVER = 2.0  # a threshold that no probability reaches
 RARE = 0.05  # rows: a class expected less often than this is taken for absent
 
@@ -66,11 +67,11 @@ class Sweep:
         return Confusion(torch.stack([tn, tp], -1), both, torch.stack([totals - predicted, predicted], -1), totals,
                          present=present, matrix=matrix)  # fmt: skip
 
-    def all(self, index: NDArray[np.int64] | None = None, times: Floats | None = None) -> Confusion:
-        tp, predicted = self.counts(times)
-        chosen = slice(None) if index is None else index
+    def at(self, index: NDArray[np.int64], counts: tuple[Floats, Floats] | None = None) -> Confusion:
+        """Confusions of the cuts in `index`."""
+        tp, predicted = counts or self.counts()
         return self.confusion(
-            torch.from_numpy(tp[chosen]), torch.from_numpy(predicted[chosen]), float(tp[-1]), float(predicted[-1])
+            torch.from_numpy(tp[index]), torch.from_numpy(predicted[index]), float(tp[-1]), float(predicted[-1])
         )
 
     def cut_at(self, threshold: float) -> int:
@@ -103,8 +104,16 @@ class Sweep:
         return self.threshold(k)
 
     def judge(self, goal: Goal, index: NDArray[np.int64]) -> Judged:
-        c = self.all(index)
+        c = self.at(index)
         return goal.shortfalls(c).sum(axis=0), goal.value(c)
+
+    def misses(self, goal: Goal, k: int) -> bool:
+        """Whether cut k misses a constraint."""
+        return bool(self.judge(goal, np.array([k]))[0].any())
+
+    def best(self, goal: Goal) -> int:
+        """The best cut for a goal; of equals the one nearest to 1/2."""
+        return search(lambda i: self.judge(goal, i), len(self), self.cut_at(0.5), goal.at_once(1, EXACT))
 
 
 def _single(c: Confusion) -> Confusion:

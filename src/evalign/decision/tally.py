@@ -98,19 +98,19 @@ class Column(NamedTuple):
     def states(self, tally: Tally, index: NDArray[np.int64]) -> State:
         """States at increasing cuts `index`: rows between two of them are added up before they are summed."""
         size, n = tally.classes, len(self.order)
-        target, weight = tally.target[self.order], tally.weight[self.order]
         # Row r counts from the first cut that takes it on; rows that no cut takes fall past the end.
         segment = np.searchsorted(self.taken[index], np.arange(n), side="right")
-        rows, length = np.arange(n), (len(index) + 1) * (size * size if tally.reads_matrix else 2 * size)
+        length = (len(index) + 1) * tally.width
         start = tally.count(self._back(n))
         if tally.reads_matrix:
-            base = segment[:, None] * (size * size) + np.arange(size) * size
-            moved = np.bincount((base + self.j).ravel(), target.ravel(), length)
-            moved -= np.bincount((base + self.rival[:, None]).ravel(), target.ravel(), length)
+            target = tally.target[self.order].ravel()
+            base = segment[:, None] * tally.width + np.arange(size) * size
+            moved = np.bincount((base + self.j).ravel(), target, length)
+            moved -= np.bincount((base + self.rival[:, None]).ravel(), target, length)
         else:
-            base = segment * (2 * size)
-            moved = np.bincount(base + self.j, target[:, self.j], length)
-            moved -= np.bincount(base + self.rival, target[rows, self.rival], length)
+            weight, base = tally.weight[self.order], segment * tally.width
+            moved = np.bincount(base + self.j, tally.target[self.order, self.j], length)
+            moved -= np.bincount(base + self.rival, tally.target[self.order, self.rival], length)
             moved += np.bincount(base + size + self.j, weight, length)
             moved -= np.bincount(base + size + self.rival, weight, length)
         steps = moved.reshape(len(index) + 1, *start.shape)[:-1]

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from evalign.training.progress import Epoch
 from evalign.training.recipes import Recipe
@@ -17,7 +18,7 @@ def describe(epoch: Epoch, metric: str) -> str:
 
 
 @contextlib.contextmanager
-def epoch_bar(recipe: Recipe, metric: str, *, enabled: bool) -> Iterator[Callable[[Epoch], None]]:
+def epoch_bar(recipe: Recipe, metric: str, *, enabled: bool, console: Any = None) -> Iterator[Callable[[Epoch], None]]:
     """Shows every epoch given to it; the time left is an upper bound, since stages may stop early."""
     if not enabled:
         yield lambda epoch: None
@@ -25,7 +26,7 @@ def epoch_bar(recipe: Recipe, metric: str, *, enabled: bool) -> Iterator[Callabl
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True) as progress:
+    with Progress(*columns, transient=True, console=console) as progress:
         task = progress.add_task("training", total=recipe.epochs)
         ends, seen = [sum(s.epochs for s in recipe.stages[: i + 1]) for i in range(len(recipe.stages))], [0]
 
