@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +35,7 @@ from evalign.training.trials import Trial, train_trials
 
 SETS = ("yeast", "mammography", "letter", "shuttle", "adult", "creditcard")
 PARTS = (0.512, 0.64, 0.8)  # where training, early stopping and selection end; the rest is test data
-Inputs = Literal["standard", "quantile", "both", "bins"]
+Inputs = Literal["standard", "quantile", "both", "bins", "clip"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,72 @@ def first_grid() -> Iterator[Config]:
             yield anchored(f"{kind} metric plug-in {name}", changes, inputs=kind, watch="plug_in")
 
 
-GRIDS = {"first": first_grid}
+def second_grid() -> Iterator[Config]:
+    """Kinds of input side by side, then one factor at a time with `both`, for the control and for `anchored`."""
+    slow = {"learning_rate": 2e-4}
+    kinds: tuple[Inputs, ...] = ("standard", "both", "clip", "bins")
+    for kind in kinds:
+        yield control(kind, inputs=kind)
+        yield anchored(f"{kind} metric", slow, inputs=kind)
+    for name, change in {
+        "lr=1e-3": {"learning_rate": 1e-3},
+        "lr=4e-3": {"learning_rate": 4e-3},
+        "decay=0.1": {"weight_decay": 0.1},
+    }.items():
+        yield control(f"both {name}", change, inputs="both")
+    for name, change in {
+        "lr=1e-4": {"learning_rate": 1e-4},
+        "lr=5e-4": {"learning_rate": 5e-4},
+        "anchor=0.3": {"anchor": 0.3},
+        "anchor=3": {"anchor": 3.0},
+        "anchor=10": {"anchor": 10.0},
+        "T=0.1": {"temperature": 0.1},
+        "rate=0.8": {"rate": 0.8, "patience": 4},
+        "score": {"monitor": "score"},
+        "entropy": {"monitor": "entropy"},
+    }.items():
+        yield anchored(f"both metric {name}", {**slow, **change}, inputs="both")
+    yield anchored("both metric 80+20", {**slow, "epochs": 20}, {"epochs": 80}, inputs="both")
+    yield anchored("both metric stratified", slow, inputs="both", stratified=True)
+    changes: dict[str, dict[str, Any]] = {
+        "dropout=0.1": {"dropout": 0.1},
+        "dropout=0.35": {"dropout": 0.35},
+        "batch=2": {"batch": 2},
+        "batch=8": {"batch": 8},
+        "hidden=256-128": {"hidden": (256, 128)},
+        "hidden=1024-512-256": {"hidden": (1024, 512, 256)},
+    }
+    for name, of_both in changes.items():
+        yield control(f"both {name}", inputs="both", **of_both)
+        yield anchored(f"both metric {name}", slow, inputs="both", **of_both)
+    for epochs in (50, 200):
+        yield control(f"both epochs={epochs}", {"epochs": epochs}, inputs="both")
+        yield anchored(
+            f"both metric epochs={epochs}", {**slow, "epochs": epochs * 2 // 5}, {"epochs": epochs * 3 // 5},
+            inputs="both",
+        )  # fmt: skip
+
+
+def large_grid() -> Iterator[Config]:
+    """For a set of many rows: how few epochs and how large batches will do."""
+    kinds: tuple[Inputs, ...] = ("standard", "both")
+    for kind in kinds:
+        for epochs in (20, 40, 100):
+            for batch in (2, 4, 8) if epochs == 40 else (4,):
+                name = f"{kind} epochs={epochs} batch={batch}"
+                yield control(name, {"epochs": epochs}, inputs=kind, batch=batch)
+                for rate in (2e-4, 5e-4):
+                    metric = {"learning_rate": rate, "epochs": epochs * 2 // 5}
+                    yield anchored(
+                        f"{name} metric lr={rate}", metric, {"epochs": epochs * 3 // 5}, inputs=kind, batch=batch
+                    )
+        for dropout in (0.1, 0.35):
+            yield control(f"{kind} epochs=40 dropout={dropout}", {"epochs": 40}, inputs=kind, dropout=dropout)
+        for rate in (5e-4, 4e-3):
+            yield control(f"{kind} epochs=40 lr={rate}", {"epochs": 40, "learning_rate": rate}, inputs=kind)
+
+
+GRIDS = {"first": first_grid, "second": second_grid, "large": large_grid}
 
 
 # Data
@@ -163,10 +229,12 @@ def encoded(x: NDArray[np.float64], train: NDArray[np.int64], inputs: Inputs) ->
     """Columns of numbers as the network gets them, by what the training rows tell of each."""
     columns = []
     for column in x.T:
-        if inputs != "quantile":
+        if inputs in ("standard", "both", "bins"):
             columns.append((column - column[train].mean()) / (column[train].std() or 1.0))
         if inputs in ("quantile", "both"):
             columns.append(_normal_quantiles(column, train))
+        if inputs == "clip":
+            columns.append(_smoothly_clipped(column, train))
         if inputs == "bins":
             columns.extend(_ramps(column, np.quantile(column[train], np.linspace(0, 1, 25))))
     return np.stack(columns, 1)
@@ -182,9 +250,17 @@ def _normal_quantiles(column: NDArray[np.float64], train: NDArray[np.int64]) -> 
     return normal
 
 
+def _smoothly_clipped(column: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Scaled by the quartiles and bent to end at -3 and 3 (RealMLP, Holzmüller et al. 2024)."""
+    low, middle, high = np.quantile(column[train], [0.25, 0.5, 0.75])
+    scale = (high - low) or np.ptp(column[train]) / 2 or 1.0
+    x: NDArray[np.float64] = (column - middle) / scale
+    return x / np.sqrt(1 + (x / 3) ** 2)
+
+
 def _ramps(column: NDArray[np.float64], edges: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
     """Piecewise linear encoding (Gorishniy et al. 2022): how far the value has come through each bin."""
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         yield ((column - low) / (high - low)).clip(0, 1) if high > low else np.zeros_like(column)
 
 
@@ -199,7 +275,7 @@ class Table:
     classes: int
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def table(name: str, inputs: Inputs, splits: int, folder: Path) -> Table:
     x, categories, y = load(name, folder)
     n, parts, tables = len(y), [], []
@@ -340,7 +416,7 @@ def stacks(sets: list[str], configs: list[Config], splits: int, group: int, fold
         for key, members in by_stack.items():
             cost = n / key[0] * key[-1]
             units += [(cost, name, members[i : i + size]) for i in range(0, len(members), size)]
-    return [(name, members) for _, name, members in sorted(units, key=lambda unit: -unit[0])]
+    return [(name, members) for _, name, members in sorted(units, key=lambda unit: unit[0])]
 
 
 def search(sets: list[str], grid: str, splits: int, group: int, jobs: int, folder: Path, out: Path) -> None:

@@ -1,0 +1,6 @@
+"""`python -m evalign.cli` is `evalign`."""
+
+from evalign.cli.app import main
+
+if __name__ == "__main__":
+    main()

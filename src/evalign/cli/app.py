@@ -1,0 +1,88 @@
+"""The application and its outermost layer, where wrong input becomes one line and exit code 2."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from evalign.cli import compare, demo, fit, predict
+from evalign.cli.interrupt import EXIT_INTERRUPTED
+
+EXIT_WRONG_INPUT, EXIT_BUG, EXIT_PIPE_CLOSED = 2, 1, 141
+TRACEBACK = "EVALIGN_TRACEBACK"
+
+app = typer.Typer(
+    name="evalign",
+    help="Train classifiers on the metric they are judged by, and see honestly whether it helps.",
+    epilog="Start with: evalign demo",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (demo, fit, predict, compare):
+    app.command(module.NAME, epilog=f"Example: {module.EXAMPLE}")(module.command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from evalign import __version__
+
+        typer.echo(f"evalign {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 done, 2 wrong input, 130 Ctrl-C with nothing kept."""
+    try:
+        code = app(args=None if arguments is None else list(arguments), prog_name="evalign", standalone_mode=False)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _fail("interrupted; nothing was written", EXIT_INTERRUPTED)
+    except BrokenPipeError:  # `evalign predict ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit complains again
+        raise SystemExit(EXIT_PIPE_CLOSED) from None
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        _explain(error)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: Exception) -> NoReturn:
+    from typer._click.exceptions import Abort, ClickException, NoArgsIsHelpError, UsageError
+
+    if isinstance(error, NoArgsIsHelpError):
+        error.show()  # `evalign` alone prints its help
+        raise SystemExit(EXIT_WRONG_INPUT)
+    if isinstance(error, Abort):
+        _fail("interrupted; nothing was written", EXIT_INTERRUPTED)
+    if isinstance(error, UsageError):
+        where = error.ctx.command_path if error.ctx is not None else "evalign"
+        _fail(f"{error.format_message().rstrip('.')}; see {where} --help", EXIT_WRONG_INPUT)
+    if isinstance(error, ClickException):
+        _fail(error.format_message(), EXIT_WRONG_INPUT)
+    if isinstance(error, MemoryError):
+        _fail("the table does not fit into memory; drop columns, or take a sample of its rows", EXIT_WRONG_INPUT)
+    # What our checks raise; a diverging loss is a FloatingPointError with advice in it.
+    if isinstance(error, ValueError | OSError | FloatingPointError):
+        _fail(str(error), EXIT_WRONG_INPUT)
+    kind = type(error).__name__
+    _fail(f"this is a bug ({kind}: {error}); run again with {TRACEBACK}=1 to see where", EXIT_BUG)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    # Not through rich: it would fold the line at the width of the window.
+    print(f"evalign: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(code)
