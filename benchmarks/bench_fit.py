@@ -39,13 +39,13 @@ EPOCHS = 4
 def ours(X: np.ndarray, y: np.ndarray, recipe: str) -> float:
     """Median seconds of an epoch of `fit`, validation included."""
     model = EASTClassifier(recipe=recipe, epochs=EPOCHS, random_state=0, device="cpu").fit(X, y)
-    return statistics.median(row["seconds"] for row in model.history_)
+    return float(statistics.median(row["seconds"] for row in model.history_))
 
 
 def metric_stage(X: np.ndarray, y: np.ndarray) -> float:
     model = EASTClassifier(recipe="anchored", epochs=2 * EPOCHS, random_state=0, device="cpu").fit(X, y)
     last = model.history_[-1]["stage"]
-    return statistics.median(row["seconds"] for row in model.history_ if row["stage"] == last)
+    return float(statistics.median(row["seconds"] for row in model.history_ if row["stage"] == last))
 
 
 def plain_loop(X: np.ndarray, y: np.ndarray, *, validate: bool) -> float:
@@ -82,7 +82,7 @@ def skorch_loop(X: np.ndarray, y: np.ndarray) -> float:
         batch_size=size,
         verbose=0,
     )
-    return statistics.median(model.fit(X, y).history[:, "dur"])
+    return float(statistics.median(model.fit(X, y).history[:, "dur"]))
 
 
 def peak_mib(folder: Path, name: str, fit: bool) -> float:
@@ -138,8 +138,14 @@ def main() -> None:
         table, _ = load(name, options.data_dir)
         matrix_mib = TableEncoder().fit_transform(table).nbytes / 2**20
         extra = peak_mib(options.data_dir, name, True) - peak_mib(options.data_dir, name, False)
-        rows.append({"what": f"peak memory of fit, {name}", "mib_beyond_loading": round(extra, 1),
-                     "table_as_float32_mib": round(matrix_mib, 1), "ratio_to_table": round(extra / matrix_mib, 2)})  # fmt: skip
+        rows.append(
+            {
+                "what": f"peak memory of fit, {name}",
+                "mib_beyond_loading": round(extra, 1),
+                "table_as_float32_mib": round(matrix_mib, 1),
+                "ratio_to_table": round(extra / matrix_mib, 2),
+            }
+        )
     table = pd.DataFrame(rows).assign(
         device=platform.machine(), threads=torch.get_num_threads(), torch=torch.__version__, rows=len(X)
     )

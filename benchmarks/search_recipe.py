@@ -50,14 +50,21 @@ class Config:
     inputs: Inputs = "standard"
     stratified: bool = False
     watch: Literal["argmax", "plug_in"] = "argmax"  # the decision behind a stage's monitor "score"
+    updates: int | None = None  # a number of updates that bounds the epochs, but not below 40
 
     def batch_size(self, rows: int) -> int:
         return int(2 ** round(math.log2(self.batch * math.sqrt(rows))))
 
+    def recipe(self, rows: int) -> Recipe:
+        recipe = Recipe(self.name, "", self.stages)
+        if self.updates is None:
+            return recipe
+        return recipe.limited(max(40, round(self.updates * self.batch_size(rows) / rows)))
+
     def stack(self, rows: int) -> tuple[Any, ...]:
         """Configurations that agree in this train as one stacked network."""
-        epochs = sum(stage.epochs for stage in self.stages)
-        return (self.batch_size(rows), self.hidden, self.inputs, self.stratified, self.watch, epochs)
+        epochs = self.recipe(rows).epochs
+        return (self.batch_size(rows), self.hidden, self.inputs, self.stratified, self.watch, round(epochs, -1))
 
 
 def entropy_stage(**changes: Any) -> Stage:
@@ -195,7 +202,42 @@ def large_grid() -> Iterator[Config]:
             yield control(f"{kind} epochs=40 lr={rate}", {"epochs": 40, "learning_rate": rate}, inputs=kind)
 
 
-GRIDS = {"first": first_grid, "second": second_grid, "large": large_grid}
+def third_grid() -> Iterator[Config]:
+    """Whole recipes for every set, all as long as each other: 200 epochs, or fewer where that is over 4000 updates."""
+    slow, fast = {"learning_rate": 2e-4}, {"learning_rate": 5e-4}
+    flat = {"decay": "none"}
+    kinds: tuple[Inputs, ...] = ("standard", "both")
+    for kind in kinds:
+        for name, stages in {
+            "cross-entropy": (entropy_stage(epochs=200),),
+            "60+40 lr=2e-4": (entropy_stage(epochs=120), metric_stage(epochs=80, **slow)),
+            "flat 60+40 lr=1e-3": (entropy_stage(epochs=120, **flat), metric_stage(epochs=80, learning_rate=1e-3)),
+        }.items():
+            yield Config(f"{kind} {name}", stages, inputs=kind, updates=4000)
+    for name, stages in {
+        "cross-entropy lr=1e-3": (entropy_stage(epochs=200, learning_rate=1e-3),),
+        "lr=1e-3, 60+40 lr=2e-4": (entropy_stage(epochs=120, learning_rate=1e-3), metric_stage(epochs=80, **slow)),
+        "60+40 lr=5e-4": (entropy_stage(epochs=120), metric_stage(epochs=80, **fast)),
+        "80+20 lr=2e-4": (entropy_stage(epochs=160), metric_stage(epochs=40, **slow)),
+        "80+20 lr=5e-4": (entropy_stage(epochs=160), metric_stage(epochs=40, **fast)),
+        "60+40 anchor=3": (entropy_stage(epochs=120), metric_stage(epochs=80, anchor=3.0, **slow)),
+        "60+40 cooling": (
+            entropy_stage(epochs=120),
+            metric_stage(epochs=80, rate=0.8, patience=5, max_stale=100, **slow),
+        ),
+        "flat 50+50 lr=1e-3": (
+            entropy_stage(epochs=100, learning_rate=1e-3, **flat),
+            metric_stage(epochs=100, learning_rate=1e-3),
+        ),
+        "joint": (metric_stage(epochs=200, learning_rate=2e-3),),
+        "metric alone": (
+            metric_stage(epochs=200, learning_rate=1e-3, anchor=0.0, decay="none", rate=0.9, patience=50),
+        ),
+    }.items():
+        yield Config(f"both {name}", stages, inputs="both", updates=4000)
+
+
+GRIDS = {"first": first_grid, "second": second_grid, "large": large_grid, "third": third_grid}
 
 
 # Data
@@ -356,7 +398,7 @@ def run(name: str, configs: list[Config], splits: int, folder: Path) -> list[dic
     scores = Scores(data.classes, device)
     objective = Objective("f1", "multiclass", StepChoice("annealed"), average=scores.average)
     trials = [
-        Trial(data.train[s], data.valid[s], Recipe(c.name, "", c.stages), seed=s, dropout=c.dropout)
+        Trial(data.train[s], data.valid[s], c.recipe(len(data.train[s])), seed=s, dropout=c.dropout)
         for c in configs
         for s in range(splits)
     ]
@@ -404,7 +446,9 @@ def run(name: str, configs: list[Config], splits: int, folder: Path) -> list[dic
     return rows
 
 
-def stacks(sets: list[str], configs: list[Config], splits: int, group: int, folder: Path) -> list[tuple[str, list[Config]]]:
+def stacks(
+    sets: list[str], configs: list[Config], splits: int, group: int, folder: Path
+) -> list[tuple[str, list[Config]]]:
     """What is trained together: configurations that agree in all but dropout and stages, at most `group` trials."""
     units: list[tuple[float, str, list[Config]]] = []
     for name in sets:
@@ -440,7 +484,9 @@ def search(sets: list[str], grid: str, splits: int, group: int, jobs: int, folde
             writer.writerows(rows)
             file.flush()
             r = rows[0]
-            print(f"{time.perf_counter() - started:6.0f} s  {r['set']} batch {r['batch']}: {r['trials']} trials, {r['seconds']} s")
+            print(
+                f"{time.perf_counter() - started:6.0f} s  {r['set']} batch {r['batch']}: {r['trials']} trials, {r['seconds']} s"
+            )
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """Steps: five points, BtG Thm 4.1 for every threshold, T = 0.4, thresholds of every form, the lookup table."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import example, given
@@ -28,7 +30,7 @@ def test_the_five_points_are_hit_exactly(name, options, tau):
     assert values[2] == 0.5
     assert values[4] == 1
     # Next to an end a breakpoint is known only to rounding, which the slope magnifies.
-    slope = max((y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(zip(x, y), zip(x[1:], y[1:])))  # noqa: B905
+    slope = max((y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(points_of(name, options, tau)))
     assert values.tolist() == pytest.approx(y, abs=1e-12 + 4e-16 * slope)
 
 

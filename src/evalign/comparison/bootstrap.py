@@ -4,7 +4,7 @@ A score sees a row only by its label and its predictions, so rows that share the
 rows is one multinomial draw of the counts of these patterns, however large n is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,24 @@ def resampled_scores(
         for name, predicted in zip(predictions, patterns[1:], strict=True):
             parts[name].append(score(_matrices(draws, patterns[0] * classes + predicted, classes)))
     return {name: np.concatenate(part) for name, part in parts.items()}
+
+
+def resampled_matrices(
+    confusion: NDArray[np.int64], *, repeats: int = 1000, seed: int = 0
+) -> Iterator[NDArray[np.int64]]:
+    """Resamples of one matrix (C, C), as pieces (K, C, C) of `repeats` in all.
+
+    >>> pieces = list(resampled_matrices(np.array([[3, 1], [0, 2]]), repeats=5))
+    >>> pieces[0].shape, pieces[0].sum(axis=(1, 2)).tolist()
+    ((5, 2, 2), [6, 6, 6, 6, 6])
+    """
+    generator, cells = np.random.default_rng(seed), np.flatnonzero(confusion)
+    counts = confusion.ravel()[cells]
+    at_once = max(1, min(repeats, CELLS // confusion.size))
+    for start in range(0, repeats, at_once):
+        out = np.zeros((min(at_once, repeats - start), confusion.size), dtype=np.int64)
+        out[:, cells] = generator.multinomial(counts.sum(), counts / counts.sum(), size=len(out))
+        yield out.reshape(-1, *confusion.shape)
 
 
 def interval(values: Floats, level: float = 0.95) -> Floats:

@@ -10,7 +10,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassif
 from evalign import checks
 from evalign.comparison.aims import DECISIONS, Judge
 from evalign.comparison.held_out import KeepsValidation
-from evalign.training.recipes import CROSS_ENTROPY, Recipe, find_recipe
+from evalign.training.recipes import Recipe, find_recipe
 
 OURS = "ours"
 
@@ -49,11 +49,28 @@ def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "pl
 
 
 def cross_entropy(judge: Judge, *, rival_of: str | Recipe = "anchored", **options: Any) -> Contender:
-    """The same network, split and seed with plain cross-entropy, for as many epochs as the recipe it is a rival of."""
-    epochs = find_recipe(rival_of).epochs
-    reason = "the rival: cross-entropy for as many epochs"
-    recipe = Recipe("cross_entropy", reason, (replace(CROSS_ENTROPY, epochs=epochs),))
+    """The same network, split, seed and stages, but cross-entropy throughout."""
+    recipe = without_metric(find_recipe(rival_of))
     return replace(ours(judge, recipe=recipe, **options), name="cross_entropy", title="cross-entropy")
+
+
+def without_metric(recipe: Recipe) -> Recipe:
+    """The control of a recipe: its learning rates, lengths and patience, with cross-entropy as the only loss.
+
+    A rival that stops after its first stage would lose to longer training at a lower learning rate, and the metric
+    would get the credit. A stage that cools waits `patience` epochs at each of `max_stale` temperatures and one more.
+
+    >>> [(stage.metric, stage.epochs, stage.patience) for stage in without_metric(find_recipe("anchored")).stages]
+    [(False, 100, 30), (False, 100, 40)]
+    """
+    stages = tuple(
+        stage if not stage.metric else replace(
+            stage, name="cross-entropy", metric=False, anchor=1.0, monitor="entropy", rate=None,
+            patience=stage.patience * (1 if stage.rate is None else stage.max_stale + 1),
+        )
+        for stage in recipe.stages
+    )  # fmt: skip
+    return Recipe("cross_entropy", f"the control of {recipe.name}: the same stages without the metric", stages)
 
 
 def majority(judge: Judge) -> Contender:

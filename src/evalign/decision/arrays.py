@@ -36,7 +36,7 @@ def as_probabilities(probabilities: Any, task: Task = "multiclass") -> Floats:
     p = to_numpy(probabilities)
     if p.dtype.kind not in "fiub":
         raise TypeError(f"probabilities must be numbers, got an array of {p.dtype}; pass the output of predict_proba")
-    p = p.astype(np.float64)
+    p = np.asarray(p, dtype=np.float64)
     one_column = p.ndim == 1 and task != "multilabel"
     if not one_column and (p.ndim != 2 or p.shape[1] < (1 if task == "multilabel" else 2)):
         expected = "(n, L)" if task == "multilabel" else "(n, C) with C >= 2, or (n,) for two classes"
@@ -46,7 +46,7 @@ def as_probabilities(probabilities: Any, task: Task = "multiclass") -> Floats:
     if p.size and not (p.min() >= -1e-6 and p.max() <= 1 + 1e-6):  # phrased so that nan fails too
         found = "nan" if np.isnan(p).any() else f"{p.min():.3g} to {p.max():.3g}"
         raise ValueError(f"probabilities must lie in [0, 1], got {found}; for scores apply softmax or sigmoid first")
-    p = np.clip(p, 0.0, 1.0)
+    p = np.asarray(np.clip(p, 0.0, 1.0))
     if one_column:
         return np.stack([1 - p, p], axis=1)
     if task != "multilabel" and p.size:

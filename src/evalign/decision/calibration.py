@@ -4,8 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from evalign.decision.arrays import Floats, Labels, Task, as_labels, as_probabilities, as_weights
 from evalign.decision.rules import FLOOR, expit, logit, softmax
@@ -14,9 +12,7 @@ RIDGE = 0.5  # of log slope and offsets: a prior of standard deviation 1.4 about
 FOLDS = 5
 
 
-def fit_temperature(
-    probabilities: Any, target: Any, *, task: Task = "multiclass", sample_weight: Any = None
-) -> float:
+def fit_temperature(probabilities: Any, target: Any, *, task: Task = "multiclass", sample_weight: Any = None) -> float:
     """T that minimises the log-loss of p^(1 / T), normalised (Guo 2017); above 1 where p is overconfident.
 
     Labels are class indices (n,), or 0/1 (n, L) with task="multilabel". Within 1/20 and 20.
@@ -89,43 +85,82 @@ def scaled_classes(p: Floats, y: Labels, weight: Floats) -> tuple[Floats, float,
     class: enough to undo class weights, resampling and overconfidence, too little to follow a small sample.
     """
     z = np.log(np.maximum(p, FLOOR))
-    x, labels, w = torch.from_numpy(z), torch.from_numpy(y), torch.from_numpy(weight)
+    rows = np.arange(len(y))
 
-    def loss(parameters: Tensor) -> Tensor:
-        scores = x * parameters[0].exp() + parameters[1:]
-        return w @ torch.nn.functional.cross_entropy(scores, labels, reduction="none")
+    def loss(x: Floats) -> tuple[float, Floats]:
+        slope = np.exp(x[0])
+        q = softmax(slope * z + x[1:])
+        value = -float(weight @ np.log(np.maximum(q[rows, y], 1e-300)))
+        q[rows, y] -= 1
+        q *= weight[:, None]
+        return value, np.concatenate([[slope * (q * z).sum()], q.sum(axis=0)])
 
-    best = _minimise(loss, 1 + p.shape[1])
+    best = _minimise(loss, 1 + p.shape[1], weight.sum())
     slope, offsets = float(np.exp(best[0])), best[1:]
     return softmax(z * slope + offsets), 1 / slope, offsets
 
 
 def scaled_labels(p: Floats, y: Labels, weight: Floats) -> Floats:
     """sigmoid(slope_l logit(p_l) + offset_l) of the best penalised likelihood, label by label (n, L)."""
-    z = logit(p)
-    x, labels = torch.from_numpy(z), torch.from_numpy(y).double()
-    w = torch.from_numpy(weight)[:, None]
-    size = p.shape[1]
+    z, size = logit(p), p.shape[1]
+    sign = np.where(y == 1, 1.0, -1.0)
 
-    def loss(parameters: Tensor) -> Tensor:
-        scores = x * parameters[:size].exp() + parameters[size:]
-        return (w * torch.nn.functional.binary_cross_entropy_with_logits(scores, labels, reduction="none")).sum()
+    def loss(x: Floats) -> tuple[float, Floats]:
+        slopes = np.exp(x[:size])
+        scores = slopes * z + x[size:]
+        value = float(weight @ np.logaddexp(0.0, -sign * scores).sum(axis=1))
+        residual = weight[:, None] * (expit(scores) - y)
+        return value, np.concatenate([slopes * (residual * z).sum(axis=0), residual.sum(axis=0)])
 
-    best = _minimise(loss, 2 * size)
+    best = _minimise(loss, 2 * size, weight.sum())
     return np.asarray(expit(z * np.exp(best[:size]) + best[size:]))
 
 
-def _minimise(loss: Callable[[Tensor], Tensor], size: int) -> Floats:
-    """loss(x) + RIDGE / 2 |x|^2 from 0 by L-BFGS."""
-    x = torch.zeros(size, dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS([x], max_iter=200, tolerance_grad=1e-6, tolerance_change=1e-10, line_search_fn="strong_wolfe")
+def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int, scale: float, memory: int = 10) -> Floats:
+    """(loss(x) + RIDGE / 2 |x|^2) / scale from 0, by L-BFGS with step halving.
 
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        total = loss(x) + RIDGE / 2 * x.square().sum()
-        total.backward()  # type: ignore[no-untyped-call]
-        return total
+    Written out: scipy is no dependency here, and torch.optim takes seconds to import.
+    """
 
-    with torch.enable_grad():
-        optimiser.step(closure)  # type: ignore[arg-type]
-    return np.asarray(x.detach().numpy().copy())
+    def objective(x: Floats) -> tuple[float, Floats]:
+        value, slope = loss(x)
+        return (value + RIDGE / 2 * float(x @ x)) / scale, (slope + RIDGE * x) / scale
+
+    x = np.zeros(size)
+    value, slope = objective(x)
+    pairs: list[tuple[Floats, Floats]] = []
+    for _ in range(200):
+        if np.abs(slope).max() < 1e-7:
+            break
+        direction = -_inverse_hessian_times(slope, pairs)
+        step = 1.0 if pairs else min(1.0, 1.0 / float(np.abs(direction).max()))
+        downhill = float(slope @ direction)
+        for _ in range(30):
+            moved = x + step * direction
+            new_value, new_slope = objective(moved)
+            if new_value <= value + 1e-4 * step * downhill:
+                break
+            step /= 2
+        else:  # no step goes down: as far as rounding lets it
+            break
+        change, bend = moved - x, new_slope - slope
+        if change @ bend > 1e-12 * np.sqrt((change @ change) * (bend @ bend)):
+            pairs = [*pairs[1 - memory :], (change, bend)]
+        x, value, slope = moved, new_value, new_slope
+    return x
+
+
+def _inverse_hessian_times(slope: Floats, pairs: list[tuple[Floats, Floats]]) -> Floats:
+    """The two loops of L-BFGS (Nocedal and Wright, algorithm 7.4)."""
+    q = slope.copy()
+    shares = []
+    for change, bend in reversed(pairs):
+        share = float(change @ q) / float(change @ bend)
+        q -= share * bend
+        shares.append(share)
+    if pairs:
+        change, bend = pairs[-1]
+        q *= float(change @ bend) / float(bend @ bend)
+    for (change, bend), share in zip(pairs, reversed(shares), strict=True):
+        q += change * (share - float(bend @ q) / float(change @ bend))
+    return q

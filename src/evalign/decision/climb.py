@@ -42,7 +42,7 @@ class Gain:
 
     @property
     def affine(self) -> bool:
-        return self.g.shape[0] != self.g.shape[1]
+        return bool(self.g.shape[0] != self.g.shape[1])
 
     def scores(self, p: Floats) -> Floats:
         return p * self.g[0] + self.g[1] if self.affine else np.asarray(p @ self.g)

@@ -51,7 +51,7 @@ def _of_label(c: Confusion, *, metric: Any, label: int, options: dict[str, Any])
 
 
 def parse_constraint(text: Any) -> Constraint:
-    """"precision >= 0.9", "recall[2] >= 0.8" (class 2 alone), or a tuple (metric or function, op, value).
+    """The constraint "precision >= 0.9", "recall[2] >= 0.8" (class 2 alone), or (metric or function, op, value).
 
     >>> parse_constraint("recall>=0.9")
     Constraint(metric='recall', op='>=', value=0.9, label=None)

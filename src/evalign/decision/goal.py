@@ -26,7 +26,9 @@ class Measure:
 
     def __init__(self, function: MetricFunction, name: str) -> None:
         self.function, self.name = function, name
-        named = isinstance(function, partial) and (function.func in metrics.METRICS.values() or function.func is _of_label)
+        named = isinstance(function, partial) and (
+            function.func in metrics.METRICS.values() or function.func is _of_label
+        )
         self.way = "batch" if named else "vmap"
         self.reads_matrix = False
 
@@ -114,7 +116,10 @@ class Goal:
 
     def lagrangian(self, multipliers: Floats) -> MetricFunction:
         """M(C) + sum_r multiplier_r g_r(C) as one differentiable function, a constraint from above with its sign."""
-        terms = [(m if r.op == ">=" else -m, limit) for m, r, limit in zip(multipliers, self.constraints, self.limits, strict=True)]
+        terms = [
+            (m if r.op == ">=" else -m, limit)
+            for m, r, limit in zip(multipliers, self.constraints, self.limits, strict=True)
+        ]
 
         def function(c: Confusion) -> Tensor:
             single = c.tp.dim() == 1
@@ -149,9 +154,10 @@ def search(judge: Callable[[NDArray[np.int64]], Judged], size: int, near: int, a
     low, high = 0, size
     while True:
         exact = high - low <= at_once
-        index = np.arange(low, high) if exact else np.unique(np.linspace(low, high - 1, at_once).astype(np.int64))
+        index = np.arange(low, high) if exact else np.linspace(low, high - 1, at_once).astype(np.int64)
         if not exact and low <= near < high:
-            index = np.unique(np.append(index, near))
+            place = int(np.searchsorted(index, near))
+            index = index if index[place] == near else np.insert(index, place, near)
         k = best_of(*judge(index), np.abs(index - near).astype(np.float64))
         if exact:
             return int(index[k])

@@ -59,7 +59,8 @@ def tuned(
     weight = as_weights(sample_weight, p)
     goal = make_goal(metric, p, task, average, beta, subject_to)
     if goal.multilabel:
-        rule = _many_labels(p, y, weight, goal, label_goals(goal, metric, average, beta) if goal.separable else [], guard)
+        own = label_goals(goal, metric, average, beta) if goal.separable else []
+        rule = _many_labels(p, y, weight, goal, own, guard)
     elif goal.classes == 2:
         q = scaled_classes(p, y, weight)[0][:, 1] if guard else None
         threshold, feasible = _cut(p[:, 1], y, weight, goal, q, multilabel=False)
@@ -138,7 +139,8 @@ def _many_labels(p: Floats, y: Labels, weight: Floats, goal: Goal, own: list[Goa
     q = scaled_labels(p, y, weight) if guard else None
     if goal.separable:
         thresholds = [
-            _cut(p[:, k], y[:, k], weight, g, None if q is None else q[:, k], multilabel=True)[0] for k, g in enumerate(own)
+            _cut(p[:, k], y[:, k], weight, g, None if q is None else q[:, k], multilabel=True)[0]
+            for k, g in enumerate(own)
         ]
         return Rule("thresholds", p.shape[1], thresholds=tuple(thresholds))
     limits = LabelTally(p, y.astype(np.float64), weight, expected=False)

@@ -103,7 +103,9 @@ def expected_confusion(
         w = weight[:, None]
         actual, total = (w * p).sum(axis=0), np.full(p.shape[1], weight.sum())
         tp, count = (w * p * d).sum(axis=0), (w * d).sum(axis=0)
-        return Confusion(*map(torch.from_numpy, (tp, actual, count, total)), present=occurs(actual, weight), multilabel=True)
+        return Confusion(
+            *map(torch.from_numpy, (tp, actual, count, total)), present=occurs(actual, weight), multilabel=True
+        )
     tally = Tally(p, weight, expected=True, reads_matrix=True)
     return tally.confusion(torch.from_numpy(tally.count(d)))
 
@@ -120,7 +122,9 @@ def make_goal(
             f"average='binary' needs two classes, got {columns} {'labels' if multilabel else 'classes'}; "
             "use 'macro', 'micro' or 'weighted'"
         )
-    return Goal(metric, parse_constraints(subject_to), average=average, beta=beta, classes=columns, multilabel=multilabel)
+    return Goal(
+        metric, parse_constraints(subject_to), average=average, beta=beta, classes=columns, multilabel=multilabel
+    )
 
 
 def label_goals(goal: Goal, metric: str | MetricFunction, average: Average | None, beta: Beta | None) -> list[Goal]:

@@ -8,6 +8,7 @@ from evalign.confusion import Confusion
 from evalign.decision.arrays import Floats
 from evalign.decision.climb import raise_missed
 from evalign.decision.goal import Goal, best_of, search
+from evalign.decision.rules import expit
 from evalign.decision.sweep import Sweep, occurs
 
 Cuts = NDArray[np.int64]  # one cut a label
@@ -32,9 +33,9 @@ class LabelTally:
     def confusion(self, states: Floats) -> Confusion:
         """Of states (K, 2, L)."""
         x = torch.from_numpy(states)
-        shape = x[:, 0].shape
-        return Confusion(x[:, 0], self.actual.expand(shape), x[:, 1], torch.full(shape, self.total, dtype=torch.float64),
-                         present=self.present, multilabel=True)  # fmt: skip
+        tp, predicted = x[:, 0], x[:, 1]
+        actual, total = self.actual.expand_as(tp), torch.full_like(tp, self.total)
+        return Confusion(tp, actual, predicted, total, present=self.present, multilabel=True)
 
     def moved(self, cuts: Cuts, label: int, index: Cuts) -> Confusion:
         """`cuts` with one label's cut moved to each of `index`."""
@@ -96,7 +97,7 @@ class LabelSearch:
         return cuts
 
     def run(self) -> None:
-        grid = np.concatenate([np.geomspace(1e-4, 0.1, 60), np.linspace(0.1, 0.9, 161)[1:], 1 - np.geomspace(0.1, 1e-4, 60)[1:]])
+        grid = expit(np.linspace(-9.0, 9.0, 361))
         c, cuts = self.values.common(grid)
         value = self.goal.value(c)
         common = cuts[best_of(np.zeros_like(value), value, np.abs(grid - 0.5))]

@@ -107,7 +107,7 @@ class Rule:
         if self.kind == "thresholds":
             return (q >= np.asarray(self.thresholds)).astype(np.int64)
         if self.kind == "threshold":
-            return (q[:, 1] >= self.threshold).astype(np.int64)
+            return (q[:, 1] >= float(self.threshold or 0.0)).astype(np.int64)
         if self.kind == "affine":
             return decide(q * np.asarray(self.weights) + np.asarray(self.biases), p)
         return decide(q @ self._gain if self.kind == "gain" else q, p)
@@ -130,9 +130,10 @@ class Rule:
         if unknown or missing:
             wrong = f"lacks {missing[0]!r}" if missing else f"has an unknown entry {unknown[0]!r}"
             raise ValueError(f"a rule holds kind, columns and what its kind asks for, but this one {wrong}")
-        for name, kinds in {"kind": str, "feasible": bool, "metric": str, "value": (int, float)}.items():
-            if name in given and not isinstance(given[name], kinds):
-                raise ValueError(f"{name} of a rule has the wrong type, {type(given[name]).__name__}")
+        types: dict[str, type] = {"kind": str, "feasible": bool, "metric": str, "value": float}
+        for name, wanted in types.items():
+            if name in given and not isinstance(given[name], wanted):
+                raise ValueError(f"{name} of a rule must be a {wanted.__name__}, got {_short(given[name])}")
         return cls(**given)
 
     def __repr__(self) -> str:
@@ -156,7 +157,7 @@ def decide(scores: Floats, p: Floats) -> Labels:
     """
     best = scores.max(axis=1, keepdims=True, initial=-np.inf)
     tied = scores >= best - TIE * np.maximum(np.abs(best), 1.0)
-    return np.where(tied, p, -1.0).argmax(axis=1).astype(np.int64)
+    return np.asarray(np.where(tied, p, -1.0).argmax(axis=1), dtype=np.int64)
 
 
 def logit(p: Floats) -> Floats:

@@ -17,9 +17,11 @@ RARE = 0.05  # rows: a class expected less often than this is taken for absent
 def occurs(actual: Floats, weight: Floats) -> Tensor:
     """Classes that a mean over classes counts: those expected in 0.05 rows at least.
 
-    A class with next to no probability anywhere would otherwise have a recall worth as much as any other's.
+    A class with next to no probability anywhere would otherwise have a recall worth as much as any other's. A row
+    weighs 1, so that a weight of 2 is two rows; or the mean, where weights are smaller, as those that add up to 1.
     """
-    return torch.from_numpy(np.atleast_1d(actual > RARE * weight.mean()))
+    row = min(1.0, float(weight[weight > 0].mean()))
+    return torch.from_numpy(np.atleast_1d(actual > RARE * row))
 
 
 class Sweep:
@@ -29,9 +31,7 @@ class Sweep:
     labels, or probabilities for expected counts. `multilabel` makes confusions of one label, else of two classes.
     """
 
-    def __init__(
-        self, p: Floats, target: Floats, weight: Floats, *, expected: bool, multilabel: bool = False
-    ) -> None:
+    def __init__(self, p: Floats, target: Floats, weight: Floats, *, expected: bool, multilabel: bool = False) -> None:
         # By score, then target, then weight: row order must not matter, not even to the resampling.
         order = np.lexsort((weight, target, -p))
         p = p[order]

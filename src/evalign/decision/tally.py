@@ -35,7 +35,7 @@ class Tally:
         size = self.classes
         if self.reads_matrix:
             cells = (np.arange(size) * size)[None, :] + decisions[:, None]
-            return np.bincount(cells.ravel(), self.target.ravel(), size * size).reshape(size, size)
+            return np.bincount(cells.ravel(), self.target.ravel(), size * size).reshape(size, size).astype(np.float64)
         hits = self.target[np.arange(len(decisions)), decisions]
         return np.stack([np.bincount(decisions, hits, size), np.bincount(decisions, self.weight, size)])
 

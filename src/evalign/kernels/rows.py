@@ -83,12 +83,10 @@ def _forward(p: Tensor, y: Tensor, weight: Tensor, points: FivePoints) -> tuple[
     at_label, predicted = p.new_empty(n), p.new_zeros(d)
     for part in _parts(p):
         q = p[part]
-        largest, first = q.max(1)
-        below = q.clone()
-        below.scatter_(1, first[:, None], -1.0)
-        runner_up, second = below.max(1)
-        tau = (largest + runner_up) / 2
-        h, _ = _step(q, tau, points, out=below)
+        two, index = q.topk(2, 1)
+        largest, first, second = two[:, 0], index[:, 0], index[:, 1]
+        tau = two.mean(1)
+        h, _ = _step(q, tau, points)
         top = _top_step(largest, tau, points)
         h.scatter_(1, first[:, None], top.value[:, None])
         total = h.sum(1)
@@ -138,12 +136,12 @@ def _backward(
     out.scatter_add_(1, second[:, None], half * p.gather(1, second[:, None]))
 
 
-def _step(p: Tensor, tau: Tensor, points: FivePoints, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _step(p: Tensor, tau: Tensor, points: FivePoints) -> tuple[Tensor, Tensor]:
     """h and p h'(p) of every entry as if none lay beyond c tau."""
     outer = p < (tau * (1 - points.reach))[:, None]
     slope = torch.where(outer, (points.a / tau)[:, None], (points.b / tau)[:, None])
     scaled = slope.mul_(p)
-    return torch.add(scaled, outer.logical_not_(), alpha=0.5 - points.b, out=out), scaled
+    return torch.add(scaled, outer.logical_not_(), alpha=0.5 - points.b), scaled
 
 
 class _Top(NamedTuple):

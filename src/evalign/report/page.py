@@ -1,0 +1,110 @@
+"""A result -> one HTML page that needs nothing else: no network, no scripts, no fonts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from evalign.report import plots
+
+MOST_CELLS = 30  # classes of a confusion matrix that is shown whole
+
+
+def render(result: dict[str, Any]) -> str:
+    """The page; everything that came from a user's file is escaped."""
+    environment = Environment(
+        loader=PackageLoader("evalign", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"score": score, "signed": signed}
+    return environment.get_template("report.html.j2").render(
+        r=result,
+        verdict=verdict(result),
+        figures=figures(result),
+        matrices=[matrix(rule["confusion"], rule["title"], result["classes"]) for rule in result["per_class"]],
+        several=result["splits"] > 1,
+        constraints=list(result["table"][0]["limits"]),
+        flat=flat,
+    )
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """What the table says about ours, in a sentence that does not flatter."""
+    name, reference = result["metric"]["title"], result["reference"]
+    ours = next(row for row in result["table"] if [row["contender"], row["decision"]] == reference)
+    rivals = [row for row in result["table"] if row["contender"] not in (reference[0], "majority")]
+    begin = f"Ours ({ours['title'].removeprefix('ours ').strip()}) reached {name} {score(ours['score'])}"
+    if not rivals:
+        return f"{begin}; no rival was trained, so whether that is good cannot be told."
+    best = max(rivals, key=lambda row: row["score"])
+    gap = best["difference"]
+    if "difference_interval" in best:
+        low, high = best["difference_interval"]
+        clear, noise = low > 0 or high < 0, f"95 % interval {signed(low)} to {signed(high)}"
+    else:
+        error = best["difference_error"] or 0.0
+        clear, noise = abs(gap) > 2 * error, f"± {error:.3f} standard error"
+    word = ("better" if gap > 0 else "worse") if clear else "no clear difference"
+    return f"{begin}, the strongest rival ({best['title']}) {score(best['score'])}: {signed(gap)} ({noise}), {word}."
+
+
+def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Title, drawing and caption of each plot that the result has numbers for."""
+    one = result["splits"] == 1
+    first = "" if one else " First split."
+    found = [
+        (
+            "Scores at a glance",
+            plots.scores(result),
+            "Points are scores, lines 95 % intervals from resampled test rows."
+            if one
+            else "Points are means over the splits, lines one standard error either side, ticks the splits.",
+        )
+    ]
+    if result["curves"]:
+        caption = f"Test rows. Curves are what any threshold could reach, marks where each rule stands.{first}"
+        found.append(("Precision against recall", plots.precision_recall(result), caption))
+    elif len(result["classes"]) > 2:
+        caption = "Precision and recall of every class, rare classes first; test rows in brackets, 95 % intervals."
+        found.append(("The trade-off, class by class", plots.class_scores(result), caption))
+    if any(result["history"].values()):
+        caption = f"By argmax on validation rows; a ring marks the epoch whose weights were kept.{first}"
+        found.append(("Training", plots.training(result), caption))
+    return [{"title": title, "svg": Markup(svg), "caption": caption} for title, svg, caption in found]
+
+
+def matrix(confusion: Sequence[Sequence[int]], title: str, classes: Sequence[str]) -> dict[str, Any]:
+    """Counts with the share of their row for shading; of very many classes only the most frequent confusions."""
+    if len(classes) <= MOST_CELLS:
+        rows = [
+            {"name": name, "cells": [(n, n / max(1, sum(line))) for n in line], "total": sum(line)}
+            for name, line in zip(classes, confusion, strict=True)
+        ]
+        return {"title": title, "rows": rows, "pairs": None}
+    pairs = [(n, classes[i], classes[j]) for i, line in enumerate(confusion) for j, n in enumerate(line) if i != j and n]
+    return {"title": title, "rows": None, "pairs": sorted(pairs, key=lambda pair: -pair[0])[:20]}
+
+
+def score(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def signed(value: float | None) -> str:
+    """A difference with its sign, in typographic minus.
+
+    >>> signed(0.0123), signed(-0.5), signed(None)
+    ('+0.012', '−0.500', '–')
+    """
+    return "–" if value is None else f"{value:+.3f}".replace("-", "−")
+
+
+def flat(values: dict[str, Any]) -> list[tuple[str, str]]:
+    """Settings as text, those left at None out."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, dict):
+            return ", ".join(f"{name}: {text(v)}" for name, v in value.items())
+        return ", ".join(map(text, value)) if isinstance(value, list | tuple) else str(value)
+
+    return [(name.replace("_", " "), text(value)) for name, value in values.items() if value not in (None, (), [])]

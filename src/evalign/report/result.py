@@ -1,0 +1,146 @@
+"""A comparison -> one dictionary of plain JSON types that holds all a report shows."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalign import metrics
+from evalign.comparison.aims import Judge, as_confusion
+from evalign.comparison.bootstrap import interval, resampled_matrices, resampled_scores
+from evalign.comparison.run import Comparison, Trial
+from evalign.comparison.summary import Line, summarise
+from evalign.report.curves import precision_recall, thinned
+
+TITLES = {"argmax": "argmax", "tuned": "tuned", "plug_in": "plug-in"}
+PER_CLASS = {"precision": metrics.precision, "recall": metrics.recall, "f1": metrics.f1}
+
+
+def build_result(
+    comparison: Comparison, reference: tuple[str, str], *, repeats: int = 1000, seed: int = 0
+) -> dict[str, Any]:
+    """Scores, intervals, per-class scores, curves and histories; the caller adds settings, data and notes.
+
+    With one split intervals come from resampling test rows, with more the standard error from the splits.
+    """
+    judge, lines = comparison.judge, summarise(comparison.rows, reference)
+    table = [_entry(line, judge) for line in lines]
+    if comparison.splits == 1:
+        _add_intervals(table, comparison, reference, repeats, seed)
+    shown = shown_in_detail(lines, reference)
+    networks = [trial for trial in comparison.trials if hasattr(trial.estimator, "history_")]
+    return {
+        "metric": {"name": judge.aim.name, "title": metric_title(judge), "average": judge.average, "beta": judge.beta},
+        "classes": judge.names,
+        "class_rows": lines[0].confusion.sum(axis=1).tolist(),
+        "splits": comparison.splits,
+        "interrupted": comparison.interrupted,
+        "reference": list(reference),
+        "table": table,
+        "per_class": [per_class(line, judge, repeats, seed) for line in shown],
+        "curves": precision_recall(comparison.trials, judge) if len(judge.classes) == 2 else [],
+        "rules": [_rules(trial) for trial in comparison.trials],
+        "history": {trial.contender.title: thinned(trial.estimator.history_) for trial in networks},
+    }
+
+
+def metric_title(judge: Judge) -> str:
+    """The metric in a reader's words.
+
+    >>> from evalign.comparison.aims import Aim
+    >>> metric_title(Judge(Aim("f1"), ["no", "yes"])), metric_title(Judge(Aim("mcc"), [0, 1, 2]))
+    ("F1 of 'yes'", 'MCC')
+    """
+    name = judge.aim.name
+    words = {"f1": "F1", "mcc": "MCC", "gmean": "G-mean", "fbeta": "F-beta"}.get(name, name.replace("_", " "))
+    if name == "fbeta" and isinstance(judge.beta, int | float):
+        words = f"F{judge.beta:g}"
+    if not metrics.is_averaged(name):
+        return words
+    return f"{words} of {judge.names[1]!r}" if judge.average == "binary" else f"{judge.average} {words}"
+
+
+def line_title(title: str, decision: str) -> str:
+    return title if title.startswith("majority") else f"{title} + {TITLES[decision]}"
+
+
+def shown_in_detail(lines: Sequence[Line], reference: tuple[str, str]) -> list[Line]:
+    """The reference, cross-entropy as it is mostly used, with the reference's decision, and the best other model."""
+    by_key = {(line.contender, line.decision): line for line in lines}
+    keys = [reference, ("cross_entropy", "argmax"), ("cross_entropy", "plug_in")]
+    others = [key for key in by_key if key[0] not in ("cross_entropy", "majority", reference[0])]
+    return [by_key[key] for key in dict.fromkeys([*keys, *others[:1]]) if key in by_key]
+
+
+def per_class(line: Line, judge: Judge, repeats: int, seed: int) -> dict[str, Any]:
+    """Precision, recall and F1 of each class as [value, low, high]."""
+    draws = resampled_matrices(line.confusion, repeats=repeats, seed=seed)
+    scores: dict[str, Any] = {}
+    for name, score in PER_CLASS.items():
+        value = score(as_confusion(line.confusion), None).numpy()
+        low, high = interval(np.concatenate([score(as_confusion(part), None).numpy() for part in draws]))
+        scores[name] = np.stack([value, low, high], axis=1).tolist()
+    return {
+        "title": line_title(line.title, line.decision),
+        "contender": line.contender,
+        "decision": line.decision,
+        "confusion": line.confusion.tolist(),
+    } | scores
+
+
+def versions() -> dict[str, str]:
+    """What a result may depend on."""
+    from evalign import __version__
+
+    found = {"evalign": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "scikit-learn", "pandas", "pyarrow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _entry(line: Line, judge: Judge) -> dict[str, Any]:
+    return {
+        "title": line_title(line.title, line.decision),
+        "contender": line.contender,
+        "decision": line.decision,
+        "score": line.mean,
+        "error": line.error,
+        "scores": list(line.scores),
+        "difference": line.difference,
+        "difference_error": line.difference_error,
+        "limits": line.limits,
+        "met": judge.met(line.limits),
+        "seconds": round(line.seconds, 3),
+        "confusion": line.confusion.tolist(),
+    }
+
+
+def _add_intervals(
+    table: Sequence[dict[str, Any]], comparison: Comparison, reference: tuple[str, str], repeats: int, seed: int
+) -> None:
+    predictions: Mapping[str, NDArray[np.int64]] = {
+        f"{trial.contender.name}/{decision}": predicted
+        for trial in comparison.trials
+        for decision, predicted in trial.predictions.items()
+    }
+    judge, truth = comparison.judge, comparison.trials[0].truth
+    scores = resampled_scores(truth, predictions, len(judge.classes), judge.scores, repeats=repeats, seed=seed)
+    ours = scores["/".join(reference)]
+    for entry in table:
+        theirs = scores[f"{entry['contender']}/{entry['decision']}"]
+        entry["interval"] = interval(theirs).tolist()
+        entry["difference_interval"] = interval(ours - theirs).tolist()
+
+
+def _rules(trial: Trial) -> dict[str, Any]:
+    return {
+        "contender": trial.contender.name,
+        "title": trial.contender.title,
+        "rules": {name: rule.to_json() for name, rule in trial.rules.items()},
+    }
