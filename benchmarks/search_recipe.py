@@ -237,7 +237,22 @@ def third_grid() -> Iterator[Config]:
         yield Config(f"both {name}", stages, inputs="both", updates=4000)
 
 
-GRIDS = {"first": first_grid, "second": second_grid, "large": large_grid, "third": third_grid}
+def fourth_grid() -> Iterator[Config]:
+    """The last candidates, for more splits of the noisy sets."""
+    quick = {"epochs": 80, "learning_rate": 5e-4}
+    for name, stages in {
+        "cross-entropy": (entropy_stage(epochs=200),),
+        "60+40 lr=5e-4": (entropy_stage(epochs=120), metric_stage(**quick)),
+        "60+40 lr=5e-4 anchor=3": (entropy_stage(epochs=120), metric_stage(anchor=3.0, **quick)),
+        "flat 60+40 lr=1e-3 anchor=3": (
+            entropy_stage(epochs=120, decay="none"),
+            metric_stage(epochs=80, learning_rate=1e-3, anchor=3.0),
+        ),
+    }.items():
+        yield Config(f"both {name}", stages, inputs="both", updates=4000)
+
+
+GRIDS = {"first": first_grid, "second": second_grid, "large": large_grid, "third": third_grid, "fourth": fourth_grid}
 
 
 # Data

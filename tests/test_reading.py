@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from evalign import delimited
-from evalign.reading import MISSING, TableError, check_target, read_table
+from evalign.reading import TableError, check_target, read_table
 from evalign.tables import TableEncoder
 
 FRAME = pd.DataFrame(
@@ -66,6 +66,12 @@ def test_every_format_gives_the_same_frame(tmp_path, name):
     pd.testing.assert_frame_equal(read_table(str(path), ["job", "age"]), FRAME[["job", "age"]])
 
 
+def test_a_tab_file_may_have_commas_in_its_header(write):
+    for name in ("t.tsv", "t.tab"):
+        assert list(read_table(write("a,b,c\td,e\n1\t2\n", name))) == ["a,b,c", "d,e"]
+    assert list(read_table(write('"a,b,c";d\n1;2\n'))) == ["a,b,c", "d"]
+
+
 def test_line_ends_byte_order_marks_and_blank_lines_are_no_matter(write):
     expected = pd.DataFrame({"a": [1, 3], "é": [2, 4]})
     text = "a,é\n1,2\n3,4\n"
@@ -82,10 +88,11 @@ def test_line_ends_byte_order_marks_and_blank_lines_are_no_matter(write):
 
 
 def test_missing_entries_leave_numbers_numbers(write):
-    rows = "".join(f"{entry},x\n" for entry in MISSING) + "7, ?\n8, y\n"
+    entries = ["", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?"]
+    rows = "".join(f"{entry},x\n" for entry in entries) + "7, ?\n8, y\n"
     frame = read_table(write("a,b\n" + rows))
     assert frame["a"].tolist()[-2:] == [7, 8]
-    assert frame["a"].isna().sum() == len(MISSING)
+    assert frame["a"].isna().sum() == len(entries)
     assert frame["b"].isna().sum() == 1
     assert read_table(write("a\n?\nNA\n1\n"), missing=())["a"].tolist() == ["?", "NA", "1"]
 
@@ -347,6 +354,7 @@ def test_features_and_labels_are_split(labels, dtype):
 
 def test_many_numbers_are_classes_while_each_has_rows():
     assert len(np.unique(check_target(table(np.repeat(np.arange(100), 6)), "label")[1])) == 100
+    assert len(np.unique(check_target(table(np.repeat(np.arange(30), 5)), "label")[1])) == 30
     assert len(np.unique(check_target(table(np.repeat(np.arange(20), 2)), "label")[1])) == 20
 
 
@@ -386,6 +394,7 @@ MISSING_LABEL = "; drop them, or choose what counts as missing if an entry such 
             table([0.5, 1.0] * 9),
             "^the target 'label' looks like regression, 2 different numbers in 18 rows; classes are expected",
         ),
+        (table([*range(21)] * 2), "looks like regression, 21 different numbers in 42 rows"),
         (table(range(21)), "looks like regression, 21 different numbers in 21 rows"),
         (table([0.0, np.inf] * 2), "looks like regression"),
         (table(pd.date_range("2020", periods=2)), "column 'label' holds dates"),

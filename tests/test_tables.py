@@ -214,6 +214,21 @@ def test_categories_beyond_the_most_frequent_are_others_as_in_scikit_learn():
     assert not encoder.id_like_columns_
 
 
+def test_the_cap_keeps_the_most_frequent_of_many():
+    rng = np.random.default_rng(3)
+    counts = rng.permutation(np.repeat(np.arange(2, 42), 3))  # each count thrice: ties at the cap
+    names = np.array([f"v{k:03}" for k in range(120)])
+    encoder = TableEncoder(max_categories=50).fit(rng.permutation(np.repeat(names, counts))[:, None])
+    kept = sorted(sorted(range(120), key=lambda k: (-counts[k], k))[:50])
+    assert encoder.feature_names_out == [f"x0={names[k]}" for k in kept] + ["x0=<other>"]
+
+
+@pytest.mark.parametrize(("distinct", "id_like"), [(100, False), (101, True), (64, False)])
+def test_an_id_is_what_over_half_the_rows_differ_in(distinct, id_like):
+    X = np.array([[f"u{i % distinct}"] for i in range(200)], dtype=object)
+    assert TableEncoder().fit(X).id_like_columns_ == [0] * id_like
+
+
 def test_ties_at_the_cap_do_not_depend_on_the_order_of_rows():
     rows = list("abcdabcd")
     names = {
@@ -301,9 +316,9 @@ def test_select_orders_the_columns_and_tells_the_others():
 
 def test_arrow_tables_and_what_converts_to_pandas_are_taken():
     frame = pd.DataFrame({"a": [1.0, 2.0, 4.0], "t": ["x", "y", "x"]})
-    np.testing.assert_array_equal(
-        TableEncoder().fit_transform(pa.Table.from_pandas(frame)), TableEncoder().fit_transform(frame)
-    )
+    encoder = TableEncoder().fit(pa.Table.from_pandas(frame))
+    assert encoder.feature_names_in_.tolist() == ["a", "t"]
+    np.testing.assert_array_equal(encoder.transform(frame), TableEncoder().fit_transform(frame))
 
 
 def test_a_fit_that_fails_leaves_the_encoder_as_it_was():
@@ -355,6 +370,11 @@ def test_columns_that_are_refused(column, message):
     with pytest.raises(ValueError, match=message) as error:
         TableEncoder().fit(pd.DataFrame({"v": range(len(column)), "c": column}))
     assert "\n" not in str(error.value)
+
+
+def test_records_are_refused():
+    with pytest.raises(ValueError, match=r"^column 0 holds records; give each field a column of its own$"):
+        TableEncoder().fit(np.zeros((2, 1), dtype=[("a", int)]))
 
 
 def test_text_with_a_missing_date_is_text():
@@ -424,22 +444,24 @@ def test_tables_that_are_refused():
         TableEncoder().fit(pd.DataFrame({"a": [1], 0: [2]}))
     with pytest.raises(TypeError, match="Sparse data was passed for X, but dense data is required"):
         TableEncoder().fit(scipy.sparse.eye_array(3))
-    with pytest.raises(ValueError, match=r"Expected 2D array, got 1D array instead.*Reshape your data"):
+    with pytest.raises(ValueError, match=r"^Expected 2D array, got 1D array instead.*Reshape your data"):
         TableEncoder().fit([1, 2])
-    with pytest.raises(ValueError, match=r"Found array with 0 sample\(s\) \(shape=\(0, 2\)\) while a minimum of 1"):
+    with pytest.raises(ValueError, match=r"^Found array with 0 sample\(s\) \(shape=\(0, 2\)\) while a minimum of 1"):
         TableEncoder().fit(np.empty((0, 2)))
-    with pytest.raises(ValueError, match=r"Found array with 0 feature\(s\) \(shape=\(2, 0\)\) while a minimum of 1"):
+    with pytest.raises(ValueError, match=r"^Found array with 0 feature\(s\) \(shape=\(2, 0\)\) while a minimum of 1"):
         TableEncoder().fit(pd.DataFrame(index=[0, 1]))
     for act in ("transform", "select"):
-        with pytest.raises(NotFittedError, match="not fitted yet; call fit first"):
+        with pytest.raises(NotFittedError, match=r"^This TableEncoder instance is not fitted yet; call fit first$"):
             getattr(TableEncoder(), act)(NUMBERS)
     with pytest.raises(NotFittedError):
         TableEncoder().to_json()
+    with pytest.raises(NotFittedError):
+        _ = TableEncoder().feature_names_out
     with pytest.raises(
         ValueError, match="numeric must be one of standard, quantile, got 'quantiles'; did you mean 'quantile'"
     ):
         TableEncoder(numeric="quantiles")
-    with pytest.raises(ValueError, match="max_categories must lie in"):
+    with pytest.raises(ValueError, match=r"^max_categories must lie in"):
         TableEncoder(max_categories=0)
 
 
@@ -544,11 +566,11 @@ def damaged(**change):
         ({"c0_shift": 10**400}, "damaged"),
         ({"c0_shift": "1"}, "damaged .*fields shift, scale"),
         ({"c0_fill": ...}, "damaged .*fields shift, scale"),
-        ({"c0_quantiles": [2.0, 1.0]}, "damaged .*numbers that rise"),
+        ({"c0_quantiles": [2.0, 1.0]}, "damaged .the quantiles of a column .*numbers that rise"),
         ({"c0_quantiles": ["a", "b"]}, "damaged .*finite numbers"),
-        ({"c1_values": ["a", "a"]}, "damaged .*distinct and all text or all numbers"),
-        ({"c1_values": ["a", [1]]}, "damaged .*distinct and all text or all numbers"),
-        ({"c1_values": ["a", 1]}, "damaged .*distinct and all text or all numbers"),
+        ({"c1_values": ["a", "a"]}, "damaged .the categories of a column must be distinct and all text or all numbers"),
+        ({"c1_values": ["a", [1]]}, "damaged .the categories of a column must be distinct and all text or all numbers"),
+        ({"c1_values": ["a", 1]}, "damaged .the categories of a column must be distinct and all text or all numbers"),
         ({"c1_other": 1}, "damaged .*fields values, text"),
         ({"c1_code": "exit()"}, "damaged .*fields values, text"),
     ],
@@ -556,6 +578,9 @@ def damaged(**change):
 def test_damaged_json_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         TableEncoder.from_json(damaged(**change))
+    if "damaged" in message:
+        with pytest.raises(ValueError, match=r"^the table encoder is damaged \(.*\); save it anew$"):
+            TableEncoder.from_json(damaged(**change))
 
 
 def test_json_that_is_no_encoder_is_refused_and_whole_numbers_pass():

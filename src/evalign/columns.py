@@ -116,11 +116,10 @@ def floats(column: Column, label: Label) -> NDArray[np.float64]:
         if isinstance(dtype, np.dtype) and dtype.kind != "O":
             x = np.array(column, dtype=np.float64)
         else:
-            values = np.asarray(column, dtype=object) if isinstance(dtype, np.dtype) else column
-            known = ~np.asarray(pd.isna(values))
+            known = ~np.asarray(pd.isna(column))
             x = np.full(len(known), np.nan)
             try:
-                x[known] = np.asarray(values[known], dtype=np.float64)
+                x[known] = np.asarray(column[known], dtype=np.float64)
             except OverflowError:  # a Python integer has no upper end
                 raise ValueError(f"column {label!r} holds a number beyond 1.8e308; make it smaller") from None
     if infinite := int(np.count_nonzero(np.isinf(x))):

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.model_selection import ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit, check_cv
-from sklearn.utils import _safe_indexing, get_tags, indexable
+from sklearn.utils import _safe_indexing, assert_all_finite, get_tags, indexable
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
@@ -29,13 +29,14 @@ from evalign.metrics import Average, Beta, MetricFunction
 
 METHODS = ("plug_in", "tuned", "argmax")
 FOLDS = 5
+MARGIN = 1e-4  # expected gain below which `predict` stays with the largest probability
 
 
 def _gives_probabilities(self: "MetricDecision") -> bool:
     return hasattr(getattr(self, "estimator_", self.estimator), "predict_proba")
 
 
-class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
+class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     """Wrap a classifier so that `predict` maximises a metric: thresholds for two classes, a gain matrix for more.
 
     `fit` gets probabilities of rows the classifier has not seen by cross-validation, learns a rule from them
@@ -50,6 +51,7 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # typ
     average: None is "binary" for two classes (the second of `classes_` is positive), "macro" otherwise.
     beta: of "fbeta".
     method: "plug_in" (label-free), "tuned" (on the held-out labels, for poorly calibrated classifiers), "argmax".
+        Where a rule is not expected to gain 0.0001 over the largest probability, that decides.
     subject_to: constraints such as "recall >= 0.9", or a list; see `decision.plug_in`.
     cv: None is 5 stratified folds; an int, a splitter or a list of splits as in scikit-learn; a number between 0
         and 1 is the share of rows held out; "prefit" takes the fitted estimator as it is and all rows as held out.
@@ -67,7 +69,8 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # typ
     >>> model = MetricDecision(LogisticRegression(), metric="f1").fit(X, y)
     >>> bool(model.decision_.threshold < 0.5)
     True
-    >>> bool(model.score(X, y) > MetricDecision(LogisticRegression(), method="argmax").fit(X, y).score(X, y))
+    >>> careful = MetricDecision(LogisticRegression(), metric="recall", subject_to="precision >= 0.8").fit(X, y)
+    >>> careful.decision_.feasible
     True
     """
 
@@ -100,6 +103,8 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # typ
         """Learn the rule, then fit the classifier; `sample_weight` counts in both, `params` go to the classifier."""
         self._check_parameters()
         X, y = indexable(X, y)
+        if np.asarray(y).dtype.kind == "f":
+            assert_all_finite(y, input_name="y")
         check_classification_targets(y)
         if type_of_target(y).startswith(("multilabel", "multiclass-multioutput")):
             raise ValueError(
@@ -125,7 +130,7 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # typ
         check_is_fitted(self)
         return np.asarray(self.classes_[self.decision_.predict(_probabilities(self.estimator_, X, self.classes_))])
 
-    @available_if(_gives_probabilities)
+    @available_if(_gives_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Floats:
         """The classifier's own probabilities."""
         check_is_fitted(self)
@@ -138,9 +143,9 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # typ
         unseen = np.setdiff1d(y, self.classes_)
         known = [*self.classes_.tolist(), *unseen.tolist()]
         index = {label: k for k, label in enumerate(known)}
-        codes = [torch.tensor([index[label] for label in labels.tolist()]) for labels in (predicted, y)]
+        decided, target = (torch.tensor([index[label] for label in labels.tolist()]) for labels in (predicted, y))
         weight = None if sample_weight is None else torch.as_tensor(np.asarray(sample_weight, dtype=np.float64))
-        c = Confusion.hard(*codes, max(2, len(known)), sample_weight=weight)
+        c = Confusion.hard(decided, target, max(2, len(known)), sample_weight=weight)
         average = self.average or ("binary" if len(self.classes_) <= 2 and not len(unseen) else "macro")
         return float(metrics.resolve(self.metric, average=average, beta=self.beta)(c))
 
@@ -207,7 +212,7 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # typ
         }
         if self.method == "tuned":
             return decision.tuned(p, target, self.metric, **options)
-        return decision.plug_in(p, self.metric, target=target, calibrate=self.calibrate, **options)
+        return decision.plug_in(p, self.metric, target=target, calibrate=self.calibrate, margin=MARGIN, **options)
 
     def _held_out(self, X: Any, y: NDArray[Any], fit_params: dict[str, Any]) -> tuple[Floats, NDArray[np.int64]]:
         """Probabilities of rows that their model was not fitted on, and which rows these are."""

@@ -18,7 +18,7 @@ app = typer.Typer(
     help="Train classifiers on the metric they are judged by, and see honestly whether it helps.",
     epilog="Start with: evalign demo",
     add_completion=False,
-    no_args_is_help=True,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -34,19 +34,23 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 wrong input, 130 Ctrl-C with nothing kept."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = app(args=None if arguments is None else list(arguments), prog_name="evalign", standalone_mode=False)
+        # The words as given travel as the context's `obj`, for a result to say how it can be repeated.
+        code = app(args=given, prog_name="evalign", standalone_mode=False, obj=given)
         sys.stdout.flush()
     except KeyboardInterrupt:
         _fail("interrupted; nothing was written", EXIT_INTERRUPTED)
@@ -61,25 +65,29 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _explain(error: Exception) -> NoReturn:
-    from typer._click.exceptions import Abort, ClickException, NoArgsIsHelpError, UsageError
-
-    if isinstance(error, NoArgsIsHelpError):
-        error.show()  # `evalign` alone prints its help
-        raise SystemExit(EXIT_WRONG_INPUT)
-    if isinstance(error, Abort):
+    if isinstance(error, typer.Abort):
         _fail("interrupted; nothing was written", EXIT_INTERRUPTED)
-    if isinstance(error, UsageError):
-        where = error.ctx.command_path if error.ctx is not None else "evalign"
+    # Typer's own errors, told by their shape: their classes have moved between its versions.
+    if hasattr(error, "format_message"):
+        context = getattr(error, "ctx", None)
+        where = "evalign" if context is None else context.command_path
         _fail(f"{error.format_message().rstrip('.')}; see {where} --help", EXIT_WRONG_INPUT)
-    if isinstance(error, ClickException):
-        _fail(error.format_message(), EXIT_WRONG_INPUT)
     if isinstance(error, MemoryError):
         _fail("the table does not fit into memory; drop columns, or take a sample of its rows", EXIT_WRONG_INPUT)
-    # What our checks raise; a diverging loss is a FloatingPointError with advice in it.
-    if isinstance(error, ValueError | OSError | FloatingPointError):
+    # What checks raise, ours or scikit-learn's; a diverging loss is a FloatingPointError with advice in it.
+    if isinstance(error, OSError) or (isinstance(error, ValueError | FloatingPointError) and _is_checked(error)):
         _fail(str(error), EXIT_WRONG_INPUT)
     kind = type(error).__name__
     _fail(f"this is a bug ({kind}: {error}); run again with {TRACEBACK}=1 to see where", EXIT_BUG)
+
+
+def _is_checked(error: Exception) -> bool:
+    """Whether a check raised this: a ValueError from the depths of numpy is a bug of ours, not wrong input."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.split(".")[0] in ("evalign", "sklearn")
 
 
 def _fail(message: str, code: int) -> NoReturn:

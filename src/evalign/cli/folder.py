@@ -28,10 +28,10 @@ class RunFolder:
         foreign = [name for name in names if not name.removeprefix(".").startswith(self.known)]
         if foreign:
             raise TableError(
-                f"--out must be a new folder or one of an earlier run, {self.path} also holds {quoted(foreign, most=3)}; "
-                "choose another one"
+                f"--out must be a new folder or one of an earlier run, {self.path} also holds "
+                f"{quoted(foreign, most=3)}; choose another one"
             )
-        if names and read_result(self.path) is None:
+        if {RESULT, REPORT, MODEL} & set(names) and read_result(self.path) is None:
             raise TableError(
                 f"--out must be a new folder or one of an earlier run, {self.path} has no {RESULT} of one; "
                 "choose another one, or empty it"

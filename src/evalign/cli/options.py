@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 DATA, GOAL, TRAINING, OUTPUT = "Data", "What to be good at", "Training", "Output"
 
-Data = Annotated[Path, typer.Argument(help="CSV, TSV (also .gz) or Parquet file with a header.", show_default=False)]
+Data = Annotated[
+    Path, typer.Argument(metavar="DATA", help="CSV, TSV (also .gz) or Parquet file with a header.", show_default=False)
+]
 Target = Annotated[
     str, typer.Option("--target", "-t", help="Column with the labels.", show_default=False, rich_help_panel=DATA)
 ]
@@ -56,7 +58,9 @@ Positive = Annotated[
 SubjectTo = Annotated[
     list[str] | None,
     typer.Option(
-        "--subject-to", help='Constraint, e.g. "precision>=0.9" or "recall[dog]>=0.8"; repeatable.', rich_help_panel=GOAL
+        "--subject-to",
+        help='Constraint, e.g. "precision>=0.9" or "recall[dog]>=0.8"; repeatable.',
+        rich_help_panel=GOAL,
     ),
 ]
 RecipeName = Annotated[

@@ -15,9 +15,10 @@ Step = Callable[[str, int], Callable[[Epoch], None] | None]
 class Output:
     """`quiet` drops notes and progress, `as_json` also leaves stdout to the JSON result alone."""
 
-    def __init__(self, *, quiet: bool, as_json: bool) -> None:
+    def __init__(self, *, quiet: bool, as_json: bool, words: list[str] | None = None) -> None:
         from rich.console import Console
 
+        self.words = words  # of the command line
         self.quiet, self.as_json = quiet or as_json, as_json
         self.notes: list[str] = []
         # Without a window to fit into, tables must not be folded at 80 columns.

@@ -63,13 +63,13 @@ class Judge:
         self.aim = aim
         in_order = np.unique(np.asarray(classes))
         self.order = np.arange(len(in_order))
-        self.positive = None
+        self.positive: Any = None
         if aim.positive is not None:
-            self.positive = in_order[_index_of(aim.positive, in_order, "the positive label")]
             if len(in_order) != 2:
                 raise ValueError(f"a positive label goes with two classes, got {len(in_order)}; leave it out")
-            self.order = np.flatnonzero(in_order != self.positive)
-            self.order = np.r_[self.order, 1 - self.order]
+            index = _index_of(aim.positive, in_order, "the positive label")
+            self.positive = in_order.tolist()[index]
+            self.order = np.array([1 - index, index])
         self.classes = in_order[self.order]
         self.average: Average = aim.average or ("binary" if len(self.classes) == 2 else "macro")
         self.beta = self._beta()

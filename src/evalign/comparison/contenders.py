@@ -37,7 +37,7 @@ def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "pl
             judge.aim.metric,
             average=judge.aim.average,
             beta=judge.beta if judge.beta is None or isinstance(judge.beta, float | int) else by_label(judge),
-            pos_label=None if judge.positive is None else judge.positive.item(),
+            pos_label=judge.positive,
             subject_to=judge.subject_to or None,
             recipe=recipe,
             decision=decision,  # type: ignore[arg-type]

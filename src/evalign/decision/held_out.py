@@ -11,7 +11,14 @@ from evalign.decision.arrays import Floats, Labels, Task, as_labels, as_probabil
 from evalign.decision.calibration import scaled_classes, scaled_labels
 from evalign.decision.climb import solve
 from evalign.decision.goal import Goal, search
-from evalign.decision.label_free import finished, label_goals, make_goal, rule_of
+from evalign.decision.label_free import (
+    expected_confusion,
+    finished,
+    label_goals,
+    make_goal,
+    rule_of,
+    worthwhile,
+)
 from evalign.decision.labels import LabelTally, best_thresholds
 from evalign.decision.rules import FLOOR, Rule, expit, logit
 from evalign.decision.sweep import EXACT, Sweep
@@ -19,6 +26,7 @@ from evalign.decision.tally import Column, Tally
 from evalign.metrics import Average, Beta, MetricFunction
 
 RESAMPLES = 30
+MARGIN = 1e-4  # a guarded rule that is expected to gain less than this over argmax is argmax
 
 
 def tuned(
@@ -62,14 +70,21 @@ def tuned(
         own = label_goals(goal, metric, average, beta) if goal.separable else []
         rule = _many_labels(p, y, weight, goal, own, guard)
     elif goal.classes == 2:
-        q = scaled_classes(p, y, weight)[0][:, 1] if guard else None
-        threshold, feasible = _cut(p[:, 1], y, weight, goal, q, multilabel=False)
-        rule = Rule("threshold", 2, threshold=threshold, feasible=feasible)
+        rule = _two_classes(p, y, weight, goal, guard)
     else:
         rule = _many_classes(p, y, weight, goal, guard, rounds)
     decisions, wide = torch.from_numpy(rule.decide(p)), torch.from_numpy(weight)
     c = Confusion.hard(decisions, torch.from_numpy(y), goal.classes, sample_weight=wide, multilabel=goal.multilabel)
     return finished(rule, goal, c)
+
+
+def _two_classes(p: Floats, y: Labels, weight: Floats, goal: Goal, guard: bool) -> Rule:
+    q = scaled_classes(p, y, weight)[0] if guard else None
+    threshold, feasible = _cut(p[:, 1], y, weight, goal, None if q is None else q[:, 1], multilabel=False)
+    rule = Rule("threshold", 2, threshold=threshold, feasible=feasible)
+    if q is None or goal.constraints:
+        return rule
+    return worthwhile(rule, p, goal, lambda d: expected_confusion(q, d, sample_weight=weight), MARGIN)
 
 
 def _cut(p: Floats, y: Labels, weight: Floats, goal: Goal, q: Floats | None, *, multilabel: bool) -> tuple[float, bool]:
@@ -113,7 +128,10 @@ def _many_classes(p: Floats, y: Labels, weight: Floats, goal: Goal, guard: bool,
     expected = Tally(q, weight, expected=True, reads_matrix=goal.reads_matrix)
     rule = rule_of(solve(q, goal, expected, counted if goal.constraints else expected, rounds=rounds))
     kind = "offsets" if rule.kind == "argmax" else rule.kind
-    return replace(rule, kind=kind, temperature=temperature, offsets=tuple(offsets))
+    rule = replace(rule, kind=kind, temperature=temperature, offsets=tuple(offsets))
+    if goal.constraints:
+        return rule
+    return worthwhile(rule, p, goal, lambda d: expected_confusion(q, d, sample_weight=weight), MARGIN)
 
 
 def _offsets(p: Floats, goal: Goal, counted: Tally, passes: int = 5) -> Rule:

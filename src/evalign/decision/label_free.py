@@ -1,7 +1,7 @@
 """plug_in: the decision rule that a metric asks of honest probabilities, without a label."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from evalign.decision.arrays import Floats, Labels, Task, as_labels, as_probabil
 from evalign.decision.calibration import helpful_temperature, temperature_of
 from evalign.decision.climb import Pool, solve
 from evalign.decision.constraints import Constraint, parse_constraints
-from evalign.decision.goal import Goal
+from evalign.decision.goal import SLACK, Goal
 from evalign.decision.labels import LabelTally, best_thresholds
 from evalign.decision.rules import Rule, recalibrated
 from evalign.decision.sweep import Sweep, occurs
@@ -35,6 +35,7 @@ def plug_in(
     sample_weight: Any = None,
     target: Any = None,
     calibrate: Calibrate = False,
+    margin: float = 0.0,
     rounds: int = 40,
 ) -> Rule:
     """The rule that maximises M(C) of the expected confusion matrix C = sum_i w_i p(x_i) one-hot(decision_i)^T.
@@ -57,6 +58,8 @@ def plug_in(
         them least is returned with `feasible=False`, with a warning.
     target, calibrate: True rescales the probabilities first by the temperature that fits labels `target` best,
         "auto" only if that lowers the log-loss in cross-validation.
+    margin: expected gain in the metric below which argmax (multilabel: 1/2) is kept.
+    rounds: of the ascent to the gain matrix, at most.
 
     >>> p = np.array([[0.6, 0.3, 0.1], [0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [0.3, 0.6, 0.1]])
     >>> plug_in(p, "accuracy").predict(p)
@@ -69,6 +72,7 @@ def plug_in(
     p = as_probabilities(probabilities, task)
     weight = as_weights(sample_weight, p)
     checks.check_number("rounds", rounds, low=1)
+    checks.check_number("margin", margin, low=0.0)
     goal = make_goal(metric, p, task, average, beta, subject_to)
     temperature = _temperature(p, target, calibrate, task, weight)
     q = recalibrated(p, temperature, multilabel=goal.multilabel)
@@ -79,9 +83,9 @@ def plug_in(
     else:
         tally = Tally(q, weight, expected=True, reads_matrix=goal.reads_matrix)
         rule = rule_of(solve(q, goal, tally, tally, rounds=int(rounds)))
-    rule = replace(rule, temperature=temperature)
-    c = expected_confusion(q, replace(rule, temperature=1.0).decide(q), task=task, sample_weight=weight)
-    return finished(rule, goal, c)
+    rule = worthwhile(rule, q, goal, lambda d: expected_confusion(q, d, task=task, sample_weight=weight), margin)
+    c = expected_confusion(q, rule.decide(q), task=task, sample_weight=weight)
+    return finished(replace(rule, temperature=temperature), goal, c)
 
 
 def expected_confusion(
@@ -134,6 +138,26 @@ def label_goals(goal: Goal, metric: str | MetricFunction, average: Average | Non
         Goal(metric, average=average or "macro", beta=None if beta is None else float(b), classes=1, multilabel=True)
         for b in betas
     ]
+
+
+def worthwhile(rule: Rule, p: Floats, goal: Goal, count: Callable[[Labels], Confusion], margin: float) -> Rule:
+    """The rule if it gains more than `margin` over argmax, else argmax, unless that misses a constraint."""
+    if margin == 0.0:
+        return rule
+    halves = (0.5,) * rule.columns
+    plain = Rule("thresholds", rule.columns, thresholds=halves) if goal.multilabel else Rule("argmax", rule.columns)
+    scores = []
+    for one in (rule, plain):
+        c = count(one.decide(p))
+        scores.append(float(torch.as_tensor(goal.metric.function(c))))
+    missed = any(not limit_met(goal, c, r) for r in range(len(goal.constraints)))
+    return rule if missed or scores[0] - scores[1] > margin else plain
+
+
+def limit_met(goal: Goal, c: Confusion, r: int) -> bool:
+    """Whether one confusion meets constraint r."""
+    score, limit = float(torch.as_tensor(goal.limits[r].function(c))), goal.constraints[r]
+    return score >= limit.value - SLACK if limit.op == ">=" else score <= limit.value + SLACK
 
 
 def finished(rule: Rule, goal: Goal, c: Confusion) -> Rule:

@@ -1,6 +1,7 @@
 """A result -> one HTML page that needs nothing else: no network, no scripts, no fonts."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -21,6 +22,7 @@ def render(result: dict[str, Any]) -> str:
     return environment.get_template("report.html.j2").render(
         r=result,
         verdict=verdict(result),
+        file_name=Path(result["data"]["file"]).name,
         figures=figures(result),
         matrices=[matrix(rule["confusion"], rule["title"], result["classes"]) for rule in result["per_class"]],
         several=result["splits"] > 1,
@@ -34,19 +36,27 @@ def verdict(result: dict[str, Any]) -> str:
     name, reference = result["metric"]["title"], result["reference"]
     ours = next(row for row in result["table"] if [row["contender"], row["decision"]] == reference)
     rivals = [row for row in result["table"] if row["contender"] not in (reference[0], "majority")]
-    begin = f"Ours ({ours['title'].removeprefix('ours ').strip()}) reached {name} {score(ours['score'])}"
+    begin = f"{ours['title'].capitalize()} reached {name} {score(ours['score'])}"
     if not rivals:
         return f"{begin}; no rival was trained, so whether that is good cannot be told."
     best = max(rivals, key=lambda row: row["score"])
-    gap = best["difference"]
-    if "difference_interval" in best:
-        low, high = best["difference_interval"]
+    usual = [row for row in rivals if (row["contender"], row["decision"]) == ("cross_entropy", "argmax")]
+    words = [f"{begin}, the strongest rival ({best['title']}) {score(best['score'])}: {_gap(best)}."]
+    words += [f"Against cross-entropy + argmax, what is mostly used: {_gap(row)}." for row in usual if row is not best]
+    return " ".join(words)
+
+
+def _gap(row: dict[str, Any]) -> str:
+    """Ours minus it, its noise, and whether one shows above the other."""
+    gap = row["difference"]
+    if "difference_interval" in row:
+        low, high = row["difference_interval"]
         clear, noise = low > 0 or high < 0, f"95 % interval {signed(low)} to {signed(high)}"
     else:
-        error = best["difference_error"] or 0.0
-        clear, noise = abs(gap) > 2 * error, f"± {error:.3f} standard error"
+        error = row["difference_error"] or 0.0
+        clear, noise = abs(gap) > 2 * error, f"standard error {error:.3f}"
     word = ("better" if gap > 0 else "worse") if clear else "no clear difference"
-    return f"{begin}, the strongest rival ({best['title']}) {score(best['score'])}: {signed(gap)} ({noise}), {word}."
+    return f"{signed(gap)} ({noise}), {word}"
 
 
 def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -57,9 +67,10 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
         (
             "Scores at a glance",
             plots.scores(result),
-            "Points are scores, lines 95 % intervals from resampled test rows."
+            "Points are scores, lines 95 % intervals from resampled test rows; the majority class is in the table only."
             if one
-            else "Points are means over the splits, lines one standard error either side, ticks the splits.",
+            else "Points are means over the splits, lines one standard error either side, ticks the splits; "
+            "the majority class is in the table only.",
         )
     ]
     if result["curves"]:
@@ -82,7 +93,9 @@ def matrix(confusion: Sequence[Sequence[int]], title: str, classes: Sequence[str
             for name, line in zip(classes, confusion, strict=True)
         ]
         return {"title": title, "rows": rows, "pairs": None}
-    pairs = [(n, classes[i], classes[j]) for i, line in enumerate(confusion) for j, n in enumerate(line) if i != j and n]
+    pairs = [
+        (n, classes[i], classes[j]) for i, line in enumerate(confusion) for j, n in enumerate(line) if i != j and n
+    ]
     return {"title": title, "rows": None, "pairs": sorted(pairs, key=lambda pair: -pair[0])[:20]}
 
 

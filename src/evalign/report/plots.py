@@ -1,6 +1,7 @@
 """The report's drawings, each from the plain numbers of a result."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -14,7 +15,7 @@ MOST_CLASSES = 24
 
 def scores(result: dict[str, Any]) -> str:
     """One line per contender and decision: the score, its interval, and with several splits each split's score."""
-    table = result["table"][::-1]
+    table = [row for row in result["table"][::-1] if row["contender"] != "majority"]
     with drawing("scores", WIDTH, 0.8 + 0.27 * len(table)) as figure:
         axes = figure.add_subplot()
         for y, row in enumerate(table):
@@ -26,14 +27,16 @@ def scores(result: dict[str, Any]) -> str:
         axes.set_yticks(range(len(table)), [_short(row["title"], 34) for row in table])
         axes.set_xlabel(result["metric"]["title"])
         axes.grid(axis="y", visible=False)
-        return to_svg(figure, f"{result['metric']['title']} of every contender with its interval; the table has numbers")
+        return to_svg(
+            figure, f"{result['metric']['title']} of every contender with its interval; the table has numbers"
+        )
 
 
 def precision_recall(result: dict[str, Any]) -> str:
     """Two classes: curves on the test rows, with the points that decision rules chose."""
     with drawing("trade-off", WIDTH, 4.2) as figure:
         axes = figure.add_subplot()
-        for curve in result["curves"]:
+        for curve in reversed(result["curves"]):  # ours last, on top of the others
             tint = colour(curve["contender"])
             axes.plot(curve["recall"], curve["precision"], color=tint, label=curve["title"], linewidth=1.4, alpha=0.85)
             for name, (recall, precision) in curve["points"].items():
@@ -73,7 +76,8 @@ def training(result: dict[str, Any]) -> str:
     """Validation score, cross-entropy and temperature by epoch; a ring marks the epoch whose weights were kept."""
     with drawing("training", WIDTH, 4.8) as figure:
         score, entropy, heat = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 1.3))
-        for name, (title, history) in zip(("ours", "cross_entropy"), result["history"].items(), strict=False):
+        names = zip(("ours", "cross_entropy"), result["history"].items(), strict=False)
+        for name, (title, history) in reversed(list(names)):
             epochs = [row["epoch"] for row in history]
             for axes, key in ((score, "score"), (entropy, "entropy")):
                 axes.plot(epochs, [row[key] for row in history], color=colour(name), label=title, linewidth=1.3)
@@ -94,7 +98,7 @@ def training(result: dict[str, Any]) -> str:
 
 
 def _mark_stages(axes: Axes, history: Sequence[dict[str, Any]]) -> None:
-    for before, row in zip(history, history[1:], strict=False):
+    for before, row in pairwise(history):
         if row["stage"] != before["stage"]:
             axes.axvline(row["epoch"] - 0.5, color=INK, linewidth=0.8, linestyle=(0, (3, 3)))
             axes.annotate(f" {row['stage']}", (row["epoch"] - 0.5, 1.0), xycoords=("data", "axes fraction"),

@@ -77,7 +77,7 @@ def shown_in_detail(lines: Sequence[Line], reference: tuple[str, str]) -> list[L
 
 def per_class(line: Line, judge: Judge, repeats: int, seed: int) -> dict[str, Any]:
     """Precision, recall and F1 of each class as [value, low, high]."""
-    draws = resampled_matrices(line.confusion, repeats=repeats, seed=seed)
+    draws = list(resampled_matrices(line.confusion, repeats=repeats, seed=seed))
     scores: dict[str, Any] = {}
     for name, score in PER_CLASS.items():
         value = score(as_confusion(line.confusion), None).numpy()

@@ -63,7 +63,7 @@ def train(
     devices = [train_rows.x.device] if train_rows.x.is_cuda else []
     with torch.random.fork_rng(devices), contextlib.suppress(KeyboardInterrupt):
         torch.manual_seed(seed)  # for dropout; the caller's random numbers are left as they were
-        for stage in recipe.stages:
+        for stage in recipe.for_rows(len(train_rows), batch_size).stages:
             best = copy.deepcopy(network.state_dict())
             try:
                 for epoch, improved in _run_stage(

@@ -90,6 +90,7 @@ class _Stack:
         batch_size: int,
         stratified: bool,
     ) -> None:
+        trials = [replace(trial, recipe=trial.recipe.for_rows(len(trial.train), batch_size)) for trial in trials]
         steps = {stage.step for trial in trials for stage in trial.recipe.stages if stage.metric}
         if not trials or len(steps) > 1:
             raise ValueError(

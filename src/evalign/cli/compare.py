@@ -1,0 +1,115 @@
+"""`evalign compare`: ours, cross-entropy and trees over several splits, each with every decision rule."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evalign.cli import options as o
+from evalign.cli.interrupt import Interrupt, watch_interrupt
+
+NAME = "compare"
+EXAMPLE = "evalign compare adult.csv --target income --metric f1 --splits 5"
+
+Splits = Annotated[int, typer.Option("--splits", help="Random splits to average over.", min=1, rich_help_panel=o.DATA)]
+
+
+def command(
+    context: typer.Context,
+    data: o.Data,
+    target: o.Target,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.", rich_help_panel=o.OUTPUT)] = Path(
+        "evalign-compare"
+    ),
+    metric: o.Metric = "f1",
+    average: o.Average = None,
+    beta: o.Beta = None,
+    positive: o.Positive = None,
+    subject_to: o.SubjectTo = None,
+    test: o.Test = None,
+    test_size: o.TestSize = 0.2,
+    splits: Splits = 5,
+    drop: o.Drop = None,
+    recipe: o.RecipeName = "anchored",
+    decision: o.Decision = "plug_in",
+    epochs: o.Epochs = None,
+    hidden: o.Hidden = "512,256,128",
+    seed: o.Seed = 0,
+    device: o.Device = "auto",
+    quiet: o.Quiet = False,
+    json: o.Json = False,
+) -> None:
+    """Compare our training with cross-entropy, a random forest and gradient boosting over several splits.
+
+    Each gets argmax, a tuned and a plug-in decision, learned on rows held out of its training part. With --test the
+    test rows stay the same, and a split only draws another seed. Ctrl-C keeps the splits that are complete. Writes
+    report.html and result.json to the --out folder.
+    """
+    from evalign.cli.output import Output
+
+    settings = o.Settings(
+        metric, average, o.parse_beta(beta), positive, tuple(subject_to or ()), recipe, decision, epochs,
+        o.parse_hidden(hidden), seed, device,
+    )  # fmt: skip
+    settings.check()
+    with watch_interrupt() as interrupt:
+        from evalign.cli.data import load
+        from evalign.cli.folder import RunFolder
+
+        output, folder = Output(quiet=quiet, as_json=json, words=context.obj), RunFolder(out)
+        folder.check()
+        loaded = load(data, target, test=test, drop=drop or [], test_size=test_size, note=output.note)
+        run(NAME, loaded, settings, splits, test_size, folder, output, interrupt)
+
+
+def run(
+    name: str,
+    loaded: Any,
+    settings: o.Settings,
+    splits: int,
+    test_size: float,
+    folder: Any,
+    output: Any,
+    interrupt: Interrupt,
+) -> None:
+    """Compare on a loaded table and finish; `evalign demo` comes here too."""
+    from evalign.cli.data import note_classes, note_columns
+    from evalign.cli.finish import finish
+    from evalign.comparison import contenders as c
+    from evalign.comparison.aims import Judge
+    from evalign.comparison.run import compare
+    from evalign.training.recipes import find_recipe
+
+    judge, shared = Judge(settings.aim(), loaded.table.y), settings.for_network()
+    listed = [
+        c.ours(judge, recipe=settings.recipe, **shared),
+        c.cross_entropy(judge, rival_of=settings.recipe, **shared),
+        *(c.rival(one, judge) for one in c.RIVALS),
+    ]
+    epochs = find_recipe(settings.recipe).limited(settings.epochs).epochs
+    with output.warnings_as_notes(), output.progress(len(listed) * splits, epochs) as step:
+        comparison = compare(
+            loaded.table.X, loaded.table.y, listed, judge,
+            splits=splits, test_size=test_size, test=None if loaded.test is None else (loaded.test.X, loaded.test.y),
+            seed=settings.seed, on_step=step, interrupted=lambda: interrupt.pressed,
+        )  # fmt: skip
+    if comparison.interrupted:
+        output.note(f"Ctrl-C ended the comparison after {comparison.splits} of {splits} splits")
+    first = comparison.trials[0]
+    note_columns(first.estimator.encoder_, output.note)
+    note_classes(judge, first.truth, output.note)
+    held_out, rows = len(first.estimator.validation_.labels), len(loaded.table)
+    tested = len(first.truth)
+    sizes = {
+        "test_from": str(loaded.test_path or f"stratified splits, {test_size:g} of every class"),
+        "splits": comparison.splits,
+        "training_and_validation_rows": rows if loaded.test is not None else rows - tested,
+        "validation_rows": held_out,
+        "test_rows": tested,
+    }
+    protocol = (
+        f"Mean over {comparison.splits} splits with {tested} test rows each, read once, at the end; decisions and "
+        f"early stopping used {held_out} rows held out of the rest, the same ones for all. Splits overlap, so "
+        "standard errors are somewhat too small."
+    )
+    finish(name, comparison, settings, loaded, sizes, protocol, folder, output)

@@ -1,0 +1,141 @@
+"""`evalign fit`: train, compare honestly with cross-entropy, save."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evalign.cli import options as o
+from evalign.cli.interrupt import Interrupt, watch_interrupt
+
+NAME = "fit"
+EXAMPLE = "evalign fit adult.csv --target income --metric f1 --out adult-run"
+
+
+def command(
+    context: typer.Context,
+    data: o.Data,
+    target: o.Target,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Folder for model and report.", show_default=False, rich_help_panel=o.OUTPUT),
+    ],
+    metric: o.Metric = "f1",
+    average: o.Average = None,
+    beta: o.Beta = None,
+    positive: o.Positive = None,
+    subject_to: o.SubjectTo = None,
+    test: o.Test = None,
+    test_size: o.TestSize = 0.2,
+    drop: o.Drop = None,
+    recipe: o.RecipeName = "anchored",
+    decision: o.Decision = "plug_in",
+    epochs: o.Epochs = None,
+    hidden: o.Hidden = "512,256,128",
+    seed: o.Seed = 0,
+    device: o.Device = "auto",
+    quiet: o.Quiet = False,
+    json: o.Json = False,
+) -> None:
+    """Train a classifier on a metric and compare it with cross-entropy on rows that neither has seen.
+
+    Writes model.safetensors, report.html and result.json to the --out folder. The saved model is the one that was
+    tested: it is fitted on the rows that are not test rows. Ctrl-C ends training and keeps the best weights so far.
+
+    The file is read in one pass by Arrow; memory is about the table's size, plus 4 bytes for every row and encoded
+    column (a category counts as a column).
+    """
+    from evalign.cli.output import Output
+
+    settings = o.Settings(
+        metric, average, o.parse_beta(beta), positive, tuple(subject_to or ()), recipe, decision, epochs,
+        o.parse_hidden(hidden), seed, device,
+    )  # fmt: skip
+    settings.check()
+    with watch_interrupt() as interrupt:
+        output = Output(quiet=quiet, as_json=json, words=context.obj)
+        run(data, target, out, settings, test, test_size, drop or [], output, interrupt)
+
+
+def run(
+    path: Path,
+    target: str,
+    out: Path,
+    settings: o.Settings,
+    test_path: Path | None,
+    test_size: float,
+    drop: list[str],
+    output: Any,
+    interrupt: Interrupt,
+) -> None:
+    from evalign.cli import data
+    from evalign.cli.finish import finish
+    from evalign.cli.folder import MODEL, RunFolder
+    from evalign.comparison.aims import Judge
+    from evalign.comparison.run import Comparison, split
+
+    folder = RunFolder(out)
+    folder.check()
+    loaded = data.load(path, target, test=test_path, drop=drop, test_size=test_size, note=output.note)
+    judge = Judge(settings.aim(), loaded.table.y)
+    parts = (loaded.table, loaded.test) if loaded.test is not None else split(loaded.table, test_size, settings.seed)
+    with output.warnings_as_notes():
+        trials = _train(judge, settings, *parts, output, interrupt)
+    comparison = Comparison(judge, interrupted=interrupt.pressed)
+    comparison.add(trials)
+    model = trials[0].estimator
+    data.note_columns(model.encoder_, output.note)
+    data.note_classes(judge, trials[0].truth, output.note)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    saved = model.save(folder.path / MODEL)
+    sizes = {
+        "test_from": str(test_path) if test_path else f"a stratified split, {test_size:g} of every class",
+        "training_and_validation_rows": len(parts[0]),
+        "validation_rows": len(model.validation_.labels),
+        "test_rows": len(parts[1]),
+    }
+    protocol = (
+        f"{len(parts[1])} test rows, read once, at the end; every choice was made on the other {len(parts[0])}, of "
+        f"which {len(model.validation_.labels)} were held out for it. All rows of the table share them. "
+        "The saved model is the one tested here."
+    )
+    rule = model.decision_.to_json()
+    epochs = next((row["epoch"] for row in reversed(model.history_) if row["best"]), None)
+    learned = {"file": MODEL, "decision": rule, "temperature": model.temperature_, "kept_epoch": epochs}
+    finish(NAME, comparison, settings, loaded, sizes, protocol, folder, output, model=learned)
+    output.show(f"Model:  {saved} (fitted on the {len(parts[0])} rows that were not tested on)")
+
+
+def _train(
+    judge: Any, settings: o.Settings, development: Any, test: Any, output: Any, interrupt: Interrupt
+) -> list[Any]:
+    """Ours first, so that Ctrl-C leaves something to keep; then what it is held against."""
+    from dataclasses import replace
+
+    from evalign.comparison import contenders as c
+    from evalign.comparison.run import evaluate
+    from evalign.training.recipes import find_recipe
+
+    own, shared = settings.decision, settings.for_network()
+    listed = [
+        replace(c.ours(judge, recipe=settings.recipe, **shared), decisions=(own,)),
+        replace(
+            c.cross_entropy(judge, rival_of=settings.recipe, **shared),
+            decisions=tuple(dict.fromkeys(("argmax", "plug_in", own))),
+        ),
+        c.majority(judge),
+    ]
+    trials: list[Any] = []
+    with output.progress(len(listed), find_recipe(settings.recipe).limited(settings.epochs).epochs) as step:
+        for contender in listed:
+            if interrupt.pressed and contender.name == "cross_entropy":
+                output.note("cross-entropy was not trained for comparison, after Ctrl-C")
+                continue
+            before = interrupt.pressed
+            trial = evaluate(contender, development, test, judge, seed=settings.seed, on_epoch=step(contender.title, 0))
+            if interrupt.pressed and not before:
+                if not trial.estimator.history_:
+                    raise KeyboardInterrupt
+                output.note(f"Ctrl-C ended the training of {contender.title}; its best weights so far were kept")
+            trials.append(trial)
+    return trials

@@ -1,0 +1,133 @@
+"""`evalign predict`: labels and probabilities for new rows."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evalign.cli import options as o
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAME = "predict"
+EXAMPLE = "evalign predict adult-run new.csv --out predictions.csv"
+SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+
+
+def command(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Folder that evalign fit wrote, or its model file.", show_default=False),
+    ],
+    data: o.Data,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help=f"File to write, {', '.join(SUFFIXES)}; stdout as CSV without it."),
+    ] = None,
+    proba: Annotated[
+        bool, typer.Option("--proba/--no-proba", help="With a column probability_CLASS per class.")
+    ] = True,
+    keep: Annotated[list[str] | None, typer.Option("--keep", help="Column of DATA to copy; repeatable.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="Column of DATA with labels, to say the score.")
+    ] = None,
+    device: o.Device = "auto",
+    quiet: o.Quiet = False,
+    json: o.Json = False,
+) -> None:
+    """Predict a column `prediction`, and the probability of every class, for each row of DATA in its order.
+
+    Columns are found by name: those the model does not know are ignored with a note, missing ones are an error.
+    """
+    from evalign.cli.output import Output
+
+    o.check_device(device)
+    if out is not None and out.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"--out must end in {', '.join(SUFFIXES)}, got {out.name!r}")
+    if json and out is None:
+        raise ValueError("--json leaves stdout to the result, so --out must say where predictions go; give both")
+    output = Output(quiet=quiet, as_json=json)
+    model, trained_target = load_model(folder, device)
+    frame = read(data, model, target, keep or [])
+    features, extra = model.encoder_.select(frame.drop(columns=list(ignorable(model, target, trained_target, frame))))
+    if extra := [name for name in extra if name not in (keep or [])]:
+        from evalign.columns import quoted
+
+        output.note(f"columns that the model does not know are ignored: {quoted(extra)}")
+    predictions = predicted_table(model, features, proba)
+    for name in reversed(keep or []):
+        predictions.insert(0, name, frame[name].to_numpy())
+    result: dict[str, Any] = {"rows": len(frame), "classes": [str(label) for label in model.classes_.tolist()]}
+    if target is not None:
+        from evalign.cli.data import check_labels
+
+        result["score"] = model.score(features, check_labels(frame[target], model.classes_, data))
+        result["metric"] = model.metric
+        output.say(f"{model.metric} on these rows: {result['score']:.4f}")
+    write(predictions, out)
+    if out is not None:
+        result["file"] = str(out)
+        output.show(f"{len(frame)} predictions: {out}")
+    output.json(result)
+
+
+def load_model(folder: Path, device: str) -> tuple[Any, str | None]:
+    """The model of a folder or file, and the name of the target it was trained on where that is known."""
+    from evalign.cli.folder import MODEL, read_result
+    from evalign.estimator import EASTClassifier
+
+    path = folder / MODEL if folder.is_dir() else folder
+    if not path.is_file():
+        where = f"the folder {folder} has no {MODEL}" if folder.is_dir() else f"{folder} does not exist"
+        raise ValueError(f"{where}; give the folder that evalign fit wrote")
+    model = EASTClassifier.load(path)
+    if device != "auto":
+        model.device = device
+        model.network_.to(model._device)
+    result = read_result(path.parent)
+    return model, None if result is None else result.get("data", {}).get("target")
+
+
+def read(path: Path, model: Any, target: str | None, keep: list[str]) -> "pd.DataFrame":
+    """The table, with what was text in training kept as text."""
+    from evalign.columns import check_header
+    from evalign.reading import read_table
+
+    text = [*model.encoder_.text_columns_, *([target] if target and model.classes_.dtype.kind in "OUT" else [])]
+    frame = read_table(path, text=text)
+    check_header(str(path), list(frame.columns), [*keep, *([target] if target else [])])
+    for name in ("prediction", *keep):
+        if name == "prediction" and name in keep:
+            raise ValueError("--keep prediction would give two columns of that name; rename it in the file")
+    return frame
+
+
+def ignorable(model: Any, target: str | None, trained_target: str | None, frame: "pd.DataFrame") -> list[str]:
+    """Label columns, which need no note: the user knows that they are there."""
+    known = set(getattr(model, "feature_names_in_", ()))
+    return [name for name in {target, trained_target} - {None} if name in frame and name not in known]
+
+
+def predicted_table(model: Any, features: Any, proba: bool) -> "pd.DataFrame":
+    import pandas as pd
+
+    p = model.predict_proba(features)
+    order = model._internal_order
+    table = pd.DataFrame({"prediction": model.classes_[order][model.decision_.predict(p[:, order])]})
+    for label, column in zip(model.classes_.tolist(), p.T if proba else (), strict=bool(proba)):
+        table[f"probability_{label}"] = column
+    return table
+
+
+def write(table: "pd.DataFrame", out: Path | None) -> None:
+    """By suffix, in one step."""
+    from evalign.files import write_atomically
+
+    if out is None:
+        table.to_csv(sys.stdout, index=False)
+    elif out.suffix.lower() in (".parquet", ".pq"):
+        write_atomically(out, table.to_parquet(index=False))
+    else:
+        write_atomically(out, table.to_csv(index=False, sep="\t" if out.suffix.lower() == ".tsv" else ","))
