@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--set", default="mammography")
     parser.add_argument("--trials", type=int, default=10)
-    parser.add_argument("--epochs", type=int, default=20, help="of each stage")
+    parser.add_argument("--epochs", type=int, default=15, help="of each stage")
     parser.add_argument("--batch-size", type=int, default=256)
     args = parser.parse_args()
     data = table(args.set, "standard", args.trials, args.data_dir)

@@ -154,7 +154,7 @@ def test_an_entry_longer_than_arrows_block_is_read_by_pandas(write, monkeypatch)
 ENTRY = st.one_of(st.integers(-(10**6), 10**6).map(str), st.text('ab,;"\n \té?', max_size=4))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(ENTRY, ENTRY), min_size=1, max_size=6), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
 @example([("1", "x\n")], csv.QUOTE_MINIMAL)
 def test_what_pandas_writes_is_read_back(tmp_path, rows, quoting):

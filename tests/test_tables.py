@@ -458,7 +458,7 @@ def test_tables_that_are_refused():
     with pytest.raises(NotFittedError):
         _ = TableEncoder().feature_names_out
     with pytest.raises(
-        ValueError, match="numeric must be one of standard, quantile, got 'quantiles'; did you mean 'quantile'"
+        ValueError, match="numeric must be one of standard, quantile, both, got 'quantiles'; did you mean 'quantile'"
     ):
         TableEncoder(numeric="quantiles")
     with pytest.raises(ValueError, match=r"^max_categories must lie in"):
@@ -483,7 +483,7 @@ COLUMNS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(old=COLUMNS, split=st.integers(1, 29), numeric=st.sampled_from(["standard", "quantile"]), cap=st.integers(1, 5))
 def test_json_gives_the_same_transform_bit_for_bit(old, split, numeric, cap):
     frame = pd.DataFrame({"c": old})
@@ -622,6 +622,19 @@ def test_large_tables_are_quick():
     mixed = pd.DataFrame({f"n{j}": RNG.integers(0, 90, n) for j in range(6)})
     mixed = mixed.assign(**{f"t{j}": RNG.choice([f"category {k}" for k in range(14)], n) for j in range(8)})
     for table in (mixed, RNG.normal(size=(300_000, 30)).astype(np.float32)):
-        start = time.perf_counter()
+        start = time.process_time()  # not the clock on the wall, which other processes stretch
         TableEncoder().fit_transform(table)
-        assert time.perf_counter() - start < 2  # 0.05 s and 0.2 s on two cores; room for a busy machine
+        assert time.process_time() - start < 1
+
+
+def test_both_is_standard_and_quantile_side_by_side():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.lognormal(size=200), "b": rng.normal(size=200), "c": np.ones(200)})
+    frame.loc[::10, "b"] = np.nan
+    standard, ranked, both = (TableEncoder(numeric=kind).fit(frame) for kind in ("standard", "quantile", "both"))
+    assert both.feature_names_out == ["a", "a=<rank>", "b", "b=<rank>", "b=<missing>", "c"]
+    made = both.transform(frame)
+    np.testing.assert_array_equal(made[:, [0, 2, 4, 5]], standard.transform(frame))
+    np.testing.assert_array_equal(made[:, [1, 3, 4, 5]], ranked.transform(frame))
+    again = TableEncoder.from_json(json.loads(json.dumps(both.to_json())))
+    np.testing.assert_array_equal(again.transform(frame), made)

@@ -138,6 +138,15 @@ def test_controller_cools_and_decays():
     assert rates[-1] < 1e-4
 
 
+def test_controller_cools_by_epoch_from_start_to_end():
+    controller = Controller(replace(METRIC, rate=None, patience=99, epochs=5, temperature=0.2, cool_to=0.0125))
+    seen = []
+    while not controller.finished:
+        seen.append(controller.temperature)
+        controller.step(loss=0.5, entropy=0.5, score=0.5)
+    assert seen == pytest.approx([0.2, 0.1, 0.05, 0.025, 0.0125])
+
+
 def test_recipes_are_found_by_name_and_bounded():
     assert find_recipe(SHORT) is SHORT
     with pytest.raises(ValueError, match="did you mean 'anchored'"):

@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from evalign import annealing, curves, membership, metrics, steps
-from evalign.confusion import Confusion
-from evalign.losses import MetricLoss, metric_loss
-
 if TYPE_CHECKING:
+    from evalign import annealing, curves, decision, membership, metrics, steps
+    from evalign.confusion import Confusion
     from evalign.estimator import EASTClassifier
+    from evalign.losses import MetricLoss, metric_loss
     from evalign.metric_decision import MetricDecision
 
 __version__ = "0.1.0"
@@ -24,20 +23,25 @@ __all__ = [
     "metrics",
     "steps",
 ]
+_FOUND_IN = {
+    "Confusion": "confusion",
+    "EASTClassifier": "estimator",
+    "MetricDecision": "metric_decision",
+    "MetricLoss": "losses",
+    "metric_loss": "losses",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Found on first use: a user of the loss alone never imports pandas or scikit-learn.
-    if name == "EASTClassifier":
-        from evalign.estimator import EASTClassifier
+    # Found on first use: a user of the loss alone never imports pandas or scikit-learn, and `evalign --help` not even
+    # torch, which alone takes a second.
+    if name not in __all__:
+        raise AttributeError(f"module 'evalign' has no attribute {name!r}")
+    import importlib
 
-        return EASTClassifier
-    if name == "MetricDecision":
-        from evalign.metric_decision import MetricDecision
+    module = importlib.import_module(f"evalign.{_FOUND_IN.get(name, name)}")
+    return getattr(module, name) if name in _FOUND_IN else module
 
-        return MetricDecision
-    if name == "decision":
-        import importlib
 
-        return importlib.import_module("evalign.decision")
-    raise AttributeError(f"module 'evalign' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -31,9 +31,13 @@ def mean_and_std(x: NDArray[np.float64]) -> tuple[float, float]:
     return math.ldexp(mean, exponent), math.ldexp(math.sqrt(float(x.mean())), exponent)
 
 
+Numeric = Literal["standard", "quantile", "both"]
+NUMERIC: tuple[Numeric, ...] = ("standard", "quantile", "both")
+
+
 @dataclass(frozen=True)
 class NumberColumn:
-    """(x - shift) / scale, or the normal quantile of the rank of x; scale 0 marks a constant, which gives zeros.
+    """(x - shift) / scale, or the normal quantile of the rank of x, or both; scale 0 marks a constant, all zeros.
 
     A missing value becomes `fill`; `indicator` adds a column that marks it, where training had missing values.
     """
@@ -44,17 +48,18 @@ class NumberColumn:
     fill: float
     indicator: bool
     quantiles: tuple[float, ...] | None = None
+    both: bool = False  # the rank beside the scaled value, not in its place
 
     @property
     def width(self) -> int:
-        return 1 + self.indicator
+        return 1 + self.both + self.indicator
 
     @property
     def constant(self) -> bool:
         return self.scale == 0 and not self.indicator
 
     def names(self, name: str) -> list[str]:
-        return [name, f"{name}=<missing>"] if self.indicator else [name]
+        return [name, *([f"{name}=<rank>"] if self.both else []), *([f"{name}=<missing>"] if self.indicator else [])]
 
     def write(self, column: Column, kind: Kind, label: Label, out: NDArray[np.float32]) -> None:
         """Fill `out` (n, width), which holds zeros."""
@@ -66,10 +71,16 @@ class NumberColumn:
             wrong = x[~(missing | (x == 0) | (x == 1))][0]
             raise ColumnTypeError(f"column {label!r} held true/false values in training, got {wrong:g}; pass 0 or 1")
         if self.indicator:
-            out[:, 1] = missing
+            out[:, -1] = missing
         if self.scale == 0:
             return
-        x = self._ranked(x) if self.quantiles is not None else self._scaled(x)
+        if self.quantiles is not None:
+            rank = self._ranked(x)
+            rank[missing] = self.fill
+            out[:, int(self.both)] = rank
+            if not self.both:
+                return
+        x = self._scaled(x)
         x[missing] = self.fill
         out[:, 0] = x
 
@@ -140,7 +151,9 @@ class CategoryColumn:
 AnyColumn = NumberColumn | CategoryColumn
 
 
-def fit_numbers(column: Column, kind: Literal["number", "bool"], label: Label, *, ranked: bool) -> NumberColumn | None:
+def fit_numbers(
+    column: Column, kind: Literal["number", "bool"], label: Label, *, numeric: Numeric
+) -> NumberColumn | None:
     """Learn a column of numbers; None where it has no value."""
     x = floats(column, label)
     missing = np.isnan(x)
@@ -154,12 +167,14 @@ def fit_numbers(column: Column, kind: Literal["number", "bool"], label: Label, *
         return NumberColumn(kind, low, 0.0, 0.0, indicator)
     if kind == "bool":
         return NumberColumn(kind, 0.0, 1.0, float(x.mean()), indicator)
-    if ranked:
+    quantiles = None
+    if numeric != "standard":
         q = np.percentile(x, np.linspace(0, 100, min(QUANTILES, len(x))))
         quantiles = tuple(np.maximum.accumulate(q).tolist())
+    if numeric == "quantile":
         return NumberColumn(kind, 0.0, 1.0, 0.0, indicator, quantiles)
     mean, std = mean_and_std(x)
-    return NumberColumn(kind, mean, std, 0.0, indicator)
+    return NumberColumn(kind, mean, std, 0.0, indicator, quantiles, both=numeric == "both")
 
 
 def fit_categories(column: Column, kind: Kind, label: Label, *, max_categories: int) -> CategoryColumn | None:
@@ -212,7 +227,10 @@ def column_from_json(data: Any) -> AnyColumn:
             raise ValueError("the categories of a column must be distinct and all text or all numbers")
         return CategoryColumn(**{**fields, "values": values})
     number = int | float  # JSON writers outside of Python drop the ".0"
-    types = {"shift": number, "scale": number, "fill": number, "indicator": bool, "quantiles": list | None, "kind": str}
+    types = {
+        "shift": number, "scale": number, "fill": number, "indicator": bool, "quantiles": list | None, "kind": str,
+        "both": bool,
+    }  # fmt: skip
     _check_types(fields, types)
     if fields["kind"] not in ("number", "bool"):
         raise ValueError(f"the kind of a column must be number, bool or category, got {fields['kind']!r}")
@@ -220,6 +238,8 @@ def column_from_json(data: Any) -> AnyColumn:
     numbers = [fields["shift"], fields["scale"], fields["fill"], *(q or ())]
     if not all(isinstance(v, number) and math.isfinite(v) for v in numbers) or fields["scale"] < 0:
         raise ValueError("shift, scale, fill and quantiles of a column must be finite numbers, scale not negative")
+    if fields["both"] and q is None:
+        raise ValueError("a column of both kinds must have quantiles")
     if q is not None and (len(q) < 2 or q != sorted(q)):
         raise ValueError("the quantiles of a column must be two or more numbers that rise")
     floating = {key: float(fields[key]) for key in ("shift", "scale", "fill")}

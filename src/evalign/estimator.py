@@ -26,6 +26,7 @@ from evalign.columns import as_table
 from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.distinct import distinct_rows, split_rows
+from evalign.encoders import Numeric
 from evalign.metrics import Average, MetricFunction
 from evalign.networks import mlp
 from evalign.objective import Objective
@@ -64,7 +65,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     validation_fraction: share of every class held out for early stopping and for the decision.
     class_weight: None, "balanced" or a mapping, as in scikit-learn.
     stratified: whether every batch gets its share of every class.
-    numeric: "standard" or "quantile" scaling of numbers.
+    numeric: numbers "standard" (scaled), "quantile" (ranked to a normal shape) or "both" (a column of each).
     device: "auto", "cpu", "cuda", ...
     verbose: 1 shows a progress bar.
 
@@ -89,14 +90,14 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         decision: Literal["plug_in", "tuned", "argmax"] = "plug_in",
         subject_to: str | Sequence[str] | None = None,
         hidden: Sequence[int] = (512, 256, 128),
-        dropout: float = 0.25,
+        dropout: float = 0.2,
         batch_size: int | Literal["auto"] = "auto",
         epochs: int | None = None,
         learning_rate: float | None = None,
         validation_fraction: float = 0.2,
         class_weight: Any = None,
         stratified: bool = False,
-        numeric: Literal["standard", "quantile"] = "standard",
+        numeric: Numeric = "both",
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
         verbose: int = 0,

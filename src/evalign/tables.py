@@ -3,7 +3,7 @@
 The matrix is allocated once and filled column by column, so that beside it only one column is held at a time.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -24,8 +24,10 @@ from evalign.columns import (
     quoted,
 )
 from evalign.encoders import (
+    NUMERIC,
     AnyColumn,
     CategoryColumn,
+    Numeric,
     column_from_json,
     column_to_json,
     fit_categories,
@@ -39,7 +41,8 @@ class TableEncoder:
     """Learns from the training table how each column becomes numbers; a frame's or an array's columns alike.
 
     - Numbers: (x - mean) / std, cut at ±1e4; with `numeric="quantile"` the normal quantile of the rank, for heavy
-      tails. A missing value becomes the mean (the median), with a column that marks it if training had missing ones.
+      tails; with "both" one column of each. A missing value becomes the mean (the median), with a column that marks
+      it if training had missing ones.
     - True/false: 1 and 0; a missing value becomes the share of 1, marked likewise.
     - Text and pandas categories: one column per category; beyond the `max_categories` most frequent all go to one
       column "<other>", and so do unseen ones; without that column an unseen category is all zeros. A missing value
@@ -65,8 +68,8 @@ class TableEncoder:
     id_like_columns_: list[Label]
     text_columns_: list[Label]
 
-    def __init__(self, *, numeric: Literal["standard", "quantile"] = "standard", max_categories: int = 64) -> None:
-        checks.check_choice("numeric", numeric, ("standard", "quantile"))
+    def __init__(self, *, numeric: Numeric = "standard", max_categories: int = 64) -> None:
+        checks.check_choice("numeric", numeric, NUMERIC)
         checks.check_number("max_categories", max_categories, low=1)
         self.numeric, self.max_categories = numeric, max_categories
 
@@ -94,7 +97,7 @@ class TableEncoder:
         kind = column_kind(column, label)
         if kind == "text" or isinstance(column.dtype, pd.CategoricalDtype):
             return fit_categories(column, kind, label, max_categories=self.max_categories)
-        return None if kind == "empty" else fit_numbers(column, kind, label, ranked=self.numeric == "quantile")
+        return None if kind == "empty" else fit_numbers(column, kind, label, numeric=self.numeric)
 
     def _learned(self, names: list[str] | None, columns: list[AnyColumn]) -> None:
         """Set all that is learned, at the end: a fit that fails leaves the encoder as it was."""

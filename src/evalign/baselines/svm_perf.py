@@ -1,10 +1,11 @@
 """SVM-perf: a linear classifier trained on F1, the error rate or the ROC area of the whole sample.
 
-Joachims 2005, "A support vector method for multivariate performance measures" (ICML), solved with one slack variable
-as in Joachims 2006, "Training linear SVMs in linear time" (KDD). BtG compares with it in supplementary Table 7.
+Joachims 2005, "A support vector method for multivariate performance measures" (ICML); `cutting_planes` has the solver.
+BtG compares with it in Table 7 of its supplement.
 """
 
 import warnings
+from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -15,8 +16,8 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from evalign import checks
+from evalign.baselines.cutting_planes import Floats, Violated, minimise
 
-Floats = NDArray[np.float64]
 Loss = Literal["f1", "fbeta", "error", "roc"]
 
 
@@ -47,13 +48,14 @@ class SVMPerfClassifier(ClassifierMixin, BaseEstimator):
     Attributes: `classes_`, `coef_` (1, d), `intercept_` (1,), `n_iter_`, `objective_` (the minimum reached),
     `dual_gap_` (how far at most from the true minimum, divided by C n; at most `tolerance`).
 
-    A score of 0 and above is positive. With loss="roc" only the order of the scores is learned, the intercept stays 0
-    and that cut means nothing (BtG's accuracy of 0.32 on Adult is such a cut): choose one, for instance with
-    scikit-learn's TunedThresholdClassifierCV.
+    An `objective_` near C n says that hardly any w beats w = 0, where all rows score 0; with F1 this happens when the
+    classes overlap and positives are few. A score of 0 and above is positive. With loss="roc" only the order of scores
+    is learned, the intercept stays 0 and that cut means nothing: choose one, for instance with scikit-learn's
+    TunedThresholdClassifierCV (BtG's accuracy of 0.32 on Adult shows what an arbitrary cut does).
 
-    >>> X, y = [[0.0], [1.0], [2.0], [3.0]], ["no", "no", "yes", "no"]
+    >>> X, y = [[0.0], [1.0], [2.0], [3.0], [4.0]], ["no", "no", "yes", "no", "yes"]
     >>> SVMPerfClassifier(C=10.0).fit(X, y).predict(X).tolist()
-    ['no', 'no', 'yes', 'yes']
+    ['no', 'no', 'yes', 'yes', 'yes']
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class SVMPerfClassifier(ClassifierMixin, BaseEstimator):
         tags.classifier_tags.multi_class = False
         return tags
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: Any, y: ArrayLike) -> Self:
         """Collect violated label vectors until none is violated by more than `tolerance`."""
         self._check_options()
         X, y = validate_data(self, X, y, dtype=np.float64)
@@ -88,21 +90,24 @@ class SVMPerfClassifier(ClassifierMixin, BaseEstimator):
             kind = type_of_target(y) if len(self.classes_) > 2 else "one class"
             raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
         constant = self.fit_intercept and self.loss != "roc"  # it cancels in the difference of a pair
-        w = self._cutting_planes(np.column_stack([X, np.ones(len(X))]) if constant else X, codes == 1)
+        rows = np.column_stack([X, np.ones(len(X))]) if constant else X
+        beta = self.beta if self.loss == "fbeta" else 1.0
+        w = self._solve(rows, partial(most_violated, positive=codes == 1, loss=self.loss, beta=beta))
         self.coef_ = w[None, : X.shape[1]]
         self.intercept_ = w[X.shape[1] :] if constant else np.zeros(1)
         return self
 
-    def decision_function(self, X: ArrayLike) -> Floats:
+    def decision_function(self, X: Any) -> Floats:
         """Scores w.x, one per row."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         scores: Floats = X @ self.coef_[0] + self.intercept_[0]
         return scores
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: Any) -> NDArray[Any]:
         """Labels, cutting at 0; a tie is positive. For loss="roc" see above."""
-        predicted: NDArray[Any] = self.classes_[(self.decision_function(X) >= 0).astype(int)]
+        positive = self.decision_function(X) >= 0
+        predicted: NDArray[Any] = self.classes_[positive.astype(int)]
         return predicted
 
     def _check_options(self) -> None:
@@ -112,33 +117,19 @@ class SVMPerfClassifier(ClassifierMixin, BaseEstimator):
         checks.check_number("tolerance", self.tolerance, low=0.0, open_low=True)
         checks.check_number("max_iter", self.max_iter, low=1)
 
-    def _cutting_planes(self, rows: Floats, positive: NDArray[np.bool_]) -> Floats:
+    def _solve(self, rows: Floats, violated: Violated) -> Floats:
         total = self.C * len(rows)
-        beta = self.beta if self.loss == "fbeta" else 1.0
-        # The plane of y' = y, Delta = 0, says xi >= 0; with it the dual weights add up to C n exactly.
-        planes, deltas, share = np.zeros((1, rows.shape[1])), np.zeros(1), np.ones(1)
-        best, lower, w = np.inf, -np.inf, np.zeros(rows.shape[1])
-        for iteration in range(1, self.max_iter + 1):
-            trial = total * (share @ planes)
-            # Any weights on the simplex bound the minimum from below, so the gap holds even if the QP is inexact.
-            lower = max(lower, total * float(share @ deltas) - 0.5 * float(trial @ trial))
-            scores = rows @ trial
-            delta, turn = most_violated(scores, positive, self.loss, beta=beta)
-            reached = 0.5 * float(trial @ trial) + total * (delta - float(turn @ scores))
-            if reached < best:
-                best, w = reached, trial
-            if best - lower <= total * self.tolerance:
-                break
-            planes, deltas = np.vstack([planes, turn @ rows]), np.append(deltas, delta)
-            share = simplex_maximum(total * (planes @ planes.T), deltas, np.append(share, 0.0))
-        else:
+        w, objective, gap, iterations = minimise(
+            rows, violated, total, gap=total * self.tolerance, max_iter=int(self.max_iter)
+        )
+        self.objective_, self.dual_gap_, self.n_iter_ = objective, gap / total, iterations
+        if self.dual_gap_ > self.tolerance:
             warnings.warn(
-                f"SVMPerfClassifier stopped after max_iter={self.max_iter} with a gap of {(best - lower) / total:.2g}; "
+                f"SVMPerfClassifier stopped after max_iter={self.max_iter} with a gap of {self.dual_gap_:.2g}; "
                 "scale the features, lower C, or raise max_iter or tolerance",
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        self.n_iter_, self.objective_, self.dual_gap_ = iteration, best, max(0.0, best - lower) / total
         return w
 
 
@@ -197,38 +188,3 @@ def _most_swapped(scores: Floats, positive: NDArray[np.bool_]) -> tuple[float, F
     turn = np.empty(len(scores))
     turn[positive], turn[~positive] = above / pairs, -below / pairs
     return float(above.sum()) / pairs, turn
-
-
-def simplex_maximum(q: Floats, gain: Floats, start: Floats) -> Floats:
-    """The maximum of gain.a - 1/2 a'q a over a >= 0, sum(a) = 1, by active sets from a feasible start.
-
-    Solves on the coordinates in use; one that would turn negative is dropped at the wall, and at the optimum of a face
-    the coordinate with the steepest gain joins. Warm starts make that a few small systems per added plane.
-
-    >>> simplex_maximum(np.diag([0.0, 4.0]), np.array([0.0, 1.0]), np.array([1.0, 0.0])).round(6).tolist()
-    [0.75, 0.25]
-    """
-    a, used = start.copy(), start > 0
-    # Planes can be dependent; the ridge makes every face's optimum unique, far below any tolerance in use.
-    ridge = 1e-13 * max(float(q.diagonal().max()), 1e-13)
-    for _ in range(20 * len(a) + 100):
-        slope = gain - q @ a
-        face = np.flatnonzero(used)
-        system = np.ones((len(face) + 1, len(face) + 1))
-        system[:-1, :-1] = q[np.ix_(face, face)] + ridge * np.eye(len(face))
-        system[-1, -1] = 0.0
-        step = np.linalg.solve(system, np.append(slope[face] - slope[face].mean(), 0.0))[:-1]
-        shrinking = step < 0
-        room = np.where(shrinking, a[face] / np.where(shrinking, -step, 1.0), np.inf)
-        length = min(1.0, float(room.min()))
-        a[face] = np.maximum(a[face] + length * step, 0.0)
-        if length < 1.0:
-            a[face[room.argmin()]] = 0.0
-            used = a > 0
-        a /= a.sum()
-        if length == 1.0:
-            slope = gain - q @ a
-            if slope.max() - slope @ a <= 1e-10:
-                break
-            used[slope.argmax()] = True
-    return a

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from evalign.cli import compare, demo, fit, predict
+from evalign.cli import compare, datasets, demo, fit, predict
 from evalign.cli.interrupt import EXIT_INTERRUPTED
 
 EXIT_WRONG_INPUT, EXIT_BUG, EXIT_PIPE_CLOSED = 2, 1, 141
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, fit, predict, compare):
+for module in (demo, fit, predict, compare, datasets):
     app.command(module.NAME, epilog=f"Example: {module.EXAMPLE}")(module.command)
 
 

@@ -112,4 +112,4 @@ def run(
         f"early stopping used {held_out} rows held out of the rest, the same ones for all. Splits overlap, so "
         "standard errors are somewhat too small."
     )
-    finish(name, comparison, settings, loaded, sizes, protocol, folder, output)
+    finish(name, comparison, settings, loaded.describe(), sizes, protocol, folder, output)

@@ -60,7 +60,7 @@ def patients() -> "pd.DataFrame":
     from sklearn.datasets import load_diabetes
 
     bunch = load_diabetes(as_frame=True, scaled=False)
-    table = bunch.data.copy()
+    table: pd.DataFrame = bunch.data.copy()
     table["sex"] = table["sex"].map({1.0: "first", 2.0: "second"})  # the source does not say which is which
     table[TARGET] = (bunch.target >= bunch.target.quantile(0.8)).map({True: POSITIVE, False: "slow"})
     return table

@@ -5,7 +5,6 @@ import shlex
 from datetime import UTC, datetime
 from typing import Any
 
-from evalign.cli.data import Loaded
 from evalign.cli.folder import FORMAT, REPORT, VERSION, RunFolder
 from evalign.cli.options import Settings
 from evalign.cli.output import Output
@@ -19,7 +18,7 @@ def finish(
     command: str,
     comparison: Comparison,
     settings: Settings,
-    loaded: Loaded,
+    data: dict[str, Any],
     split: dict[str, Any],
     protocol: str,
     folder: RunFolder,
@@ -27,7 +26,7 @@ def finish(
     **more: Any,
 ) -> dict[str, Any]:
     """Write result and report, show the table; returns the result."""
-    result = {
+    result: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "command": command,
@@ -35,14 +34,14 @@ def finish(
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "versions": versions(),
         "settings": settings.to_json(),
-        "data": loaded.describe(),
+        "data": data,
         "split": split,
         "protocol": protocol,
         **build_result(comparison, ("ours", settings.decision), seed=settings.seed),
         **more,
         "notes": output.notes,
     }
-    result = _finite(result)
+    result = {name: _finite(value) for name, value in result.items()}
     folder.write(result, render(result))
     output.show(as_table(result))
     output.show(verdict(result))
@@ -70,9 +69,10 @@ def as_table(result: dict[str, Any]) -> Any:
         else:
             low, high = row["interval"]
             spreads = f"{score(low)} to {score(high)}", " to ".join(map(signed, row["difference_interval"]))
+        held = [score(row["limits"][name]) + " missed" * (name in row["missed"]) for name in limits]
         gap = ("–", "–") if own else (signed(row["difference"]), spreads[1])
         table.add_row(
-            row["title"], score(row["score"]), spreads[0], *gap, *(score(row["limits"][name]) for name in limits),
+            row["title"], score(row["score"]), spreads[0], *gap, *held,
             style="bold" if own else None,
         )  # fmt: skip
     return table

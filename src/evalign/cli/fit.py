@@ -79,6 +79,8 @@ def run(
     loaded = data.load(path, target, test=test_path, drop=drop, test_size=test_size, note=output.note)
     judge = Judge(settings.aim(), loaded.table.y)
     parts = (loaded.table, loaded.test) if loaded.test is not None else split(loaded.table, test_size, settings.seed)
+    facts = loaded.describe()
+    del loaded  # the parts are copies, and the whole may be large
     with output.warnings_as_notes():
         trials = _train(judge, settings, *parts, output, interrupt)
     comparison = Comparison(judge, interrupted=interrupt.pressed)
@@ -96,13 +98,13 @@ def run(
     }
     protocol = (
         f"{len(parts[1])} test rows, read once, at the end; every choice was made on the other {len(parts[0])}, of "
-        f"which {len(model.validation_.labels)} were held out for it. All rows of the table share them. "
+        f"which {len(model.validation_.labels)} were held out for it, the same ones for all. "
         "The saved model is the one tested here."
     )
     rule = model.decision_.to_json()
     epochs = next((row["epoch"] for row in reversed(model.history_) if row["best"]), None)
     learned = {"file": MODEL, "decision": rule, "temperature": model.temperature_, "kept_epoch": epochs}
-    finish(NAME, comparison, settings, loaded, sizes, protocol, folder, output, model=learned)
+    finish(NAME, comparison, settings, facts, sizes, protocol, folder, output, model=learned)
     output.show(f"Model:  {saved} (fitted on the {len(parts[0])} rows that were not tested on)")
 
 

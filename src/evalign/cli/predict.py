@@ -57,7 +57,9 @@ def command(
 
         output.note(f"columns that the model does not know are ignored: {quoted(extra)}")
     predictions = predicted_table(model, features, proba)
-    for name in reversed(keep or []):
+    for name in reversed(list(dict.fromkeys(keep or []))):
+        if name in predictions:
+            raise ValueError(f"--keep {name} would give two columns of that name; rename it in {data}")
         predictions.insert(0, name, frame[name].to_numpy())
     result: dict[str, Any] = {"rows": len(frame), "classes": [str(label) for label in model.classes_.tolist()]}
     if target is not None:
@@ -98,16 +100,13 @@ def read(path: Path, model: Any, target: str | None, keep: list[str]) -> "pd.Dat
     text = [*model.encoder_.text_columns_, *([target] if target and model.classes_.dtype.kind in "OUT" else [])]
     frame = read_table(path, text=text)
     check_header(str(path), list(frame.columns), [*keep, *([target] if target else [])])
-    for name in ("prediction", *keep):
-        if name == "prediction" and name in keep:
-            raise ValueError("--keep prediction would give two columns of that name; rename it in the file")
     return frame
 
 
 def ignorable(model: Any, target: str | None, trained_target: str | None, frame: "pd.DataFrame") -> list[str]:
     """Label columns, which need no note: the user knows that they are there."""
     known = set(getattr(model, "feature_names_in_", ()))
-    return [name for name in {target, trained_target} - {None} if name in frame and name not in known]
+    return [name for name in {target, trained_target} if name is not None and name in frame and name not in known]
 
 
 def predicted_table(model: Any, features: Any, proba: bool) -> "pd.DataFrame":

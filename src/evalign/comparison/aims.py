@@ -95,7 +95,8 @@ class Judge:
         if (unknown := in_order[at] != values).any():
             found = ", ".join(repr(label) for label in np.unique(values[unknown])[:5].tolist())
             raise ValueError(f"labels must be among {', '.join(map(repr, in_order.tolist()[:20]))}, got {found}")
-        return np.argsort(self.order)[at].astype(np.int64)
+        codes: Codes = np.argsort(self.order)[at].astype(np.int64)
+        return codes
 
     def confusion(self, truth: Codes, predicted: Codes) -> NDArray[np.int64]:
         """Counts (C, C): rows are labels, columns predictions."""
@@ -117,10 +118,10 @@ class Judge:
         c = as_confusion(confusion)
         return {text: float(f(c)) for text, f in zip(self.aim.subject_to, self._limits, strict=True)}
 
-    def met(self, limits: Mapping[str, float]) -> bool:
-        """Whether these values, of `limits`, meet the constraints."""
-        pairs = zip(self.constraints, limits.values(), strict=True)
-        return all(value >= c.value if c.op == ">=" else value <= c.value for c, value in pairs)
+    def missed(self, limits: Mapping[str, float]) -> list[str]:
+        """The constraints that these values, of `limits`, do not meet."""
+        pairs = zip(self.constraints, limits.items(), strict=True)
+        return [text for c, (text, value) in pairs if not (value >= c.value if c.op == ">=" else value <= c.value)]
 
     def rule(self, name: str, validation: Validation) -> Rule:
         """A decision rule by name, learned on validation rows."""

@@ -1,7 +1,8 @@
 """Intervals of any confusion-matrix score by resampling test rows, all contenders on the same rows.
 
 A score sees a row only by its label and its predictions, so rows that share them are drawn together: resampling n
-rows is one multinomial draw of the counts of these patterns, however large n is.
+rows is a multinomial draw of the counts of these patterns, however large n is. Each class is resampled by itself and
+keeps its number of rows, as it does in a stratified split; else a rare class would vanish from some resamples.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,7 @@ def resampled_scores(
     parts: dict[str, list[Floats]] = {name: [] for name in predictions}
     at_once = max(1, min(repeats, CELLS // classes**2, CELLS // len(counts)))
     for start in range(0, repeats, at_once):
-        draws = generator.multinomial(counts.sum(), counts / counts.sum(), size=min(at_once, repeats - start))
+        draws = _drawn(generator, counts, patterns[0], min(at_once, repeats - start))
         for name, predicted in zip(predictions, patterns[1:], strict=True):
             parts[name].append(score(_matrices(draws, patterns[0] * classes + predicted, classes)))
     return {name: np.concatenate(part) for name, part in parts.items()}
@@ -43,15 +44,15 @@ def resampled_matrices(
     """Resamples of one matrix (C, C), as pieces (K, C, C) of `repeats` in all.
 
     >>> pieces = list(resampled_matrices(np.array([[3, 1], [0, 2]]), repeats=5))
-    >>> pieces[0].shape, pieces[0].sum(axis=(1, 2)).tolist()
-    ((5, 2, 2), [6, 6, 6, 6, 6])
+    >>> pieces[0].shape, pieces[0].sum(axis=2).tolist()
+    ((5, 2, 2), [[4, 2], [4, 2], [4, 2], [4, 2], [4, 2]])
     """
     generator, cells = np.random.default_rng(seed), np.flatnonzero(confusion)
-    counts = confusion.ravel()[cells]
+    counts, labels = confusion.ravel()[cells], cells // len(confusion)
     at_once = max(1, min(repeats, CELLS // confusion.size))
     for start in range(0, repeats, at_once):
         out = np.zeros((min(at_once, repeats - start), confusion.size), dtype=np.int64)
-        out[:, cells] = generator.multinomial(counts.sum(), counts / counts.sum(), size=len(out))
+        out[:, cells] = _drawn(generator, counts, labels, len(out))
         yield out.reshape(-1, *confusion.shape)
 
 
@@ -63,6 +64,15 @@ def interval(values: Floats, level: float = 0.95) -> Floats:
     """
     tail = (1 - level) / 2
     return np.quantile(values, [tail, 1 - tail], axis=0)
+
+
+def _drawn(generator: np.random.Generator, counts: Codes, labels: Codes, size: int) -> NDArray[np.int64]:
+    """Resampled counts (size, P) of patterns that come ordered by label."""
+    out = np.empty((size, len(counts)), dtype=np.int64)
+    for part in np.split(np.arange(len(counts)), np.flatnonzero(np.diff(labels)) + 1):
+        total = counts[part].sum()
+        out[:, part] = generator.multinomial(total, counts[part] / total, size=size)
+    return out
 
 
 def _matrices(draws: NDArray[np.int64], cells: Codes, classes: int) -> NDArray[np.int64]:

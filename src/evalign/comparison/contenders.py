@@ -49,28 +49,20 @@ def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "pl
 
 
 def cross_entropy(judge: Judge, *, rival_of: str | Recipe = "anchored", **options: Any) -> Contender:
-    """The same network, split, seed and stages, but cross-entropy throughout."""
-    recipe = without_metric(find_recipe(rival_of))
-    return replace(ours(judge, recipe=recipe, **options), name="cross_entropy", title="cross-entropy")
+    """The same network, split and seed with plain cross-entropy, for as long as the recipe it is a rival of."""
+    contender = ours(judge, recipe=as_long_as(find_recipe(rival_of)), **options)
+    return replace(contender, name="cross_entropy", title="cross-entropy")
 
 
-def without_metric(recipe: Recipe) -> Recipe:
-    """The control of a recipe: its learning rates, lengths and patience, with cross-entropy as the only loss.
+def as_long_as(recipe: Recipe) -> Recipe:
+    """Cross-entropy for as many epochs as a recipe may take: else longer training would pass for a better loss.
 
-    A rival that stops after its first stage would lose to longer training at a lower learning rate, and the metric
-    would get the credit. A stage that cools waits `patience` epochs at each of `max_stale` temperatures and one more.
-
-    >>> [(stage.metric, stage.epochs, stage.patience) for stage in without_metric(find_recipe("anchored")).stages]
-    [(False, 100, 30), (False, 100, 40)]
+    >>> as_long_as(find_recipe("paper")).epochs
+    1000
     """
-    stages = tuple(
-        stage if not stage.metric else replace(
-            stage, name="cross-entropy", metric=False, anchor=1.0, monitor="entropy", rate=None,
-            patience=stage.patience * (1 if stage.rate is None else stage.max_stale + 1),
-        )
-        for stage in recipe.stages
-    )  # fmt: skip
-    return Recipe("cross_entropy", f"the control of {recipe.name}: the same stages without the metric", stages)
+    plain = find_recipe("cross_entropy")
+    stages = (replace(plain.stages[0], epochs=recipe.epochs, patience=recipe.epochs),)
+    return replace(plain, stages=stages, updates=recipe.updates)
 
 
 def majority(judge: Judge) -> Contender:

@@ -26,9 +26,10 @@ class KeepsValidation(EASTClassifier):
 
 
 class HeldOut(ClassifierMixin, BaseEstimator):
-    """Any classifier with `predict_proba`, fitted on what `EASTClassifier` would train on and given the same matrix.
+    """Any classifier with `predict_proba`, fitted on the rows that `EASTClassifier` would train on, encoded alike.
 
-    With one `random_state` both hold out the same rows. Equal rows are kept on one side of the split.
+    With one `random_state` both hold out the same rows. Equal rows are kept on one side of the split. Numbers are
+    scaled only, without the ranks that a network may get beside them: trees do not care for either.
 
     >>> from sklearn.dummy import DummyClassifier
     >>> X, y = np.arange(20.0).reshape(-1, 1), np.array(["a", "b"] * 10)

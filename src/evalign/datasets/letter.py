@@ -36,7 +36,7 @@ CARD = Card(
         Version("original", (File("letter-recognition.data"),), ("", "letter")),
     ),
     openml=6,
-    fingerprint="TODO",
+    fingerprint="e4eaa2310202a591",
     notes=("Not in the papers.", "1332 duplicate rows, kept."),
 )
 

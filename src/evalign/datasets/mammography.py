@@ -26,7 +26,7 @@ CARD = Card(
         Version("original", (File("mammography.arff"),), ("", "mammography")),
     ),
     openml=310,
-    fingerprint="TODO",
+    fingerprint="6f78c452e20dd390",
     notes=(
         "3334 duplicate rows, kept: they are in the original.",
         "The source has standardised the features on all rows, so its test rows are not quite unseen.",

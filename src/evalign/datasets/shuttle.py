@@ -32,7 +32,7 @@ CARD = Card(
         Version("original", (File("shuttle.trn"), File("shuttle.tst")), ("", "shuttle")),
     ),
     openml=40685,
-    fingerprint="TODO",
+    fingerprint="64cd079f28ebba90",
     refused={"shuttle.trn.Z": "it is compressed: unpack it with uncompress shuttle.trn.Z"},
     notes=("Not in the papers.", "OpenML's copy does not say which rows the source calls test."),
 )

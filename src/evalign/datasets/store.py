@@ -33,12 +33,10 @@ class Store:
     verify: bool = True
     fetch: bool = True
 
-    def find(self, card: Card, forms: tuple[str, ...] | None = None) -> Found | None:
+    def find(self, card: Card) -> Found | None:
         """The first place that holds all files of a version, whatever is in them."""
         for place in self.places:
             for version in card.versions:
-                if forms is not None and version.form not in forms:
-                    continue
                 for folder in version.folders:
                     paths = tuple(place.folder / folder / file.name for file in version.files)
                     if all(_exists(path, file) for path, file in zip(paths, version.files, strict=True)):
@@ -49,11 +47,12 @@ class Store:
         """Size and checksum of every file, where they are known."""
         if self.verify:
             for path, file in zip(found.paths, found.version.files, strict=True):
-                check_file(card, path, file)
+                with reading(path):
+                    check_file(card, path, file)
 
-    def get(self, card: Card, forms: tuple[str, ...] | None = None) -> Found:
+    def get(self, card: Card) -> Found:
         """Find and check, or say in one sentence what to put where."""
-        found = self.find(card, forms)
+        found = self.find(card)
         if found is None:
             raise DataError(self.missing(card))
         self.check(card, found)

@@ -47,7 +47,7 @@ def _load(card: Card, protocol: Protocol) -> Dataset:
     X, y = make_blobs(10000, centers=2, n_features=3, cluster_std=10, random_state=SEED)
     positive = np.flatnonzero(y == 1)
     # RandomState, not default_rng: its stream is frozen, and it is the one the authors' rows come from.
-    kept = np.random.RandomState(SEED).choice(len(positive), card.counts["positive"], replace=False)  # noqa: NPY002
+    kept = np.random.RandomState(SEED).choice(len(positive), card.counts["positive"], replace=False)
     rows = np.concatenate([np.flatnonzero(y == 0), positive[kept]])
     frame = pd.DataFrame(X[rows], columns=["x1", "x2", "x3"])
     return Dataset(card, frame, y[rows].astype(np.int64), tuple(card.counts), protocol)

@@ -54,6 +54,8 @@ class TableSource:
                 frame = self.readers[found.version.form](found.paths)
             where = " and ".join(map(str, found.paths))
             known = all(file.sha256 or file.md5 for file in found.version.files)
+        if lacking := [name for name in (*self.columns, TARGET) if name not in frame]:
+            raise DataError(f"{where} must have the column {lacking[0]!r}, it has none; is it the right file?")
         raw = self._tidy(frame, where)
         if store.verify and not known and self.card.fingerprint is not None:
             self._check_content(raw, where)
@@ -70,15 +72,17 @@ class TableSource:
         return frame.set_axis([*self.columns, TARGET], axis=1)
 
     def _tidy(self, frame: pd.DataFrame, where: str) -> Raw:
-        """Numbers as float32 or integers, categories as text, labels as codes."""
+        """Whole numbers as integers, categories as text, labels as codes."""
         columns = {name: self._column(frame[name], name, where) for name in self.columns}
         found = [str(label).strip().strip("'").removesuffix(".") for label in frame[TARGET]]
-        codes = pd.Index(list(self.labels)).get_indexer(pd.Index(found))
-        if (codes < 0).any():
-            wrong = found[int(np.flatnonzero(codes < 0)[0])]
-            raise DataError(f"{where} must have the labels {', '.join(self.labels)}, got {wrong!r}; is it the right file?")
+        if unknown := sorted(set(found) - set(self.labels)):
+            known = ", ".join(self.labels)
+            raise DataError(f"{where} must have the labels {known}, got {unknown[0]!r}; is it the right file?")
+        classes = tuple(dict.fromkeys(self.labels.values()))
+        codes = {label: classes.index(name) for label, name in self.labels.items()}
         official = frame[SPLIT].to_numpy() == "test" if SPLIT in frame else None
-        return Raw(pd.DataFrame(columns), codes.astype(np.int64), tuple(self.labels.values()), official)
+        y = np.array([codes[label] for label in found], dtype=np.int64)
+        return Raw(pd.DataFrame(columns), y, classes, official)
 
     def _column(self, column: "pd.Series[Any]", name: str, where: str) -> "pd.Series[Any]":
         if name in self.text:
@@ -89,7 +93,8 @@ class TableSource:
             raise DataError(f"{where} must have numbers in column {name!r} ({error}); it is damaged") from None
         if not np.isfinite(numbers).all():
             raise DataError(f"{where} lacks numbers in column {name!r}; it is damaged: get it again")
-        return numbers
+        # Files differ in how they store 3; what is loaded must not.
+        return numbers.astype(np.int64) if (numbers == np.rint(numbers)).all() else numbers
 
     def _check_content(self, raw: Raw, where: str) -> None:
         found = fingerprint(raw.frame, np.array(raw.classes, dtype=object)[raw.y])
@@ -132,7 +137,9 @@ def _rows(path: Path, columns: tuple[str, ...], delimiter: str | None) -> list[l
             continue
         fields = [field.strip().strip('"') for field in line.split(delimiter)]
         if len(fields) != len(columns):
-            raise DataError(f"{path}, line {number} must have {len(columns)} fields, it has {len(fields)}; it is damaged")
+            raise DataError(
+                f"{path}, line {number} must have {len(columns)} fields, it has {len(fields)}; it is damaged"
+            )
         if number == 1 and fields[0] == columns[0]:  # a header after all
             continue
         rows.append(fields)

@@ -36,7 +36,7 @@ CARD = Card(
         Version("original", (File("yeast.data"),), ("", "yeast")),
     ),
     openml=181,
-    fingerprint="TODO",
+    fingerprint="64a393ba1212c7d0",
     notes=(
         "Not in the papers.",
         "yeast.names counts 37 EXC and 1486 rows in all; the data have 35 and 1484.",

@@ -37,9 +37,13 @@ def verdict(result: dict[str, Any]) -> str:
     ours = next(row for row in result["table"] if [row["contender"], row["decision"]] == reference)
     rivals = [row for row in result["table"] if row["contender"] not in (reference[0], "majority")]
     begin = f"{ours['title'].capitalize()} reached {name} {score(ours['score'])}"
+    if ours["limits"]:
+        values = ", ".join(f"{text}: {score(value)}" for text, value in ours["limits"].items())
+        begin += f" and {'misses' if ours['missed'] else 'meets'} its constraints on the test rows ({values})"
     if not rivals:
         return f"{begin}; no rival was trained, so whether that is good cannot be told."
-    best = max(rivals, key=lambda row: row["score"])
+    # A rival that misses a constraint has bought its score with it.
+    best = max(rivals, key=lambda row: (not row["missed"], row["score"]))
     usual = [row for row in rivals if (row["contender"], row["decision"]) == ("cross_entropy", "argmax")]
     words = [f"{begin}, the strongest rival ({best['title']}) {score(best['score'])}: {_gap(best)}."]
     words += [f"Against cross-entropy + argmax, what is mostly used: {_gap(row)}." for row in usual if row is not best]

@@ -25,7 +25,7 @@ def scores(result: dict[str, Any]) -> str:
             if len(row["scores"]) > 1:
                 axes.plot(row["scores"], [y] * len(row["scores"]), "|", color=tint, markersize=7, alpha=0.55)
         axes.set_yticks(range(len(table)), [_short(row["title"], 34) for row in table])
-        axes.set_xlabel(result["metric"]["title"])
+        axes.set(xlabel=result["metric"]["title"], ylim=(-0.6, len(table) - 0.4))
         axes.grid(axis="y", visible=False)
         return to_svg(
             figure, f"{result['metric']['title']} of every contender with its interval; the table has numbers"

@@ -115,7 +115,7 @@ def _entry(line: Line, judge: Judge) -> dict[str, Any]:
         "difference": line.difference,
         "difference_error": line.difference_error,
         "limits": line.limits,
-        "met": judge.met(line.limits),
+        "missed": judge.missed(line.limits),
         "seconds": round(line.seconds, 3),
         "confusion": line.confusion.tolist(),
     }

@@ -55,7 +55,8 @@ def colour(contender: str) -> str:
 @contextmanager
 def drawing(name: str, width: float, height: float) -> Iterator[Figure]:
     """A figure in our style; `name` keeps the ids of two drawings on one page apart. No window system is touched."""
-    with mpl.rc_context(STYLE | {"svg.hashsalt": name}):
+    settings: Any = STYLE | {"svg.hashsalt": name}
+    with mpl.rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
         yield figure

@@ -51,4 +51,4 @@ def default_batch_size(n: int) -> int:
     >>> [default_batch_size(n) for n in (100, 1000, 10_000, 200_000)]
     [32, 128, 512, 2048]
     """
-    return min(4096, max(32, 2 ** round(math.log2(4 * math.sqrt(max(1, n))))))
+    return int(min(4096, max(32, 2 ** round(math.log2(4 * math.sqrt(max(1, n)))))))

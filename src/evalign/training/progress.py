@@ -52,7 +52,8 @@ class Controller:
 
     @property
     def temperature(self) -> float:
-        return self.heat.temperature
+        start, end = self.heat.temperature, self.stage.cool_to
+        return start if end is None else start * (end / start) ** (self.epochs / max(1, self.stage.epochs - 1))
 
     @property
     def learning_rate(self) -> float:
