@@ -26,7 +26,7 @@ from sklearn.model_selection import train_test_split
 
 from evalign import EASTClassifier, decision, metrics
 from evalign.decision import Rule
-from evalign.distinct import distinct_rows, split_rows
+from evalign.distinct import distinct_rows, divide_rows
 from evalign.metrics import Average
 from evalign.networks import mlp
 from evalign.objective import Objective
@@ -87,11 +87,12 @@ def parts(X: pd.DataFrame, y: Ints, splits: int) -> Iterator[Part]:
         dev, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=seed, stratify=y)
         own = X.iloc[dev]
         rows, weight = distinct_rows(own, y[dev], np.ones(len(dev)))
-        train, valid = split_rows(y[dev][rows], EASTClassifier().validation_fraction, seed)
+        division = divide_rows(y[dev][rows], weight, EASTClassifier().validation_fraction, seed)
+        train, valid = division.train, division.valid
         encoder = TableEncoder(numeric=numeric).fit(own, rows=rows[train])
         yield Part(
-            encoder.transform(own, rows=rows[train]), y[dev][rows][train], weight[train],
-            encoder.transform(own, rows=rows[valid]), y[dev][rows][valid], weight[valid],
+            encoder.transform(own, rows=rows[train]), y[dev][rows][train], division.train_weight,
+            encoder.transform(own, rows=rows[valid]), y[dev][rows][valid], division.valid_weight,
             encoder.transform(X.iloc[test]), y[test], seed,
         )  # fmt: skip
 
@@ -157,7 +158,8 @@ def average_and_labels(classes: int) -> tuple[Average, list[int] | None]:
 def tree_probabilities(make: Callable[[int], Any], made: list[Part], classes: int) -> list[tuple[Any, Any]]:
     found = []
     for part in made:
-        model = make(part.seed).fit(part.train, part.train_y, part.train_weight)
+        copies = np.repeat(np.arange(len(part.train)), np.rint(part.train_weight).astype(np.int64))  # as given
+        model = make(part.seed).fit(part.train[copies], part.train_y[copies])
         both = []
         for z in (part.valid, part.test):
             p = np.zeros((len(z), classes))

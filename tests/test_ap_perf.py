@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import make_blobs
 from sklearn.metrics import f1_score
 
 from evalign.baselines import APPerfLoss, ap_perf_loss
@@ -84,8 +83,7 @@ def test_a_batch_of_25_is_solved():
     assert ((slope + y >= 0) & (slope + y <= 1)).all()
 
 
-@pytest.mark.parametrize("max_iter", [3000])
-def test_the_authors_package_finds_the_same_answer(max_iter, monkeypatch):
+def test_the_authors_package_finds_the_same_answer(monkeypatch):
     """Its gradient as it is; its value once the predictor with k positives collects k of them, not k - 1."""
     pytest.importorskip("ap_perf", reason="ap_perf (with numba) is not installed, only compared with")
     from ap_perf import MetricLayer, metric
@@ -100,14 +98,13 @@ def test_the_authors_package_finds_the_same_answer(max_iter, monkeypatch):
     for name, rule in theirs.items():
         for n in (4, 10, 20):
             psi, y = batch(n, scale=0.05)
-            layer = MetricLayer(rule, {"max_iter": max_iter})
+            layer = MetricLayer(rule, {"max_iter": 3000})  # 100 by default, which leaves q off by up to 0.3
             z = psi.float().requires_grad_()
             value = layer(z, y.float())
             value.sum().backward()
             loss, gradient = loss_and_gradient(psi, y, **options_of(name, 2.0))
-            print(name, n, loss.item() - 1 - value.item(), (gradient - z.grad).abs().max().item())
-            assert loss.item() == pytest.approx(1 + value.item(), abs=2e-3)
-            assert gradient.numpy() == pytest.approx(z.grad.numpy(), abs=2e-2)
+            assert loss.item() == pytest.approx(1 + value.item(), abs=1e-3)
+            assert gradient.numpy() == pytest.approx(z.grad.numpy(), abs=1e-3)
 
 
 # --- the loss --------------------------------------------------------------------------------------------
@@ -202,11 +199,7 @@ def test_narrow_and_large_logits_are_finite(dtype):
 
 def test_it_trains():
     """Synthetic 33 %, as in test_baseline_losses.py, where cross-entropy gets 0.77; a few batches of 20 suffice."""
-    x, y = make_blobs(10000, centers=2, n_features=3, cluster_std=10, random_state=42)
-    keep = np.concatenate([np.flatnonzero(y == 0), np.flatnonzero(y == 1)[: (y == 1).sum() // 2]])
-    keep = np.random.default_rng(0).permutation(keep)
-    x, y = torch.tensor(x[keep]).float(), torch.tensor(y[keep])
-    x = (x - x[:800].mean(0)) / x[:800].std(0)
+    x, y, x_test, y_test = slow.synthetic(800)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = torch.nn.Linear(3, 1)
@@ -217,7 +210,7 @@ def test_it_trains():
         loss(network(x[rows]), y[rows]).backward()
         optimiser.step()
     with torch.no_grad():
-        assert f1_score(y[800:], network(x[800:]).squeeze(1) >= 0) > 0.75
+        assert f1_score(y_test, network(x_test).squeeze(1) >= 0) > 0.75
 
 
 # --- wrong input -----------------------------------------------------------------------------------------

@@ -282,11 +282,11 @@ def test_intervals_are_those_of_resampling_rows_class_by_class() -> None:
     judge = Judge(Aim("f1"), [0, 1, 2])
     ours = resampled_scores(truth, {"a": predicted}, 3, judge.scores, repeats=4000)["a"]
     loop = []
-    for _ in range(1000):
+    for _ in range(300):
         rows = np.concatenate([rng.choice(np.flatnonzero(truth == k), (truth == k).sum()) for k in range(3)])
         loop.append(f1_score(truth[rows], predicted[rows], average="macro"))
-    assert ours.mean() == pytest.approx(np.mean(loop), abs=0.005)
-    assert interval(ours) == pytest.approx(interval(np.array(loop)), abs=0.015)
+    assert ours.mean() == pytest.approx(np.mean(loop), abs=0.008)
+    assert interval(ours) == pytest.approx(interval(np.array(loop)), abs=0.025)
 
 
 def test_contenders_are_resampled_together() -> None:

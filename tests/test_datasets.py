@@ -342,7 +342,7 @@ def test_data_dir_comes_before_the_variable(tmp_path, monkeypatch):
 
 
 def test_a_place_that_is_not_there_is_told(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match="--data-dir must name a folder, .*nowhere is not there"):
+    with pytest.raises(DataError, match=r"--data-dir must name a folder, .*nowhere is not there"):
         load("yeast", tmp_path / "nowhere")
     (tmp_path / "file").touch()
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
@@ -459,7 +459,7 @@ def test_a_part_of_the_files(tmp_path):
 
 
 def test_wrong_arguments_are_told():
-    with pytest.raises(ValueError, match="data set must be one of .* got 'adlt'; did you mean 'adult'"):
+    with pytest.raises(ValueError, match=r"data set must be one of .* got 'adlt'; did you mean 'adult'"):
         load("adlt")
     with pytest.raises(ValueError, match="protocol must be one of honest, paper, got 'papers'"):
         load("synthetic_5", protocol="papers")

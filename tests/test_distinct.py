@@ -3,7 +3,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalign.distinct import distinct_rows, split_rows
+from evalign.distinct import distinct_rows, divide_rows, split_rows
 
 rows = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 1), st.integers(0, 3)), min_size=1, max_size=40
@@ -44,8 +44,24 @@ def test_split_is_a_partition_that_keeps_every_class_in_training(labels, fractio
     train, valid = split_rows(y, fraction, seed)
     counts = np.bincount(y)
     assert set(y[train]) == set(y)
-    if valid is not train:
-        assert sorted([*train, *valid]) == list(range(len(y)))
-        held = np.bincount(y[valid], minlength=len(counts))
-        assert (np.abs(held - fraction * counts) <= 1).all()
-        assert (held[counts >= 4] >= 1).all()
+    assert sorted([*train, *valid]) == list(range(len(y)))
+    held = np.bincount(y[valid], minlength=len(counts))
+    assert (np.abs(held - fraction * counts) <= 1).all()
+    assert (held[counts >= 4] >= 1).all()
+
+
+@given(st.integers(1, 60), st.integers(0, 3), st.sampled_from([1.0, 7.5, 1e4]))
+def test_dividing_conserves_weight_and_shares_heavy_rows(n, seed, scale):
+    y = np.arange(n) % 3
+    weight = np.ones(n)
+    weight[0] = 1000.0
+    division = divide_rows(np.unique(y, return_inverse=True)[1], weight * scale, 0.2, seed)
+    if len(division.valid) == len(division.train) == n:
+        return  # too few rows to spare one
+    total = np.zeros(n)
+    np.add.at(total, division.train, division.train_weight)
+    np.add.at(total, division.valid, division.valid_weight)
+    np.testing.assert_allclose(total, weight * scale)
+    alone = (y == 0).sum() <= 20  # among so few rows none has twenty times the mean
+    assert alone or (0 in division.train and 0 in division.valid)
+    assert not set(division.train[1:]) & set(division.valid[1:]) - {0}

@@ -10,7 +10,7 @@ from test_losses import BACKENDS, TASKS, WITH_AUROC, batch, loss_and_gradient
 
 
 def known_bug(where):
-    """The fused form's counts, and the eager anchor, are still to be mended; strict, so that the mark goes with them."""
+    """Still to be mended, in files that others are at work on; strict, so that the mark goes with the bug."""
     return pytest.mark.xfail(reason=where, strict=True)
 
 

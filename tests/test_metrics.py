@@ -136,6 +136,17 @@ def test_undefined_correlations_are_0():
         assert metrics.METRICS[name](alone) == 0
 
 
+def test_one_class_with_weights_that_round_still_has_a_share_of_1():
+    w = torch.rand(5000, generator=torch.Generator().manual_seed(0))
+    y = torch.ones(5000, dtype=torch.long)
+    soft = Confusion.soft(torch.tensor([[0.2, 0.7, 0.1]]).expand(5000, 3), y, sample_weight=w)
+    hard = Confusion.hard(y, y, 3, sample_weight=w)
+    for c in (soft, hard):
+        assert metrics.mcc(c) == 0
+        assert metrics.specificity(c, None)[1] == 0
+        assert metrics.cohen_kappa(c).item() == pytest.approx(0, abs=1e-5)
+
+
 @pytest.mark.parametrize("average", AVERAGES)
 @pytest.mark.parametrize("name", ["f1", "fbeta", "precision", "recall", "jaccard"])
 @settings(max_examples=100)

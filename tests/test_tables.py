@@ -638,3 +638,15 @@ def test_both_is_standard_and_quantile_side_by_side():
     np.testing.assert_array_equal(made[:, [1, 3, 4, 5]], ranked.transform(frame))
     again = TableEncoder.from_json(json.loads(json.dumps(both.to_json())))
     np.testing.assert_array_equal(again.transform(frame), made)
+
+
+@pytest.mark.parametrize(
+    "make", [np.asarray, lambda x: pd.DataFrame(x, columns=list("abcd")).assign(t=["u", "v", None, "w"] * 50)]
+)
+def test_rows_are_as_if_taken_out_first(make):
+    table = make(NUMBERS)
+    rows = np.array([7, 3, 3, 199, 0, 42, 42, 42])
+    taken = table.iloc[rows] if isinstance(table, pd.DataFrame) else table[rows]
+    encoder = TableEncoder().fit(table, rows=rows)
+    assert encoder.to_json() == TableEncoder().fit(taken).to_json()
+    np.testing.assert_array_equal(encoder.transform(table, rows=rows), encoder.transform(taken))

@@ -4,7 +4,7 @@ A weight of 3 then is the same as three copies, and a weight of 0 the same as no
 the rows does not matter either. And no copy of a training row can sit in the validation part and flatter it.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -34,12 +34,10 @@ def distinct_rows(
 
 
 def split_rows(labels: NDArray[np.int64], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions for training and validation: every class gives its share, but keeps at least one row in training.
+    """Positions to keep and to hold out: every class gives its share, but keeps at least one row.
 
-    Where nothing can be spared for validation, the training rows serve as both.
-
-    >>> train, valid = split_rows(np.array([0] * 10 + [1] * 5 + [2]), 0.2, seed=0)
-    >>> len(train), len(valid), 15 in train
+    >>> kept, held_out = split_rows(np.array([0] * 10 + [1] * 5 + [2]), 0.2, seed=0)
+    >>> len(kept), len(held_out), 15 in kept
     (13, 3, True)
     """
     shuffled = np.random.default_rng(seed).permutation(len(labels))
@@ -48,5 +46,38 @@ def split_rows(labels: NDArray[np.int64], fraction: float, seed: int) -> tuple[N
     take = np.minimum(np.maximum(np.round(fraction * counts), counts >= 4), np.maximum(counts - 1, 0)).astype(np.int64)
     rank = np.concatenate([np.arange(c) for c in counts])
     held_out = rank < np.repeat(take, counts)
-    train, valid = np.sort(by_class[~held_out]), np.sort(by_class[held_out])
-    return train, valid if len(valid) else train
+    return np.sort(by_class[~held_out]), np.sort(by_class[held_out])
+
+
+class Division(NamedTuple):
+    """Positions of training and validation rows, and what they weigh there."""
+
+    train: NDArray[np.int64]
+    train_weight: NDArray[np.float64]
+    valid: NDArray[np.int64]
+    valid_weight: NDArray[np.float64]
+
+
+HEAVY = 20  # times the mean weight of its class
+
+
+def divide_rows(labels: NDArray[np.int64], weight: NDArray[np.float64], fraction: float, seed: int) -> Division:
+    """Training and validation rows of a weighted table.
+
+    A row of more than `HEAVY` times its class's mean weight goes to both sides, with its weight divided: a third of
+    Mammography is one row, copied, and the side without it would be of another kind than the data. Where nothing
+    can be spared for validation, the training rows serve as both.
+
+    >>> division = divide_rows(np.zeros(41, dtype=int), np.array([100.0] + [1.0] * 40), 0.2, seed=0)
+    >>> len(division.train), len(division.valid), division.train_weight[0], division.valid_weight[0]
+    (34, 8, 80.0, 20.0)
+    """
+    train, valid = split_rows(labels, fraction, seed)
+    if not len(valid):
+        return Division(train, weight[train], train, weight[train])
+    heavy = weight > HEAVY * (np.bincount(labels, weight) / np.maximum(np.bincount(labels), 1))[labels]
+    train, valid = np.union1d(train, np.flatnonzero(heavy)), np.union1d(valid, np.flatnonzero(heavy))
+    return Division(
+        train, np.where(heavy, 1 - fraction, 1.0)[train] * weight[train],
+        valid, np.where(heavy, fraction, 1.0)[valid] * weight[valid],
+    )  # fmt: skip

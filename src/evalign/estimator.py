@@ -25,7 +25,7 @@ from evalign import checks, decision, metrics
 from evalign.columns import as_table
 from evalign.confusion import Confusion
 from evalign.decision import Rule
-from evalign.distinct import distinct_rows, split_rows
+from evalign.distinct import distinct_rows, divide_rows
 from evalign.encoders import Numeric
 from evalign.metrics import Average, MetricFunction
 from evalign.networks import mlp
@@ -67,6 +67,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     stratified: whether every batch gets its share of every class.
     numeric: numbers "standard" (scaled), "quantile" (ranked to a normal shape) or "both" (a column of each).
     device: "auto", "cpu", "cuda", ...
+    amp: whether the network runs in bfloat16; worth it for wide layers on a GPU.
     verbose: 1 shows a progress bar.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `history_` (a row per epoch), `temperature_` (of
@@ -100,6 +101,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         numeric: Numeric = "both",
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
+        amp: bool = False,
         verbose: int = 0,
     ) -> None:
         self.metric = metric
@@ -120,6 +122,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.numeric = numeric
         self.random_state = random_state
         self.device = device
+        self.amp = amp
         self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
@@ -145,22 +148,25 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         rows, weight = distinct_rows(X, codes, weight)
         codes = codes[rows]
         self._check_classes(codes)
-        train_part, valid_part = split_rows(codes, self.validation_fraction, seed)
-        self.encoder_ = TableEncoder(numeric=self.numeric).fit(X, rows=rows[train_part])
+        division = divide_rows(codes, weight, self.validation_fraction, seed)
+        self.encoder_ = TableEncoder(numeric=self.numeric).fit(X, rows=rows[division.train])
 
-        def on_device(part: NDArray[np.int64]) -> Rows:
+        def on_device(part: NDArray[np.int64], weight: NDArray[np.float64]) -> Rows:
             x = torch.from_numpy(self.encoder_.transform(X, rows=rows[part])).to(self._device)
-            return Rows(x, self._tensor(codes[part]), self._tensor(weight[part].astype(np.float32)))
+            return Rows(x, self._tensor(codes[part]), self._tensor(weight.astype(np.float32)))
 
-        train_rows = on_device(train_part)
-        valid_rows = train_rows if valid_part is train_part else on_device(valid_part)
+        train_rows = on_device(division.train, division.train_weight)
+        valid_rows = on_device(division.valid, division.valid_weight)
         self.network_ = self._make_network(train_rows.x.shape[1], seed).to(self._device)
         score = metrics.resolve(self.metric, average=self._average, beta=self._beta)
-        size = self.batch_size if self.batch_size != "auto" else default_batch_size(len(train_rows))
+        size = self.batch_size
+        if size == "auto":
+            size = recipe.batch_size or default_batch_size(len(train_rows))
+        recipe = recipe.for_rows(len(train_rows), size)
         with epoch_bar(recipe, self._metric_name, enabled=bool(self.verbose)) as show:
             history = train(
                 self.network_, train_rows, valid_rows, recipe, self._objective(), argmax_score(score),
-                batch_size=size, seed=seed, stratified=self.stratified, amp=self._device.type == "cuda",
+                batch_size=size, seed=seed, stratified=self.stratified, amp=self.amp,
                 on_epoch=_both(show, on_epoch),
             )  # fmt: skip
         self.history_ = [vars(epoch) for epoch in history]

@@ -4,7 +4,9 @@ import itertools
 import math
 
 import numpy as np
+import torch
 from scipy.optimize import linprog
+from sklearn.datasets import make_blobs
 
 from reference.loops import sigmoid, softmax
 
@@ -111,6 +113,18 @@ def ldam(rows, labels, weights, counts, *, max_margin, scale, class_weight=None)
 def drw_weights(counts, *, beta):
     each = [(1 - beta) / (1 - beta**n) for n in counts]
     return [len(counts) * w / math.fsum(each) for w in each]
+
+
+def synthetic(rows):
+    """BtG's Synthetic 33 %, standardised: `rows` rows to train on, and the others of the 7500 to judge by."""
+    x, y = make_blobs(10000, centers=2, n_features=3, cluster_std=10, random_state=42)
+    keep = np.concatenate([np.flatnonzero(y == 0), np.flatnonzero(y == 1)[: (y == 1).sum() // 2]])
+    keep = np.random.default_rng(0).permutation(keep)
+    x, y = torch.tensor(x[keep]).float(), torch.tensor(y[keep])
+    assert len(y) == 7500
+    assert y.sum() == 2500
+    x = (x - x[:rows].mean(0)) / x[:rows].std(0)
+    return x[:rows], y[:rows], x[rows:], y[rows:]
 
 
 # --- AP-Perf ---------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ an adversary draws the labels they are judged by from Q to minimise it, at a pri
 and the loss is 1 - v. It is convex in psi, at least 0, and 0 once psi is large with the sign of the labels. By the
 envelope theorem its gradient is q - y. Given k predicted and l true positives, a metric of the confusion matrix that is
 affine in TP, M = a_kl TP + c_kl, sees of P and Q only their marginals p_ik = P(y_hat_i = 1, k) and
-q_il = Q(y_check_i = 1, l) (their Theorem 1), so the game is a linear program with O(n^2) variables and constraints.
+q_il = Q(y_check_i = 1, l), so the game is a linear program with O(n^2) variables and constraints.
 
 DIFFERS: the authors' package stops its ADMM after 100 rounds, ignores the gradient that comes in, and reports a value
 in which the predictor with k positives collects only its k - 1 best; here the program is solved exactly.

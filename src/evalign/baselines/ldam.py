@@ -1,4 +1,4 @@
-"""LDAM: cross-entropy with a wider margin for rarer classes (Cao, Wei, Gaidon, Arechiga and Ma 2019, Eq. 12-13)."""
+"""LDAM: cross-entropy with a wider margin for rarer classes (Cao, Wei, Gaidon, Arechiga and Ma 2019, Eq. 13)."""
 
 import math
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from evalign import checks
@@ -28,20 +28,20 @@ class SVMPerfClassifier(ClassifierMixin, BaseEstimator):
 
         1/2 |w|^2 + C n xi,   xi = max over y' in {-1, 1}^n of  Delta(y', y) - 1/(2n) sum_i (y_i - y'_i) w.x_i
 
-    by cutting planes: solve for the label vectors y' collected so far, add the one that w violates most, and stop once
-    it is violated by no more than `tolerance`. Delta is 1 - F_beta, the share of errors, or the share of swapped pairs
-    (for "roc" y' orders each positive against each negative row, and 1/(P N) stands for 1/n).
+    by cutting planes: solve for the label vectors y' collected so far, add one that is violated most, and stop once the
+    objective is within C n `tolerance` of the minimum. Delta is 1 - F_beta, the share of errors, or the share of
+    swapped pairs (for "roc" y' orders each positive against each negative row, and 1/(P N) stands for 1/n).
 
     DIFFERS in scale only: with C n in front, C means what it means in `LinearSVC`. loss="error" is then exactly
     LinearSVC(loss="hinge", C=C), 1/2 |w|^2 + C sum_i max(0, 1 - y_i w.x_i), whose intercept is regularised too, and
-    loss="roc" is that hinge on the differences of pairs with C n / (P N). The paper's C for Delta = 2 x errors is C / 2
-    (its Theorem 2), for Delta = 100 (1 - F1) it is 25 C / n.
+    loss="roc" is that hinge on the differences of pairs with C n / (P N). Joachims has C xi and no 1/(2n): his C is
+    C / 2 for Delta = 2 x errors, with the same w, and 25 C / n for Delta = 100 (1 - F1), with 50 w / n.
 
     Parameters
     ----------
     C: weight of the loss against the norm; the features should be on one scale.
     loss: "f1", "fbeta" (with `beta`), "error" or "roc".
-    tolerance: largest violation left, in units of Delta; Joachims' 0.1 %.
+    tolerance: how precisely xi is minimised, in units of Delta: 0.001 is 0.1 % of F1.
     max_iter: most label vectors to collect.
     fit_intercept: append the feature 1.
 
@@ -51,7 +51,7 @@ class SVMPerfClassifier(ClassifierMixin, BaseEstimator):
     An `objective_` near C n says that hardly any w beats w = 0, where all rows score 0; with F1 this happens when the
     classes overlap and positives are few. A score of 0 and above is positive. With loss="roc" only the order of scores
     is learned, the intercept stays 0 and that cut means nothing: choose one, for instance with scikit-learn's
-    TunedThresholdClassifierCV (BtG's accuracy of 0.32 on Adult shows what an arbitrary cut does).
+    TunedThresholdClassifierCV (BtG prints an accuracy of 0.32 for it on Adult).
 
     >>> X, y = [[0.0], [1.0], [2.0], [3.0], [4.0]], ["no", "no", "yes", "no", "yes"]
     >>> SVMPerfClassifier(C=10.0).fit(X, y).predict(X).tolist()
@@ -87,8 +87,8 @@ class SVMPerfClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) != 2:
-            kind = type_of_target(y) if len(self.classes_) > 2 else "one class"
-            raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
+            kind = "one class" if len(self.classes_) == 1 else f"{len(self.classes_)} classes"
+            raise ValueError(f"Only binary classification is supported, got {kind}")
         constant = self.fit_intercept and self.loss != "roc"  # it cancels in the difference of a pair
         rows = np.column_stack([X, np.ones(len(X))]) if constant else X
         beta = self.beta if self.loss == "fbeta" else 1.0

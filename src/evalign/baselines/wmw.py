@@ -1,4 +1,4 @@
-"""The Wilcoxon-Mann-Whitney surrogate of AUROC (Yan, Dodier, Mozer and Wolniewicz 2003, Eq. 7-8).
+"""The Wilcoxon-Mann-Whitney surrogate of AUROC (Yan, Dodier, Mozer and Wolniewicz 2003, ICML, objective R).
 
 BtG Table 1 compares with it; gamma 0.2 and p 3 are BtG's.
 """
@@ -34,7 +34,8 @@ def wmw_loss(
     Binary logits (N,) or (N, 1). A pair weighs w_i w_j. A batch without a positive or without a negative gives 0,
     with gradient 0. The scores order the samples and are no probabilities: choose a threshold on held-out rows.
 
-    reduction: "mean" divides by the weight of the pairs, so that batches of any size give losses of one size.
+    reduction: "mean" divides by the weight of the pairs, so that batches of any size give losses of one size (and
+        float16 gradients that do not overflow).
     squash: True takes x = sigmoid(z), scores within [0, 1]; False x = z, as BtG does.
     as_published: compare positives with positives, each with itself too, as BtG's code does (method.md, trap 5).
     max_pairs: that many pairs are in memory at once; more are computed in blocks.

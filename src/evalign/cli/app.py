@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # The words as given travel as the context's `obj`, for a result to say how it can be repeated.
         code = app(args=given, prog_name="evalign", standalone_mode=False, obj=given)
         sys.stdout.flush()
+        if code == EXIT_INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+            raise KeyboardInterrupt
     except KeyboardInterrupt:
         _fail("interrupted; nothing was written", EXIT_INTERRUPTED)
     except BrokenPipeError:  # `evalign predict ... | head`
@@ -65,8 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _explain(error: Exception) -> NoReturn:
-    if isinstance(error, typer.Abort):
-        _fail("interrupted; nothing was written", EXIT_INTERRUPTED)
     # Typer's own errors, told by their shape: their classes have moved between its versions.
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)

@@ -73,7 +73,7 @@ def run(
     interrupt: Interrupt,
 ) -> None:
     """Compare on a loaded table and finish; `evalign demo` comes here too."""
-    from evalign.cli.data import note_classes, note_columns
+    from evalign.cli.data import note_classes, note_columns, note_positive
     from evalign.cli.finish import finish
     from evalign.comparison import contenders as c
     from evalign.comparison.aims import Judge
@@ -81,6 +81,8 @@ def run(
     from evalign.training.recipes import find_recipe
 
     judge, shared = Judge(settings.aim(), loaded.table.y), settings.for_network()
+    facts = loaded.describe()
+    note_positive(judge, facts["classes"], output.note)
     listed = [
         c.ours(judge, recipe=settings.recipe, **shared),
         c.cross_entropy(judge, rival_of=settings.recipe, **shared),
@@ -112,4 +114,4 @@ def run(
         f"early stopping used {held_out} rows held out of the rest, the same ones for all. Splits overlap, so "
         "standard errors are somewhat too small."
     )
-    finish(name, comparison, settings, loaded.describe(), sizes, protocol, folder, output)
+    finish(name, comparison, settings, facts, sizes, protocol, folder, output)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalign.columns import TableError, check_header, quoted
+from evalign import metrics
+from evalign.columns import TableError, check_header, column_kind, floats, quoted
+from evalign.comparison.aims import Judge
 from evalign.comparison.run import Table
 from evalign.reading import check_target, read_table
 
@@ -47,6 +49,7 @@ def load(path: Path, target: str, *, test: Path | None, drop: Sequence[str], tes
     if test is None and not 0 < test_size < 1:
         raise TableError(f"--test-size must lie between 0 and 1, such as 0.2, got {test_size:g}")
     X, y = check_target(_dropped(read_table(path), drop, path), target)
+    check_columns(X)
     held_out = None
     if test is not None:
         # What is text in one file must be text in the other, even if it looks like numbers there.
@@ -55,8 +58,16 @@ def load(path: Path, target: str, *, test: Path | None, drop: Sequence[str], tes
         check_header(str(test), list(frame.columns), [target, *X.columns])
         if extra := [name for name in frame.columns if name not in X and name != target and name not in drop]:
             note(f"{test.name} has columns that {path.name} lacks, which are ignored: {quoted(extra)}")
+        check_columns(frame[list(X.columns)])
         held_out = Table(frame[list(X.columns)], check_labels(frame[target], y, test))
     return Loaded(Table(X, y), held_out, path, test, target)
+
+
+def check_columns(frame: pd.DataFrame) -> None:
+    """Refuse in any row, before training, what would be refused in a test row after it."""
+    for name in frame.columns:
+        if column_kind(frame[name], name) == "number":
+            floats(frame[name], name)
 
 
 def check_labels(column: pd.Series, known: Any, path: Path) -> Any:
@@ -95,7 +106,16 @@ def note_columns(encoder: Any, note: Note) -> None:
         note(f"nearly every row has its own text in {quoted(ids)}; if it only names the row, leave it out with --drop")
 
 
-def note_classes(judge: Any, truth: Any, note: Note) -> None:
+def note_positive(judge: Judge, counts: dict[str, int], note: Note) -> None:
+    """Of two classes the rare one mostly is the one to find; say so where the sorted order chose the other."""
+    if judge.aim.positive is not None or judge.average != "binary" or not metrics.is_averaged(judge.aim.name):
+        return
+    other, positive = judge.names
+    if counts[positive] > counts[other]:
+        note(f"{judge.aim.name} counts {positive!r}, the more frequent class; --positive {other} would count the other")
+
+
+def note_classes(judge: Judge, truth: Any, note: Note) -> None:
     """Say which classes the test rows cannot tell about."""
     counts = np.bincount(truth, minlength=len(judge.classes))
     if absent := [name for name, count in zip(judge.names, counts, strict=True) if count == 0]:

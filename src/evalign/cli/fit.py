@@ -42,8 +42,9 @@ def command(
     Writes model.safetensors, report.html and result.json to the --out folder. The saved model is the one that was
     tested: it is fitted on the rows that are not test rows. Ctrl-C ends training and keeps the best weights so far.
 
-    The file is read in one pass by Arrow; memory is about the table's size, plus 4 bytes for every row and encoded
-    column (a category counts as a column).
+    Memory: Arrow reads the file in one pass, the split copies the table once, and the network's input takes 4 bytes
+    for every row and encoded column (a category counts as a column). A CSV of 1 GB with 5 million rows, 10 numbers
+    and a category took 2.6 GB.
     """
     from evalign.cli.output import Output
 
@@ -80,6 +81,7 @@ def run(
     judge = Judge(settings.aim(), loaded.table.y)
     parts = (loaded.table, loaded.test) if loaded.test is not None else split(loaded.table, test_size, settings.seed)
     facts = loaded.describe()
+    data.note_positive(judge, facts["classes"], output.note)
     del loaded  # the parts are copies, and the whole may be large
     with output.warnings_as_notes():
         trials = _train(judge, settings, *parts, output, interrupt)
@@ -89,6 +91,7 @@ def run(
     data.note_columns(model.encoder_, output.note)
     data.note_classes(judge, trials[0].truth, output.note)
     folder.path.mkdir(parents=True, exist_ok=True)
+    model.device = "auto"  # the saved model is to run on whatever machine it is loaded on
     saved = model.save(folder.path / MODEL)
     sizes = {
         "test_from": str(test_path) if test_path else f"a stratified split, {test_size:g} of every class",

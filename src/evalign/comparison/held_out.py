@@ -8,7 +8,7 @@ from sklearn.utils import check_random_state
 
 from evalign.comparison.aims import Floats, Validation
 from evalign.decision import Rule
-from evalign.distinct import distinct_rows, split_rows
+from evalign.distinct import distinct_rows, divide_rows
 from evalign.estimator import EASTClassifier
 from evalign.tables import TableEncoder
 from evalign.training.loop import Rows, predict_logits
@@ -48,12 +48,13 @@ class HeldOut(ClassifierMixin, BaseEstimator):
         self.classes_, codes = np.unique(y, return_inverse=True)
         codes = codes.astype(np.int64)
         rows, weight = distinct_rows(X, codes, np.ones(len(codes)))
-        train, valid = split_rows(codes[rows], self.validation_fraction, seed)
-        self.encoder_ = TableEncoder().fit(X, rows=rows[train])
-        again = np.repeat(rows[train], weight[train].astype(np.int64))  # as often as they were given
+        division = divide_rows(codes[rows], weight, self.validation_fraction, seed)
+        train, valid = rows[division.train], rows[division.valid]
+        self.encoder_ = TableEncoder().fit(X, rows=train)
+        again = np.repeat(train, np.rint(division.train_weight).astype(np.int64))  # as often as they were given
         self.estimator_ = clone(self.estimator).fit(self.encoder_.transform(X, rows=again), codes[again])
-        p = self.estimator_.predict_proba(self.encoder_.transform(X, rows=rows[valid]))
-        self.validation_ = Validation(np.asarray(p, dtype=np.float64), codes[rows[valid]], weight[valid])
+        p = self.estimator_.predict_proba(self.encoder_.transform(X, rows=valid))
+        self.validation_ = Validation(np.asarray(p, dtype=np.float64), codes[valid], division.valid_weight)
         return self
 
     def predict_proba(self, X: Any) -> Floats:

@@ -1,7 +1,7 @@
 """Calibration: probabilities that mean what they say, fitted on held-out labels."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,17 @@ from evalign.decision.rules import FLOOR, expit, logit, softmax
 
 RIDGE = 0.5  # of log slope and offsets: a prior of standard deviation 1.4 about "already calibrated"
 FOLDS = 5
+
+
+def floor_of(p: Floats, *, multilabel: bool) -> float:
+    """What a probability of 0 stands for: half of the smallest that is not, where a model says 0 at all.
+
+    Neighbours and forests say 0 of what they have not seen among few; taken at its word, its logarithm would
+    outweigh all other rows.
+    """
+    values = np.concatenate([p.ravel(), 1 - p.ravel()]) if multilabel else p.ravel()
+    positive = values[values > 0]
+    return float(np.clip(positive.min() / 2, FLOOR, 0.05)) if len(positive) < len(values) else FLOOR
 
 
 def fit_temperature(probabilities: Any, target: Any, *, task: Task = "multiclass", sample_weight: Any = None) -> float:
@@ -21,12 +32,13 @@ def fit_temperature(probabilities: Any, target: Any, *, task: Task = "multiclass
     True
     """
     p = as_probabilities(probabilities, task)
-    return temperature_of(p, as_labels(target, p, task), as_weights(sample_weight, p), multilabel=task == "multilabel")
+    y, weight, multilabel = as_labels(target, p, task), as_weights(sample_weight, p), task == "multilabel"
+    return temperature_of(p, y, weight, multilabel=multilabel, floor=floor_of(p, multilabel=multilabel))
 
 
-def temperature_of(p: Floats, y: Labels, weight: Floats, *, multilabel: bool) -> float:
+def temperature_of(p: Floats, y: Labels, weight: Floats, *, multilabel: bool, floor: float = FLOOR) -> float:
     """`fit_temperature` of checked arrays."""
-    loss = _log_loss(p, y, weight, multilabel=multilabel)
+    loss = _log_loss(p, y, weight, multilabel=multilabel, floor=floor)
     # The log-loss is convex in 1 / T, so it has one dip in log T too: golden section search.
     low, high, ratio = np.log(1 / 20), np.log(20.0), (np.sqrt(5) - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
@@ -43,7 +55,7 @@ def temperature_of(p: Floats, y: Labels, weight: Floats, *, multilabel: bool) ->
     return float(np.exp((low + high) / 2))
 
 
-def helpful_temperature(p: Floats, y: Labels, weight: Floats, *, multilabel: bool) -> float:
+def helpful_temperature(p: Floats, y: Labels, weight: Floats, *, multilabel: bool, floor: float = FLOOR) -> float:
     """The fitted temperature if it lowers the log-loss of rows it was not fitted on (5 folds), else 1."""
     if len(p) < 2 * FOLDS:
         return 1.0
@@ -56,18 +68,18 @@ def helpful_temperature(p: Floats, y: Labels, weight: Floats, *, multilabel: boo
         fit, rest = fold != k, fold == k
         if weight[fit].sum() == 0:
             continue
-        temperature = temperature_of(p[fit], y[fit], weight[fit], multilabel=multilabel)
-        loss = _log_loss(p[rest], y[rest], weight[rest], multilabel=multilabel)
+        temperature = temperature_of(p[fit], y[fit], weight[fit], multilabel=multilabel, floor=floor)
+        loss = _log_loss(p[rest], y[rest], weight[rest], multilabel=multilabel, floor=floor)
         gain += loss(1.0) - loss(temperature)
-    return temperature_of(p, y, weight, multilabel=multilabel) if gain > 0 else 1.0
+    return temperature_of(p, y, weight, multilabel=multilabel, floor=floor) if gain > 0 else 1.0
 
 
-def _log_loss(p: Floats, y: Labels, weight: Floats, *, multilabel: bool) -> Callable[[float], float]:
+def _log_loss(p: Floats, y: Labels, weight: Floats, *, multilabel: bool, floor: float) -> Callable[[float], float]:
     """Temperature -> summed log-loss."""
     if multilabel:
-        signed = np.where(y == 1, 1.0, -1.0) * logit(p)
+        signed = np.where(y == 1, 1.0, -1.0) * logit(p, floor)
         return lambda t: float((weight[:, None] * np.logaddexp(0.0, -signed / t)).sum())
-    z = np.log(np.maximum(p, FLOOR))
+    z = np.log(np.maximum(p, floor))
     at_label = z[np.arange(len(y)), y]
 
     def loss(t: float) -> float:
@@ -78,14 +90,23 @@ def _log_loss(p: Floats, y: Labels, weight: Floats, *, multilabel: bool) -> Call
     return loss
 
 
-def scaled_classes(p: Floats, y: Labels, weight: Floats) -> tuple[Floats, float, Floats]:
-    """p^(1 / T) exp(offsets) of the best penalised likelihood: (calibrated p, T, offsets (C,)).
+class Scaling(NamedTuple):
+    """q ~ max(p, floor)^(1 / temperature) exp(offsets)."""
+
+    q: Floats
+    temperature: float
+    offsets: Floats
+    floor: float
+
+
+def scaled_classes(p: Floats, y: Labels, weight: Floats) -> Scaling:
+    """p^(1 / T) exp(offsets), normalised, of the best penalised likelihood.
 
     minimise  sum_i w_i (-log q_i[y_i]) + RIDGE / 2 (log(1 / T)^2 + |offsets|^2). One slope and one offset a
     class: enough to undo class weights, resampling and overconfidence, too little to follow a small sample.
     """
-    z = np.log(np.maximum(p, FLOOR))
-    rows = np.arange(len(y))
+    floor = floor_of(p, multilabel=False)
+    z, rows = np.log(np.maximum(p, floor)), np.arange(len(y))
 
     def loss(x: Floats) -> tuple[float, Floats]:
         slope = np.exp(x[0])
@@ -97,12 +118,12 @@ def scaled_classes(p: Floats, y: Labels, weight: Floats) -> tuple[Floats, float,
 
     best = _minimise(loss, 1 + p.shape[1], weight.sum())
     slope, offsets = float(np.exp(best[0])), best[1:]
-    return softmax(z * slope + offsets), 1 / slope, offsets
+    return Scaling(softmax(z * slope + offsets), 1 / slope, offsets, floor)
 
 
 def scaled_labels(p: Floats, y: Labels, weight: Floats) -> Floats:
     """sigmoid(slope_l logit(p_l) + offset_l) of the best penalised likelihood, label by label (n, L)."""
-    z, size = logit(p), p.shape[1]
+    z, size = logit(p, floor_of(p, multilabel=True)), p.shape[1]
     sign = np.where(y == 1, 1.0, -1.0)
 
     def loss(x: Floats) -> tuple[float, Floats]:

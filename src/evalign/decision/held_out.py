@@ -81,7 +81,7 @@ def tuned(
 
 
 def _two_classes(p: Floats, y: Labels, weight: Floats, goal: Goal, guard: bool) -> Rule:
-    q = scaled_classes(p, y, weight)[0] if guard else None
+    q = scaled_classes(p, y, weight).q if guard else None
     threshold, feasible = _cut(p[:, 1], y, weight, goal, None if q is None else q[:, 1], multilabel=False)
     rule = Rule("threshold", 2, threshold=threshold, feasible=feasible)
     if q is None or goal.constraints:
@@ -126,11 +126,11 @@ def _many_classes(p: Floats, y: Labels, weight: Floats, goal: Goal, guard: bool,
     counted = Tally(np.eye(p.shape[1])[y], weight, expected=False, reads_matrix=goal.reads_matrix)
     if not guard:
         return _offsets(p, goal, counted)
-    q, temperature, offsets = scaled_classes(p, y, weight)
+    q, temperature, offsets, floor = scaled_classes(p, y, weight)
     expected = Tally(q, weight, expected=True, reads_matrix=goal.reads_matrix)
     rule = rule_of(solve(q, goal, expected, counted if goal.constraints else expected, rounds=rounds))
     kind = "offsets" if rule.kind == "argmax" else rule.kind
-    rule = replace(rule, kind=kind, temperature=temperature, offsets=tuple(offsets))
+    rule = replace(rule, kind=kind, temperature=temperature, offsets=tuple(offsets), floor=floor)
     if goal.constraints:
         return rule
     if _labels_insist(p, y, weight, goal, rule):

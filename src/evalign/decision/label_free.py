@@ -11,12 +11,12 @@ import torch
 from evalign import checks
 from evalign.confusion import Confusion
 from evalign.decision.arrays import Floats, Labels, Task, as_labels, as_probabilities, as_weights
-from evalign.decision.calibration import helpful_temperature, temperature_of
+from evalign.decision.calibration import floor_of, helpful_temperature, temperature_of
 from evalign.decision.climb import Pool, solve
 from evalign.decision.constraints import Constraint, parse_constraints
 from evalign.decision.goal import SLACK, Goal
 from evalign.decision.labels import LabelTally, best_thresholds
-from evalign.decision.rules import Rule, recalibrated
+from evalign.decision.rules import FLOOR, Rule, recalibrated
 from evalign.decision.sweep import Sweep, occurs
 from evalign.decision.tally import Tally
 from evalign.metrics import Average, Beta, MetricFunction
@@ -74,8 +74,8 @@ def plug_in(
     checks.check_number("rounds", rounds, low=1)
     checks.check_number("margin", margin, low=0.0)
     goal = make_goal(metric, p, task, average, beta, subject_to)
-    temperature = _temperature(p, target, calibrate, task, weight)
-    q = recalibrated(p, temperature, multilabel=goal.multilabel)
+    temperature, floor = _temperature(p, target, calibrate, task, weight)
+    q = recalibrated(p, temperature, floor=floor, multilabel=goal.multilabel)
     if goal.multilabel:
         rule = _many_labels(q, goal, weight, metric, average, beta)
     elif goal.classes == 2:
@@ -85,7 +85,7 @@ def plug_in(
         rule = rule_of(solve(q, goal, tally, tally, rounds=int(rounds)))
     rule = worthwhile(rule, q, goal, lambda d: expected_confusion(q, d, task=task, sample_weight=weight), margin)
     c = expected_confusion(q, rule.decide(q), task=task, sample_weight=weight)
-    return finished(replace(rule, temperature=temperature), goal, c)
+    return finished(replace(rule, temperature=temperature, floor=floor), goal, c)
 
 
 def expected_confusion(
@@ -190,16 +190,18 @@ def rule_of(pool: Pool) -> Rule:
     return Rule("gain", classes, gain=tuple(map(tuple, g)), feasible=feasible)
 
 
-def _temperature(p: Floats, target: Any, calibrate: Calibrate, task: Task, weight: Floats) -> float:
+def _temperature(p: Floats, target: Any, calibrate: Calibrate, task: Task, weight: Floats) -> tuple[float, float]:
     if calibrate not in (False, True, "auto"):
         raise ValueError(f"calibrate must be False, True or 'auto', got {calibrate!r}")
     if calibrate is False:
-        return 1.0
+        return 1.0, FLOOR
     if target is None:
         raise ValueError("calibrate needs the labels of these rows; pass target=, or leave calibrate out")
     y: Labels = as_labels(target, p, task)
     fit = helpful_temperature if calibrate == "auto" else temperature_of
-    return fit(p, y, weight, multilabel=task == "multilabel")
+    multilabel = task == "multilabel"
+    floor = floor_of(p, multilabel=multilabel)
+    return fit(p, y, weight, multilabel=multilabel, floor=floor), floor
 
 
 def _two_classes(p: Floats, goal: Goal, weight: Floats) -> Rule:

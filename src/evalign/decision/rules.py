@@ -11,7 +11,7 @@ from evalign.decision.arrays import Floats, Labels, as_probabilities
 
 Kind = Literal["argmax", "threshold", "thresholds", "offsets", "affine", "gain"]
 VERSION = 1
-FLOOR = 1e-6  # of a probability whose logarithm is taken: forests say 0 and mean "not seen"
+FLOOR = 1e-6  # of a probability whose logarithm is taken
 TIE = 1e-14  # scores closer than this are equal: a matrix product rounds differently for other row counts
 
 # What each kind is made of, besides `temperature`, which all may have; `offsets` may precede affine and gain.
@@ -42,7 +42,7 @@ class Rule:
     ============  ==================================================================================
 
     Before that, p is recalibrated as p_j^(1 / temperature) exp(offsets_j), normalised, where these are given
-    (multilabel: the logit is divided by the temperature). Ties go to the larger probability, then to the lower
+    (multilabel: the logit is divided by the temperature); below `floor` all p are alike. Ties go to the larger probability, then to the lower
     index; a probability on its threshold is positive. `feasible` is False if constraints could not be met,
     `metric` and `value` tell what was maximised and what it reached on the rows the rule was learned from.
 
@@ -62,6 +62,7 @@ class Rule:
     biases: Vector | None = None
     gain: tuple[Vector, ...] | None = None
     temperature: float = 1.0
+    floor: float = FLOOR
     feasible: bool = True
     metric: str | None = None
     value: float | None = None
@@ -75,6 +76,8 @@ class Rule:
             raise ValueError(f"a threshold rule decides between 2 columns, got {self.columns}")
         if not _is_number(self.temperature) or self.temperature <= 0:
             raise ValueError(f"temperature of a rule must be a number above 0, got {self.temperature!r}")
+        if not _is_number(self.floor) or not 0 < self.floor < 0.5:
+            raise ValueError(f"floor of a rule must be a number between 0 and 1/2, got {self.floor!r}")
         for name in ("threshold", "thresholds", "offsets", "weights", "biases", "gain"):
             value = getattr(self, name)
             wanted = name in PARTS[self.kind]
@@ -103,7 +106,7 @@ class Rule:
 
     def decide(self, p: Floats) -> Labels:
         """`predict` without looking at the input."""
-        q = recalibrated(p, self.temperature, self.offsets, multilabel=self.kind == "thresholds")
+        q = recalibrated(p, self.temperature, self.offsets, floor=self.floor, multilabel=self.kind == "thresholds")
         if self.kind == "thresholds":
             return (q >= np.asarray(self.thresholds)).astype(np.int64)
         if self.kind == "threshold":
@@ -142,10 +145,10 @@ class Rule:
             value = getattr(self, name)
             if value is not None:
                 shown.append(f"{name}={np.array2string(np.asarray(value), precision=4, threshold=12, separator=', ')}")
-        for f in ("temperature", "feasible", "metric", "value"):
-            if getattr(self, f) != getattr(Rule, f):
-                value = getattr(self, f)
-                shown.append(f"{f}={value:.4g}" if isinstance(value, float) else f"{f}={value!r}")
+        for name in ("temperature", "floor", "feasible", "metric", "value"):
+            value = getattr(self, name)
+            if value != getattr(Rule, name):
+                shown.append(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value!r}")
         return f"Rule({', '.join(shown)})"
 
 
@@ -160,8 +163,8 @@ def decide(scores: Floats, p: Floats) -> Labels:
     return np.asarray(np.where(tied, p, -1.0).argmax(axis=1), dtype=np.int64)
 
 
-def logit(p: Floats) -> Floats:
-    p = np.clip(p, FLOOR, 1 - FLOOR)
+def logit(p: Floats, floor: float = FLOOR) -> Floats:
+    p = np.clip(p, floor, 1 - floor)
     return np.log(p) - np.log1p(-p)
 
 
@@ -174,7 +177,9 @@ def softmax(z: Floats) -> Floats:
     return np.asarray(e / e.sum(axis=1, keepdims=True))
 
 
-def recalibrated(p: Floats, temperature: float, offsets: Any = None, *, multilabel: bool = False) -> Floats:
+def recalibrated(
+    p: Floats, temperature: float, offsets: Any = None, *, floor: float = FLOOR, multilabel: bool = False
+) -> Floats:
     """p^(1 / temperature) exp(offsets), normalised; the very same numbers if there is nothing to change.
 
     >>> recalibrated(np.array([[0.8, 0.2]]), 0.5).round(3)
@@ -183,8 +188,8 @@ def recalibrated(p: Floats, temperature: float, offsets: Any = None, *, multilab
     if temperature == 1.0 and offsets is None:
         return p
     if multilabel:
-        return np.asarray(expit(logit(p) / temperature))
-    z = np.log(np.maximum(p, FLOOR)) / temperature
+        return np.asarray(expit(logit(p, floor) / temperature))
+    z = np.log(np.maximum(p, floor)) / temperature
     return softmax(z if offsets is None else z + np.asarray(offsets))
 
 

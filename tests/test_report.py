@@ -1,0 +1,226 @@
+"""The page: self-contained, escaped, and looked at in a real browser where there is one."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.metrics import precision_recall_curve, precision_score, recall_score
+
+from evalign.comparison import Aim, Comparison, Judge, Table, compare, evaluate, split
+from evalign.comparison import contenders as c
+from evalign.report import build_result, render
+from evalign.report.page import verdict
+from evalign.report.result import versions
+
+SMALL: dict[str, Any] = {"hidden": (16,), "epochs": 6, "device": "cpu"}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = "<script>alert(1)</script> & $x_1$"
+
+
+def complete(result: dict[str, Any]) -> dict[str, Any]:
+    """What a command adds to a comparison's result."""
+    return result | {
+        "command": "fit",
+        "command_line": f"evalign fit 'a b.csv' --target {HOSTILE}",
+        "created": "2026-01-01 00:00 UTC",
+        "versions": versions(),
+        "settings": {"seed": 0, "metric": "f1", "hidden": [16]},
+        "data": {"file": "/somewhere/a b.csv", "rows": 1, "features": 2, "target": HOSTILE},
+        "split": {"test_rows": 3},
+        "protocol": "Test rows were read once.",
+        "notes": ["a note"],
+    }
+
+
+@pytest.fixture(scope="module")
+def binary() -> tuple[Comparison, dict[str, Any]]:
+    """One split, two classes, constraints: what `fit` makes."""
+    X, y = load_breast_cancer(return_X_y=True)
+    table = Table(X[:, :5], np.array(["benign", HOSTILE], dtype=object)[y])
+    judge = Judge(Aim("f1", positive=HOSTILE, subject_to=("precision >= 0.2", "recall >= 1.1")), table.y)
+    parts = split(table, 0.3, seed=0)
+    comparison = Comparison(judge)
+    listed = [c.ours(judge, **SMALL), c.cross_entropy(judge, **SMALL), c.majority(judge)]
+    with pytest.warns(UserWarning, match="no decision was found"):
+        comparison.add([evaluate(contender, *parts, judge, seed=0) for contender in listed])
+    return comparison, complete(build_result(comparison, ("ours", "plug_in"), repeats=200))
+
+
+@pytest.fixture(scope="module")
+def multiclass() -> dict[str, Any]:
+    """Two splits, three classes: what `compare` makes."""
+    X, y = load_iris(return_X_y=True)
+    comparison = compare(
+        X, y, lambda judge: [c.ours(judge, **SMALL), c.cross_entropy(judge, **SMALL), c.majority(judge)], Aim("f1"),
+        splits=2,
+    )  # fmt: skip
+    return complete(build_result(comparison, ("ours", "plug_in"), repeats=200))
+
+
+def test_result_is_plain_json(binary: tuple[Comparison, dict[str, Any]], multiclass: dict[str, Any]) -> None:
+    for result in (binary[1], multiclass):
+        again = json.loads(json.dumps(result, allow_nan=False))
+        assert render(again) == render(result)
+
+
+def test_curve_and_points_are_scikit_learns(binary: tuple[Comparison, dict[str, Any]]) -> None:
+    comparison, result = binary
+    [curve] = [curve for curve in result["curves"] if curve["contender"] == "ours"]
+    [trial] = [trial for trial in comparison.trials if trial.contender.name == "ours"]
+    precision, recall, _ = precision_recall_curve(trial.truth, trial.probabilities[:, 1])
+    points = {(round(r, 5), round(p, 5)) for r, p in zip(recall, precision, strict=True)}
+    assert set(zip(curve["recall"], curve["precision"], strict=True)) <= points
+    assert len(curve["recall"]) <= 200
+    for name, (at_recall, at_precision) in curve["points"].items():
+        assert at_recall == pytest.approx(recall_score(trial.truth, trial.predictions[name]), abs=1e-12)
+        assert at_precision == pytest.approx(precision_score(trial.truth, trial.predictions[name]), abs=1e-12)
+
+
+def test_every_part_is_on_the_page(binary: tuple[Comparison, dict[str, Any]], multiclass: dict[str, Any]) -> None:
+    for result, own in ((binary[1], "Precision against recall"), (multiclass, "The trade-off, class by class")):
+        page = render(result)
+        for heading in ("The comparison", own, "Training", "Confusion matrices", "Class by class", "To repeat it"):
+            assert heading in page
+        for row in result["table"]:
+            assert f"<td>{row['title']}</td><td>{row['score']:.3f}</td>" in page
+        assert page.count("<svg") == 3
+        assert html.escape(result["command_line"], quote=False).split(" --target")[0] in html.unescape(page)
+    assert "0.2" in render(binary[1])
+    assert " missed</td>" in render(binary[1])
+
+
+def test_page_needs_nothing_from_outside(binary: tuple[Comparison, dict[str, Any]], multiclass: dict[str, Any]) -> None:
+    for page in (render(binary[1]), render(multiclass)):
+        assert "<script" not in page  # neither ours nor the one in a label
+        assert "default-src 'none'" in page
+        links = re.findall(r"""(?:src|href|xlink:href)\s*=\s*["']([^"']*)""", page)
+        assert [link for link in links if not link.startswith(("#", "data:"))] == []
+        assert not re.search(r"url\((?!#)", page)
+        assert "@import" not in page
+        assert not re.search(r"#0[1-3]0[2-4]0\d", page)  # every stand-in colour was replaced
+
+
+def test_ids_of_drawings_do_not_meet(binary: tuple[Comparison, dict[str, Any]]) -> None:
+    page = render(binary[1])
+    clips = re.findall(r'<clipPath id="([^"]+)"', page)
+    assert clips
+    assert len(clips) == len(set(clips))
+
+
+def test_labels_are_shown_as_they_are(binary: tuple[Comparison, dict[str, Any]]) -> None:
+    page = render(binary[1])
+    assert html.escape(HOSTILE) in page
+    assert HOSTILE not in page
+
+
+def test_verdict_does_not_flatter() -> None:
+    def row(contender: str, score: float, low: float, high: float, missed: tuple[str, ...] = ()) -> dict[str, Any]:
+        return {
+            "contender": contender, "decision": "plug_in" if contender == "ours" else "argmax", "title": contender,
+            "score": score, "difference": 0.8 - score, "difference_interval": [low, high], "limits": {},
+            "missed": list(missed),
+        }  # fmt: skip
+
+    result: dict[str, Any] = {"metric": {"title": "F1"}, "reference": ["ours", "plug_in"]}
+    ours = row("ours", 0.8, 0, 0)
+    assert "+0.100 (95 % interval +0.050 to +0.150), better" in verdict(
+        result | {"table": [ours, row("cross_entropy", 0.7, 0.05, 0.15)]}
+    )
+    assert "no clear difference" in verdict(result | {"table": [ours, row("cross_entropy", 0.7, -0.05, 0.15)]})
+    assert "−0.100 (95 % interval −0.150 to −0.050), worse" in verdict(
+        result | {"table": [row("cross_entropy", 0.9, -0.15, -0.05), ours]}
+    )
+    assert "no rival was trained" in verdict(result | {"table": [ours, row("majority", 0.1, 0.5, 0.9)]})
+    # The strongest rival is one that keeps to the constraints.
+    both = [row("cross_entropy", 0.9, -0.2, -0.1, ("precision >= 0.9",)), row("forest", 0.7, 0.05, 0.15), ours]
+    assert "strongest rival (forest)" in verdict(result | {"table": both})
+
+
+def test_many_classes_are_kept_readable() -> None:
+    rng = np.random.default_rng(0)
+    y = np.repeat([f"class {k:02d}" for k in range(40)], 10)
+    X = rng.normal(size=(400, 3))
+    comparison = compare(X, y, lambda judge: [c.majority(judge)], Aim("f1"), splits=1)
+    result = complete(build_result(comparison, ("majority", "argmax"), repeats=20))
+    assert max(sum(line) for line in result["table"][0]["confusion"]) == 2
+    page = render(result | {"reference": ["majority", "argmax"]})
+    assert "taken for" in page  # a list of confusions instead of 1600 cells
+    assert page.count("<svg") == 2
+
+
+# -- in a browser -----------------------------------------------------------------------------------------------------
+
+
+def browse(page: Path, profile: Path, *flags: str, width: int = 1200) -> tuple[str, str]:
+    """The page's document and whatever its console said."""
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--disable-dev-shm-usage", f"--user-data-dir={profile}", f"--window-size={width},1000",
+            "--enable-logging=stderr", "--dump-dom", *flags, page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine to look at the page with")
+
+
+@needs_browser
+def test_browser_shows_the_table_and_no_error(binary: tuple[Comparison, dict[str, Any]], tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(render(binary[1]))
+    document, console = browse(page, tmp_path / "profile")
+    assert console == ""
+    [table] = re.findall(r'<table id="scores">.*?</table>', document, re.DOTALL)
+    assert table.count("<tr") == 1 + len(binary[1]["table"])
+    assert "ours (anchored) + plug-in" in table
+    assert document.count("<svg") == 3
+
+
+# Runs in the page in place of its rule against scripts: how far it reaches to the right, and every text's contrast.
+PROBE = """<script>addEventListener("load", () => {
+  const rgb = text => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const light = rgb => rgb.map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  const paper = light(rgb(getComputedStyle(document.body).backgroundColor));
+  const ratio = (a, b) => (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+  const contrast = colour => ratio(light(rgb(colour)), paper);
+  const texts = [...document.querySelectorAll("p, td:not(.none), th, dt, dd, h1, h2, h3, figcaption")]
+    .map(e => contrast(getComputedStyle(e).color));
+  const drawn = [...document.querySelectorAll("svg text")].map(e => contrast(getComputedStyle(e).fill));
+  document.documentElement.dataset.probe = JSON.stringify({
+    width: document.documentElement.scrollWidth, window: innerWidth, paper,
+    text: Math.min(...texts), drawn: Math.min(...drawn) });
+});</script>"""
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1200, "dark")])
+def test_page_fits_a_phone_and_is_readable_in_the_dark(
+    multiclass: dict[str, Any], tmp_path: Path, width: int, scheme: str
+) -> None:
+    page = tmp_path / "report.html"
+    source = re.sub(r"<meta http-equiv=[^>]*>", "", render(multiclass))
+    page.write_text(source.replace("</body>", PROBE + "</body>"))
+    scheme_flag = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
+    document, console = browse(page, tmp_path / "profile", scheme_flag, width=width)
+    assert console == ""
+    match = re.search(r'data-probe="([^"]*)"', document)
+    assert match is not None
+    seen = json.loads(html.unescape(match[1]))
+    assert seen["window"] == width
+    assert seen["width"] <= width  # wide tables scroll inside of their own box
+    assert (seen["paper"] < 0.1) == (scheme == "dark")
+    assert min(seen["text"], seen["drawn"]) >= 4.5  # WCAG's AA
