@@ -176,7 +176,7 @@ def decided(valid: Any, test: Any, part: Part, classes: int) -> dict[str, float]
     rules = {
         "argmax": Rule("argmax", classes),
         "tuned": decision.tuned(valid, part.valid_y, "f1", average=average, sample_weight=weight),
-        "plug-in": decision.plug_in(valid, "f1", average=average, sample_weight=weight),
+        "plug-in": decision.plug_in(valid, "f1", average=average, sample_weight=weight, margin=1 / len(valid)),
     }
     return {
         name: float(f1_score(part.test_y, rule.predict(test), average=average, labels=labels, zero_division=0.0))

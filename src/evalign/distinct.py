@@ -69,8 +69,8 @@ def divide_rows(labels: NDArray[np.int64], weight: NDArray[np.float64], fraction
     can be spared for validation, the training rows serve as both.
 
     >>> division = divide_rows(np.zeros(41, dtype=int), np.array([100.0] + [1.0] * 40), 0.2, seed=0)
-    >>> len(division.train), len(division.valid), division.train_weight[0], division.valid_weight[0]
-    (34, 8, 80.0, 20.0)
+    >>> len(division.train), len(division.valid), float(division.train_weight[0]), float(division.valid_weight[0])
+    (33, 9, 80.0, 20.0)
     """
     train, valid = split_rows(labels, fraction, seed)
     if not len(valid):

@@ -282,7 +282,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             "sample_weight": rows.weight.double().cpu().numpy(),
         }
         if self.decision == "plug_in":
-            return decision.plug_in(p, self.metric, subject_to=self.subject_to, **options)
+            # A rule that promises less than one row's worth over argmax is not worth leaving it.
+            return decision.plug_in(p, self.metric, subject_to=self.subject_to, margin=1 / len(p), **options)
         if self.decision == "tuned":
             return decision.tuned(p, rows.y.cpu().numpy(), self.metric, subject_to=self.subject_to, **options)
         return Rule("argmax", len(self.classes_))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from evalign.decision.rules import FLOOR, Rule
+from evalign.decision.rules import Rule
 from evalign.encoders import BOUND, NumberColumn
 from evalign.files import write_atomically
 from evalign.tables import TableEncoder
@@ -106,7 +106,7 @@ class _Decide(nn.Module):
         rule = self.rule
         q = p
         if rule.temperature != 1.0 or (rule.offsets is not None):
-            z = p.clamp_min(FLOOR).log() / rule.temperature
+            z = p.clamp_min(rule.floor).log() / rule.temperature
             q = (z if rule.offsets is None else z + torch.tensor(rule.offsets, dtype=p.dtype)).softmax(1)
         if rule.threshold is not None:
             return (q[:, 1] >= rule.threshold).long()
