@@ -186,6 +186,7 @@ def test_narrow_and_large_logits_are_finite(dtype):
     loss, gradient = loss_and_gradient(psi.to(dtype), y)
     expected, exact = loss_and_gradient(psi.to(dtype).double(), y)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    assert loss.dtype == torch.float32
     assert gradient.dtype == dtype
     assert torch.allclose(gradient.double(), exact, atol=0.005)
     # A price of 10000 decides its label: the others play on, and the loss is linear in it.

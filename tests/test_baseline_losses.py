@@ -370,6 +370,9 @@ def test_the_order_of_rows_and_ignored_rows_do_not_count(form):
     loss, gradient = loss_and_gradient(function, z, ignored)
     assert loss.item() == pytest.approx(function(z[keep], y[keep]).item())
     assert (gradient[5:9] == 0).all()
+    weights = 1 + weights_of(len(y))
+    expected = function(z[keep], y[keep], sample_weight=weights[keep])
+    assert function(z, ignored, sample_weight=weights).item() == pytest.approx(expected.item())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -428,6 +431,17 @@ def test_absent_classes_and_single_samples_are_finite(form):
             assert loss.isfinite()
             assert loss >= 0
             assert gradient.isfinite().all()
+
+
+def test_dice_leaves_absent_classes_out_of_its_mean():
+    z, y = batch("multiclass")
+    y = y.where(y < 3, 0)
+    assert dice_loss(z, y).item() == pytest.approx(slow.dice(z.tolist(), y.tolist(), [1.0] * len(y)))
+    z, y = batch("multilabel")
+    y[:, 2] = 0
+    present = [0, 1, 3]
+    expected = dice_loss(z[:, present], y[:, present], task="multilabel")
+    assert dice_loss(z, y, task="multilabel").item() == pytest.approx(expected.item())
 
 
 @pytest.mark.parametrize("name", ["wmw", "wmw, mean, squashed", "wmw, blocks"])

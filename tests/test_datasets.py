@@ -292,6 +292,23 @@ def test_mammography_reads_arff(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("module", "label", "expected", "code"),
+    [
+        (mammography, "-1", "other", 0),
+        (mammography, "1", "calcification", 1),
+        (creditcard, "1", "fraud", 1),
+        (adult, ">50K", ">50K", 1),
+        (shuttle, "1", "Rad Flow", 0),  # shuttle.doc
+        (shuttle, "4", "High", 3),
+        (shuttle, "7", "Bpv Open", 6),
+    ],
+)
+def test_labels_stand_for_the_right_class(module, label, expected, code):
+    assert module.SOURCE.labels[label] == expected
+    assert list(module.CARD.counts).index(expected) == code
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("1,2,3\n", "line 1 must have 17 fields, it has 3"),

@@ -138,6 +138,11 @@ def test_verdict_does_not_flatter() -> None:
         result | {"table": [row("cross_entropy", 0.9, -0.15, -0.05), ours]}
     )
     assert "no rival was trained" in verdict(result | {"table": [ours, row("majority", 0.1, 0.5, 0.9)]})
+    # Over splits Student's t decides: with 2 splits it takes 12.7 standard errors, with 30 two.
+    for splits, word in ((2, "no clear difference"), (30, "better")):
+        over = row("cross_entropy", 0.7, 0, 0) | {"difference_error": 0.03, "scores": [0.7] * splits}
+        del over["difference_interval"]
+        assert f"+0.100 (standard error 0.030), {word}" in verdict(result | {"table": [ours, over]})
     # The strongest rival is one that keeps to the constraints.
     both = [row("cross_entropy", 0.9, -0.2, -0.1, ("precision >= 0.9",)), row("forest", 0.7, 0.05, 0.15), ours]
     assert "strongest rival (forest)" in verdict(result | {"table": both})
@@ -189,20 +194,23 @@ def test_browser_shows_the_table_and_no_error(binary: tuple[Comparison, dict[str
     assert document.count("<svg") == 3
 
 
-# Runs in the page in place of its rule against scripts: how far it reaches to the right, and every text's contrast.
-PROBE = """<script>addEventListener("load", () => {
+# A page around the page, since a headless window is never narrower than 500: how far it reaches to the right, and the
+# least contrast of its texts.
+PROBE = """<!doctype html><meta name="color-scheme" content="light dark">
+<iframe style="border: 0; width: WIDTHpx; height: 900px" srcdoc="PAGE"></iframe>
+<script>addEventListener("load", () => {
+  const inner = document.querySelector("iframe").contentWindow, page = inner.document;
   const rgb = text => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
   const light = rgb => rgb.map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
-  const paper = light(rgb(getComputedStyle(document.body).backgroundColor));
+  const paper = light(rgb(inner.getComputedStyle(page.body).backgroundColor));
   const ratio = (a, b) => (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-  const contrast = colour => ratio(light(rgb(colour)), paper);
-  const texts = [...document.querySelectorAll("p, td:not(.none), th, dt, dd, h1, h2, h3, figcaption")]
-    .map(e => contrast(getComputedStyle(e).color));
-  const drawn = [...document.querySelectorAll("svg text")].map(e => contrast(getComputedStyle(e).fill));
+  const contrasts = (chosen, property) => [...page.querySelectorAll(chosen)]
+    .map(e => ratio(light(rgb(inner.getComputedStyle(e)[property])), paper));
   document.documentElement.dataset.probe = JSON.stringify({
-    width: document.documentElement.scrollWidth, window: innerWidth, paper,
-    text: Math.min(...texts), drawn: Math.min(...drawn) });
+    width: page.documentElement.scrollWidth, window: inner.innerWidth, paper,
+    text: Math.min(...contrasts("p, td:not(.none), th, dt, dd, h1, h2, h3, figcaption", "color")),
+    drawn: Math.min(...contrasts("svg text", "fill")) });
 });</script>"""
 
 
@@ -211,11 +219,10 @@ PROBE = """<script>addEventListener("load", () => {
 def test_page_fits_a_phone_and_is_readable_in_the_dark(
     multiclass: dict[str, Any], tmp_path: Path, width: int, scheme: str
 ) -> None:
-    page = tmp_path / "report.html"
-    source = re.sub(r"<meta http-equiv=[^>]*>", "", render(multiclass))
-    page.write_text(source.replace("</body>", PROBE + "</body>"))
+    around = tmp_path / "around.html"
+    around.write_text(PROBE.replace("WIDTH", str(width)).replace("PAGE", html.escape(render(multiclass))))
     scheme_flag = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
-    document, console = browse(page, tmp_path / "profile", scheme_flag, width=width)
+    document, console = browse(around, tmp_path / "profile", scheme_flag)
     assert console == ""
     match = re.search(r'data-probe="([^"]*)"', document)
     assert match is not None

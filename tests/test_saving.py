@@ -118,7 +118,8 @@ def test_onnx_takes_raw_numbers_and_agrees(gaps, tmp_path):
     if gaps:
         X = X.copy()
         X[::7, 1] = np.nan
-    model = EASTClassifier("balanced_accuracy", **FAST).fit(X, y, sample_weight=np.where(y == 0, 0.2, 1.0))
+    weight = np.where(y == 0, 0.2, 1.0)
+    model = EASTClassifier("balanced_accuracy", numeric="standard", **FAST).fit(X, y, sample_weight=weight)
     session = onnxruntime.InferenceSession(model.export_onnx(tmp_path / "m.onnx"))
     for rows in (1, 7, 150):
         p, label = session.run(None, {"x": X[:rows].astype(np.float32)})

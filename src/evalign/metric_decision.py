@@ -50,7 +50,8 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     metric: a name in `metrics.METRICS`, or a function of a `Confusion`.
     average: None is "binary" for two classes (the second of `classes_` is positive), "macro" otherwise.
     beta: of "fbeta".
-    method: "plug_in" (label-free), "tuned" (on the held-out labels, for poorly calibrated classifiers), "argmax".
+    method: "plug_in" (label-free; it believes the probabilities), "tuned" (on the held-out labels, for classifiers
+        with class weights, resampling or other reasons to be poorly calibrated), "argmax".
         Where a rule is not expected to gain 0.0001 over the largest probability, that decides.
     subject_to: constraints such as "recall >= 0.9", or a list; see `decision.plug_in`.
     cv: None is 5 stratified folds; an int, a splitter or a list of splits as in scikit-learn; a number between 0
@@ -212,6 +213,7 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         }
         if self.method == "tuned":
             return decision.tuned(p, target, self.metric, **options)
+        _warn_if_dishonest(p, target, options["sample_weight"])
         return decision.plug_in(p, self.metric, target=target, calibrate=self.calibrate, margin=MARGIN, **options)
 
     def _held_out(self, X: Any, y: NDArray[Any], fit_params: dict[str, Any]) -> tuple[Floats, NDArray[np.int64]]:
@@ -242,6 +244,21 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             kind = StratifiedShuffleSplit if counts.min() > 1 else ShuffleSplit
             return list(kind(1, test_size=float(self.cv), random_state=self.random_state).split(np.zeros(len(y)), y))
         return list(check_cv(self.cv, y, classifier=True).split(X, y))
+
+
+def _warn_if_dishonest(p: Floats, target: NDArray[np.int64], weight: Floats | None) -> None:
+    """The plug-in rule believes the probabilities: say so if they promise quite other class counts than there are."""
+    w = np.ones(len(p)) if weight is None else weight
+    expected, actual = w @ p, np.bincount(target, w, p.shape[1])
+    surprise = np.abs(expected - actual) / np.sqrt(np.maximum((w**2) @ (p * (1 - p)), 1e-12))
+    worst = int(np.where(np.maximum(expected, actual) > 1.5 * np.minimum(expected, actual), surprise, 0.0).argmax())
+    if surprise[worst] > 6 and max(expected[worst], actual[worst]) > 1.5 * min(expected[worst], actual[worst]):
+        warnings.warn(
+            f"held-out probabilities add up to {expected[worst]:.4g} rows of class {worst}, and there are "
+            f"{actual[worst]:.4g}: they are not calibrated (class weights or resampling?); use method='tuned'",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _fold(

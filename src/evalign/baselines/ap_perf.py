@@ -147,8 +147,7 @@ def adversary(psi: Floats, *, metric: Metric = "f1", beta: float = 1.0) -> tuple
     if solved.status != 0:
         raise RuntimeError(f"AP-Perf's linear program of {n} rows was not solved, scipy says: {solved.message}")
     q = solved.x[: n * n].reshape(n, n).sum(0).clip(0.0, 1.0)
-    value = float(solved.fun + prices @ q)
-    return value, np.where(np.abs(psi) < DECIDED, q, psi > 0)
+    return float(solved.fun + prices @ q), q
 
 
 class _Program(NamedTuple):

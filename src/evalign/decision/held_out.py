@@ -81,12 +81,9 @@ def tuned(
 
 
 def _two_classes(p: Floats, y: Labels, weight: Floats, goal: Goal, guard: bool) -> Rule:
-    q = scaled_classes(p, y, weight).q if guard else None
-    threshold, feasible = _cut(p[:, 1], y, weight, goal, None if q is None else q[:, 1], multilabel=False)
-    rule = Rule("threshold", 2, threshold=threshold, feasible=feasible)
-    if q is None or goal.constraints:
-        return rule
-    return worthwhile(rule, p, goal, lambda d: expected_confusion(q, d, sample_weight=weight), MARGIN)
+    q = scaled_classes(p, y, weight).q[:, 1] if guard else None
+    threshold, feasible = _cut(p[:, 1], y, weight, goal, q, multilabel=False)
+    return Rule("threshold", 2, threshold=threshold, feasible=feasible)
 
 
 def _cut(p: Floats, y: Labels, weight: Floats, goal: Goal, q: Floats | None, *, multilabel: bool) -> tuple[float, bool]:
@@ -98,7 +95,8 @@ def _cut(p: Floats, y: Labels, weight: Floats, goal: Goal, q: Floats | None, *, 
     expected = Sweep(p, q, weight, expected=True, multilabel=multilabel)
     size, half, at_once = len(counted), counted.cut_at(0.5), goal.at_once(1)
     centre = search(lambda i: (np.zeros(len(i)), goal.value(expected.at(i))), size, half, at_once)
-    threshold = _moved(counted, goal, expected.threshold(centre))
+    gain = np.subtract(*goal.value(expected.at(np.array([centre, half]))))
+    threshold = _moved(counted, goal, expected.threshold(centre) if gain > MARGIN else 0.5)
     k = counted.cut_at(threshold)
     if not counted.misses(goal, k):
         return threshold, True

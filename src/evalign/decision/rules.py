@@ -42,9 +42,10 @@ class Rule:
     ============  ==================================================================================
 
     Before that, p is recalibrated as p_j^(1 / temperature) exp(offsets_j), normalised, where these are given
-    (multilabel: the logit is divided by the temperature); below `floor` all p are alike. Ties go to the larger probability, then to the lower
-    index; a probability on its threshold is positive. `feasible` is False if constraints could not be met,
-    `metric` and `value` tell what was maximised and what it reached on the rows the rule was learned from.
+    (multilabel: the logit is divided by the temperature), and p below `floor` counts as `floor`. Ties go to the
+    larger probability, then to the lower index; a probability on its threshold is positive. `feasible` is False
+    if constraints could not be met, `metric` and `value` tell what was maximised and what it reached on the rows
+    the rule was learned from.
 
     >>> rule = Rule("threshold", 2, threshold=0.3)
     >>> rule.predict([0.1, 0.3, 0.9])

@@ -6,6 +6,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from scipy.stats import t as student_t
 
 from evalign.report import plots
 
@@ -58,7 +59,9 @@ def _gap(row: dict[str, Any]) -> str:
         clear, noise = low > 0 or high < 0, f"95 % interval {signed(low)} to {signed(high)}"
     else:
         error = row["difference_error"] or 0.0
-        clear, noise = abs(gap) > 2 * error, f"standard error {error:.3f}"
+        # Student's t: two standard errors of five splits are not 95 %.
+        clear = abs(gap) > float(student_t.ppf(0.975, len(row["scores"]) - 1)) * error
+        noise = f"standard error {error:.3f}"
     word = ("better" if gap > 0 else "worse") if clear else "no clear difference"
     return f"{signed(gap)} ({noise}), {word}"
 

@@ -63,7 +63,7 @@ def class_scores(result: dict[str, Any]) -> str:
                 axes.hlines(y, [v[1] for v in values], [v[2] for v in values], color=tint, linewidth=1.2, alpha=0.6)
                 axes.plot([v[0] for v in values], y, MARKERS[rule["decision"]], color=tint, markersize=4.5,
                           label=_short(rule["title"], 40))  # fmt: skip
-            axes.set(xlabel=score, xlim=(-0.04, 1.04))
+            axes.set(xlabel=score, xlim=(-0.04, 1.04), xticks=(0, 0.5, 1))
             axes.grid(axis="y", visible=False)
         left.set_yticks(range(len(order)), [f"{_short(names[k], 16)} ({rows[k]})" for k in order])
         left.invert_yaxis()
