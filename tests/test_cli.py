@@ -447,7 +447,10 @@ def edited(change: Callable[[pd.DataFrame], Any]) -> Callable[[Path], None]:
 
 
 def raw(text: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(text) and None
+    def write(path: Path) -> None:
+        path.write_text(text)
+
+    return write
 
 
 WRONG_TABLES: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -560,6 +563,21 @@ def test_real_command_fits_and_predicts(folder: Path, tmp_path: Path) -> None:
     assert "Traceback" not in done.err
     done = command("predict", "run", folder / "new.tsv", cwd=tmp_path)
     assert (done.code, len(done.out.splitlines())) == (0, 61), done.err
+
+
+def test_closed_pipe_ends_quietly(fitted: Path, folder: Path) -> None:
+    pd.concat([pd.read_csv(folder / "new.tsv", sep="\t")] * 200).to_csv(folder / "long.csv", index=False)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evalign.cli", "predict", str(fitted), str(folder / "long.csv")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline().startswith("prediction,")
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=300), error) == (141, "")
 
 
 def test_real_command_fails_in_one_line(folder: Path, tmp_path: Path) -> None:

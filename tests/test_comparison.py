@@ -133,7 +133,7 @@ def test_network_and_trees_hold_out_the_same_rows(cancer: Table) -> None:
 def test_no_test_row_is_seen_before_the_end(iris: Table) -> None:
     seen: list[Any] = []
 
-    class Spy(GaussianNB):  # type: ignore[misc]
+    class Spy(GaussianNB):
         def fit(self, X: Any, y: Any) -> Any:
             seen.append(("fit", len(X)))
             return super().fit(X, y)

@@ -92,7 +92,9 @@ def is_linear(p, decisions):
     return linprog(np.zeros(size**2), A_ub=np.array(rows), b_ub=-np.ones(len(rows)), bounds=(None, None)).status == 0
 
 
-@pytest.mark.parametrize("metric", ["f1", "jaccard", "mcc", "gmean", "balanced_accuracy", "cohen_kappa", "quadratic_kappa"])
+@pytest.mark.parametrize(
+    "metric", ["f1", "jaccard", "mcc", "gmean", "balanced_accuracy", "cohen_kappa", "quadratic_kappa"]
+)
 @pytest.mark.parametrize("seed", range(3, 9))
 def test_three_classes_reach_the_best_gain_matrix(metric, seed):
     rng = np.random.default_rng(seed)
@@ -215,7 +217,7 @@ def test_unguarded_offsets_cannot_be_bettered_one_at_a_time():
     assert f1_score(y, rule.predict(p), average="macro") == pytest.approx(rule.value)
     assert rule.value > f1_score(y, p.argmax(axis=1), average="macro")
     z = np.log(p) + np.array(rule.offsets)
-    for j, shift in itertools.product(range(3), np.linspace(-3, 3, 601)):
+    for j, shift in itertools.product(range(3), np.linspace(-3, 3, 121)):
         moved = z + shift * np.eye(3)[j]
         assert f1_score(y, moved.argmax(axis=1), average="macro") <= rule.value + 1e-12
 
@@ -245,7 +247,7 @@ def test_guard_on_small_binary_sets_beats_the_raw_optimum_and_argmax(distort):
 def test_guard_on_small_multiclass_sets_beats_the_raw_optimum_and_argmax(distort):
     scores = {"argmax": [], "raw": [], "guarded": []}
     shift = np.array([3.0, 2.0, 1.0, 0.0])
-    for seed in range(25):
+    for seed in range(15):
         rng = np.random.default_rng(seed)
         z = rng.normal(size=(3120, 4)) * 1.5 + shift
         y = draw_labels(softmax(z), rng)
@@ -263,7 +265,7 @@ def test_guard_on_small_multiclass_sets_beats_the_raw_optimum_and_argmax(distort
 
 
 def test_many_labels_overrule_a_calibration_that_does_not_fit():
-    """Probabilities in which one class is scrambled where it matters: no slope and offset can mend that."""
+    """Probabilities that no slope and offset can mend."""
     rng = np.random.default_rng(0)
     truth = rng.beta(0.5, 3.0, size=20_000)
     y = (rng.random(len(truth)) < truth).astype(int)
@@ -275,7 +277,7 @@ def test_many_labels_overrule_a_calibration_that_does_not_fit():
     target = softmax(z).argmax(axis=1)
     q = softmax(z + np.array([0.0, 0.0, 2.5]) * (z[:, 2:] > 0))  # overstated where it is high, honest elsewhere
     raw, guarded = tuned(q, target, "f1", guard=False), tuned(q, target, "f1")
-    assert raw.value > plug_in(q, "f1").value * 0 + f1_score(target, q.argmax(axis=1), average="macro") + 0.02
+    assert raw.value > f1_score(target, q.argmax(axis=1), average="macro") + 0.02
     assert guarded.value > raw.value - 0.01
 
 
@@ -300,7 +302,9 @@ def test_constraints_of_two_classes_against_all_cuts(metric, other, floor):
     score = {"recall": recall_score, "precision": precision_score}
     cuts = [(p >= t).astype(int) for t in np.unique(p)]
 
-    best = max(expected(metric, p, d, average="binary") for d in cuts if expected(other, p, d, average="binary") >= floor)
+    best = max(
+        expected(metric, p, d, average="binary") for d in cuts if expected(other, p, d, average="binary") >= floor
+    )
     rule = plug_in(p, metric, subject_to=f"{other} >= {floor}")
     assert rule.feasible
     assert rule.value == pytest.approx(best, abs=1e-12)
@@ -359,7 +363,7 @@ def test_constrained_value_is_near_the_best_found_by_chance():
 def test_infeasible_constraints_warn_and_come_closest():
     p = np.random.default_rng(0).uniform(0.1, 0.3, size=50)
     y = np.arange(50) % 5 == 0
-    with pytest.warns(UserWarning, match=r"no decision was found that meets precision >= 0.9; .* feasible=False"):
+    with pytest.warns(UserWarning, match=r"no decision was found that meets precision >= 0.9; .*feasible=False"):
         rule = plug_in(p, "recall", subject_to="precision >= 0.9")
     assert not rule.feasible
     assert rule.predict(p).sum() == 1  # the single most likely row has the highest expected precision
@@ -607,7 +611,7 @@ def test_inputs_of_other_libraries():
         (lambda: plug_in([0.5], "f1", calibrate="yes"), ValueError, "False, True or 'auto'"),
         (lambda: plug_in([[0.5, 0.5]], "quadratic_kappa", task="multilabel"), ValueError, "ordered classes"),
         (lambda: plug_in([0.5], lambda c: c.tp), ValueError, "must return one number"),
-        (lambda: plug_in(np.eye(3), lambda c: float(c.tp.sum())), ValueError, "has no gradient"),
+        (lambda: plug_in(np.eye(3), lambda c: c.tp.detach().sum()), ValueError, "has no gradient"),
         (lambda: tuned([0.5], ["yes"], "f1"), TypeError, "class indices 0 to 1"),
         (lambda: tuned([0.5], [2], "f1"), ValueError, "class indices 0 to 1, got 2"),
         (lambda: tuned([0.5], [1, 0], "f1"), ValueError, "target must have shape"),

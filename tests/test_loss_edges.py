@@ -93,6 +93,19 @@ def test_infinite_logits_are_certainty(metric, task, backend):
     assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("anchor", [0.0, 1.0])
+@pytest.mark.parametrize(("metric", "task"), WITH_AUROC)
+def test_certain_predictions_of_one_class_have_a_finite_gradient(metric, task, anchor, backend):
+    z, y = batch(task)
+    z = torch.full_like(z, 1e4)
+    if task == "multiclass":
+        z[:, 1:] = -1e4
+    loss, gradient = loss_and_gradient(z, y, metric, task=task, anchor=anchor, backend=backend)
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+
+
 @pytest.mark.parametrize(
     "backend", ["auto", pytest.param("eager", marks=known_bug("objective.cross_entropy: weight 0 times infinity"))]
 )

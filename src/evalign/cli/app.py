@@ -8,9 +8,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from evalign.cli import compare, datasets, demo, fit, predict
-from evalign.cli.interrupt import EXIT_INTERRUPTED
+from evalign.cli.interrupt import EXIT_INTERRUPTED, until_pipe_closes
 
-EXIT_WRONG_INPUT, EXIT_BUG, EXIT_PIPE_CLOSED = 2, 1, 141
+EXIT_WRONG_INPUT, EXIT_BUG = 2, 1
 TRACEBACK = "EVALIGN_TRACEBACK"
 
 app = typer.Typer(
@@ -50,15 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # The words as given travel as the context's `obj`, for a result to say how it can be repeated.
-        code = app(args=given, prog_name="evalign", standalone_mode=False, obj=given)
-        sys.stdout.flush()
+        with until_pipe_closes():
+            code = app(args=given, prog_name="evalign", standalone_mode=False, obj=given)
         if code == EXIT_INTERRUPTED:  # what typer makes of a KeyboardInterrupt
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         _fail("interrupted; nothing was written", EXIT_INTERRUPTED)
-    except BrokenPipeError:  # `evalign predict ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit complains again
-        raise SystemExit(EXIT_PIPE_CLOSED) from None
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise

@@ -1,12 +1,14 @@
-"""Ctrl-C: training takes it as its end and keeps its best weights; this remembers that it was pressed."""
+"""Ends from outside: Ctrl-C, which training takes as its end while it keeps its best weights, and a closed pipe."""
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 130, 141
 
 
 @dataclass
@@ -30,3 +32,14 @@ def watch_interrupt() -> Iterator[Interrupt]:
         yield seen
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def until_pipe_closes() -> Iterator[None]:
+    """Stop quietly where nobody reads on, as in `evalign predict ... | head`."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit complains again
+        raise SystemExit(EXIT_PIPE_CLOSED) from None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evalign.cli import options as o
+from evalign.cli.interrupt import until_pipe_closes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,7 +126,8 @@ def write(table: "pd.DataFrame", out: Path | None) -> None:
     from evalign.files import write_atomically
 
     if out is None:
-        table.to_csv(sys.stdout, index=False)
+        with until_pipe_closes():
+            table.to_csv(sys.stdout, index=False)
     elif out.suffix.lower() in (".parquet", ".pq"):
         write_atomically(out, table.to_parquet(index=False))
     else:

@@ -59,7 +59,7 @@ def resampled_matrices(
 def interval(values: Floats, level: float = 0.95) -> Floats:
     """The percentile interval, low and high along the first dimension.
 
-    >>> interval(np.arange(101.0), level=0.9).tolist()
+    >>> interval(np.arange(101.0), level=0.9).round(6).tolist()
     [5.0, 95.0]
     """
     tail = (1 - level) / 2

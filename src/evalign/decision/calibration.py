@@ -71,7 +71,7 @@ def helpful_temperature(p: Floats, y: Labels, weight: Floats, *, multilabel: boo
         temperature = temperature_of(p[fit], y[fit], weight[fit], multilabel=multilabel, floor=floor)
         loss = _log_loss(p[rest], y[rest], weight[rest], multilabel=multilabel, floor=floor)
         gain += loss(1.0) - loss(temperature)
-    return temperature_of(p, y, weight, multilabel=multilabel, floor=floor) if gain > 0 else 1.0
+    return temperature_of(p, y, weight, multilabel=multilabel, floor=floor) if gain > 1e-6 * weight.sum() else 1.0
 
 
 def _log_loss(p: Floats, y: Labels, weight: Floats, *, multilabel: bool, floor: float) -> Callable[[float], float]:

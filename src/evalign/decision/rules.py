@@ -11,7 +11,7 @@ from evalign.decision.arrays import Floats, Labels, as_probabilities
 
 Kind = Literal["argmax", "threshold", "thresholds", "offsets", "affine", "gain"]
 VERSION = 1
-FLOOR = 1e-6  # of a probability whose logarithm is taken
+FLOOR = 1e-12  # of a probability whose logarithm is taken
 TIE = 1e-14  # scores closer than this are equal: a matrix product rounds differently for other row counts
 
 # What each kind is made of, besides `temperature`, which all may have; `offsets` may precede affine and gain.
