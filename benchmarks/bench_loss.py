@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory profiler reports its own start and stop
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait fight over busy cores
 
 import torch
 import torch.nn.functional as F

@@ -44,7 +44,7 @@ def command(
 
     Memory: Arrow reads the file in one pass, the split copies the table once, and the network's input takes 4 bytes
     for every row and encoded column (a category counts as a column). A CSV of 1 GB with 5 million rows, 10 numbers
-    and a category took 2.6 GB.
+    and a category took 2.8 GB.
     """
     from evalign.cli.output import Output
 
