@@ -48,9 +48,9 @@ def ap_perf_loss(
     """L = 1 - v(psi), psi the binary logits (N,) or (N, 1); predict psi >= 0.
 
     A batch of more than `max_rows` rows is cut into equal pieces, in order, and L is the mean over its rows of their
-    pieces' losses: a linear program of 25 rows takes 0.1 s, one of 50 rows 2 s. It is solved on the CPU,
-    by scipy. F_beta of no positives, true or predicted, is 1, and so is the mcc of two equal constant answers; other
-    0/0 are 0. The game counts rows, so there is no `sample_weight`. A batch without a counted label gives 0.
+    pieces' losses: a linear program of 25 rows takes 0.1 s, one of 50 rows 2 s. It is solved on the CPU, by scipy.
+    F_beta of no positives, true or predicted, is 1, and so is the mcc of two equal constant answers; other 0/0 are 0.
+    The game counts rows, so there is no `sample_weight`. A batch without a counted label gives 0.
 
     >>> psi = torch.tensor([0.3, -0.2, 0.1], requires_grad=True)
     >>> loss = ap_perf_loss(psi, torch.tensor([1, 0, 0]))
@@ -213,10 +213,9 @@ def affine(metric: Metric, beta: float, n: int) -> tuple[Floats, Floats]:
     k, l = np.meshgrid(np.arange(n + 1.0), np.arange(n + 1.0), indexing="ij")  # noqa: E741, the paper's letter
     if metric == "accuracy":
         return np.full_like(k, 2 / n), (n - k - l) / n
-    above, below, c = np.full_like(k, 1 + beta**2), beta**2 * l + k, np.zeros_like(k)
     if metric == "mcc":
-        above, below, c = np.full_like(k, n), np.sqrt(k * l * (n - k) * (n - l)), -k * l
+        above, below, rest = float(n), np.sqrt(k * l * (n - k) * (n - l)), -k * l
+    else:
+        above, below, rest = 1 + beta**2, beta**2 * l + k, 0 * k
     empty, whole = below == 0, np.where(below == 0, 1.0, below)
-    if metric == "mcc":
-        return np.where(empty, 0.0, above / whole), np.where(empty, k == l, c / whole)
-    return np.where(empty, 0.0, above / whole), (empty & (k == l)).astype(float)
+    return np.where(empty, 0.0, above / whole), np.where(empty, k == l, rest / whole)
