@@ -113,7 +113,7 @@ def test_decoder_takes_rows_and_sizes() -> None:
         decode(joint[:, :, :2], empty)
 
 
-# Three cells of x with their distributions of sets; the best set beats the next by 0.05 and more in each.
+# Four cells of x with their distributions of sets; in each the best set beats the next by more than 0.02.
 CELLS = np.array(
     [
         [0.25, 0.25, 0.25, 0.00, 0.25, 0.00, 0.00, 0.00],

@@ -213,7 +213,8 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         }
         if self.method == "tuned":
             return decision.tuned(p, target, self.metric, **options)
-        _warn_if_dishonest(p, target, options["sample_weight"])
+        if self.calibrate is False:
+            _warn_if_dishonest(p, target, options["sample_weight"])
         return decision.plug_in(p, self.metric, target=target, calibrate=self.calibrate, margin=MARGIN, **options)
 
     def _held_out(self, X: Any, y: NDArray[Any], fit_params: dict[str, Any]) -> tuple[Floats, NDArray[np.int64]]:

@@ -15,7 +15,7 @@ from evalign import checks, curves, membership, metrics
 from evalign.confusion import Confusion, Task
 from evalign.kernels.rows import FivePoints, RowCounts
 from evalign.metrics import Average, Beta, MetricFunction
-from evalign.numerics import finite_gradient, safe_divide
+from evalign.numerics import finite_gradient, safe_divide, sum_by_label
 from evalign.steps import StepChoice
 
 Backend = Literal["auto", "eager"]
@@ -71,7 +71,7 @@ class Objective:
         points = self.step.five_points(temperature)
         assert points is not None
         tp, predicted, losses = RowCounts.apply(logits, y, weight, FivePoints(*points))  # type: ignore[no-untyped-call]
-        actual, total = predicted.new_zeros(predicted.shape).scatter_add_(0, y, weight), weight.sum()
+        actual, total = sum_by_label(weight, y, logits.shape[1]), weight.sum()
         confusion = Confusion(
             tp, actual, predicted, total, present=actual > 0,
             matrix=lambda: self.confusion(logits, y, weight, temperature).matrix,
@@ -132,4 +132,5 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, task: Task, label_s
     else:
         soft = (1 - label_smoothing) * y.to(logits.dtype) + label_smoothing / 2
         each = F.binary_cross_entropy_with_logits(logits, soft, reduction="none")
-    return safe_divide((each * weight).sum(), weight.sum())
+    # An ignored row counts for nothing, even where its loss is infinite.
+    return safe_divide(torch.where(weight == 0, 0.0, each * weight).sum(), weight.sum())

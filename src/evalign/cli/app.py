@@ -48,6 +48,9 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 wrong input, 130 Ctrl-C with nothing kept."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # Read by torch's thread pool when a command first imports it: threads that spin while they wait fight over busy
+    # cores, and a fit that takes seconds takes minutes.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         # The words as given travel as the context's `obj`, for a result to say how it can be repeated.
         with until_pipe_closes():

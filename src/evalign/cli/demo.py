@@ -29,6 +29,8 @@ def command(
 
     Writes the table, report.html and result.json to the --out folder; takes less than a minute on two cores.
     """
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
     from evalign.cli.compare import run
     from evalign.cli.data import load
     from evalign.cli.folder import RunFolder
@@ -48,7 +50,10 @@ def command(
         )
         data = write_atomically(out / FILE, table.to_csv(index=False))
         loaded = load(data, TARGET, test=None, drop=[], test_size=0.2, note=output.note)
-        run(NAME, loaded, settings, splits, 0.2, folder, output, interrupt)
+        # Batches this small are not worth sharing: on a busy machine two threads took over ten minutes, waiting for
+        # each other, where one takes half a minute.
+        with threadpool_limits(1):
+            run(NAME, loaded, settings, splits, 0.2, folder, output, interrupt)
     output.show(
         f"Next:   evalign fit {data} --target {TARGET} --positive {POSITIVE} --metric f1 --out my-run; "
         "then your own table"

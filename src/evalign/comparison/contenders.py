@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sklearn.dummy import DummyClassifier
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 
 from evalign import checks
+from evalign.baselines import trees
 from evalign.comparison.aims import DECISIONS, Judge
 from evalign.comparison.held_out import KeepsValidation
 from evalign.training.recipes import Recipe, find_recipe
@@ -72,16 +72,12 @@ def majority(judge: Judge) -> Contender:
 
 def random_forest(judge: Judge) -> Contender:
     """Scikit-learn's forest with 300 trees and its defaults otherwise."""
-    return Contender(
-        "random_forest", "random forest", lambda seed: RandomForestClassifier(300, random_state=seed, n_jobs=-1)
-    )
+    return Contender("random_forest", "random forest", trees.random_forest)
 
 
 def gradient_boosting(judge: Judge) -> Contender:
     """Scikit-learn's histogram gradient boosting with its defaults."""
-    return Contender(
-        "gradient_boosting", "gradient boosting", lambda seed: HistGradientBoostingClassifier(random_state=seed)
-    )
+    return Contender("gradient_boosting", "gradient boosting", trees.gradient_boosting)
 
 
 RIVALS: dict[str, Callable[[Judge], Contender]] = {

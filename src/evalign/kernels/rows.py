@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evalign.numerics import sum_by_label
+
 CHUNK = 1 << 20  # entries worked on at once: a few buffers of this size stay in a core's cache
 
 
@@ -53,7 +55,7 @@ class RowCounts(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         p = torch.softmax(logits, 1)
         rows, at_label, predicted = _forward(p, y, weight, points)
-        tp = predicted.new_zeros(p.shape[1]).scatter_add_(0, y, weight * at_label)
+        tp = sum_by_label(weight * at_label, y, p.shape[1])
         # log(sum of exp) through the largest entry, whose probability cannot underflow.
         log_sum = _pick(logits, rows.first) - _pick(p, rows.first).log()
         # An ignored row counts for nothing even where its loss is infinite.
@@ -69,11 +71,11 @@ class RowCounts(torch.autograd.Function):
     ) -> tuple[Tensor, None, None, None]:
         p, y, weight, *rest = ctx.saved_tensors
         gradient = torch.empty_like(p)
-        for part in _parts(p):
-            rows = _Rows(*(x[part] for x in rest))
-            _backward(
-                p[part], y[part], weight[part], rows, ctx.points, grad_predicted, grad_tp, grad_losses, gradient[part]
-            )
+        with torch.autocast(p.device.type, enabled=False):
+            for part in _parts(p):
+                rows = _Rows(*(x[part] for x in rest))
+                grads = (grad_predicted, grad_tp, grad_losses)
+                _backward(p[part], y[part], weight[part], rows, ctx.points, *grads, gradient[part])
         return gradient, None, None, None
 
 
@@ -90,8 +92,9 @@ def _forward(p: Tensor, y: Tensor, weight: Tensor, points: FivePoints) -> tuple[
         top = _top_step(largest, tau, points)
         h.scatter_(1, first[:, None], top.value[:, None])
         total = h.sum(1)
-        predicted += (weight[part] / total) @ h
         at_label[part] = _pick(h, y[part]) / total
+        # Not a product of a vector with h: autocast would round it, and it adds up row after row in float32.
+        predicted += h.mul_((weight[part] / total)[:, None]).sum(0)
         for kept, new in zip(rows, (first, second, tau, total), strict=True):
             kept[part] = new
     return rows, at_label, predicted
