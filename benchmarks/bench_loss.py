@@ -1,4 +1,4 @@
-"""Forward + backward of the losses as a multiple of `F.cross_entropy`, in one interleaved run.
+"""Forward + backward of our losses and every rival's as a multiple of cross-entropy, in one interleaved run.
 
     python benchmarks/bench_loss.py                      # writes benchmarks/results/bench_loss.csv
     python benchmarks/bench_loss.py --device cuda --sizes 8192x1000
@@ -25,13 +25,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evalign import MetricLoss
+from evalign import MetricLoss, membership
+from evalign.baselines import (
+    APPerfLoss,
+    DiceLoss,
+    FocalLoss,
+    LDAMLoss,
+    LogitAdjustedLoss,
+    SigmoidF1Loss,
+    WMWLoss,
+)
 
 SIZES = [(128, 10), (1024, 10), (65536, 10), (1024, 257), (8192, 257), (8192, 1000)]
+BINARY = [(20, 1), (1024, 1), (8192, 1), (100_000, 1)]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def contenders() -> dict[str, Loss]:
+def contenders(n: int, d: int) -> dict[str, Loss]:
+    """d classes, or with d = 1 one logit a sample; the first is what the others are measured against."""
+    if d == 1:
+        return binary_contenders(n)
+    counts = torch.ones(d)
     return {
         "cross_entropy": F.cross_entropy,
         "cross_entropy (control)": F.cross_entropy,
@@ -39,7 +53,32 @@ def contenders() -> dict[str, Loss]:
         "f1 + anchor": MetricLoss("f1", anchor=1.0),
         "mcc": MetricLoss("mcc"),
         "f1 eager": MetricLoss("f1", backend="eager"),
+        "rival: dice": DiceLoss(),
+        "rival: focal": FocalLoss(),
+        "rival: ldam": LDAMLoss(counts),
+        "rival: logit adjustment": LogitAdjustedLoss(counts),
     }
+
+
+def binary_contenders(n: int) -> dict[str, Loss]:
+    def entropy(logits: Tensor, target: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype))
+
+    losses: dict[str, Loss] = {
+        "bce": entropy,
+        "bce (control)": entropy,
+        "f1": MetricLoss("f1", task="binary"),
+        "f1, nine thresholds": MetricLoss("f1", task="binary", step="linear", threshold=membership.BTG_GRID),
+        "auroc": MetricLoss("auroc", task="binary"),
+        "rival: dice": DiceLoss(task="binary"),
+        "rival: focal": FocalLoss(task="binary"),
+        "rival: sigmoid F1": SigmoidF1Loss(task="binary"),
+    }
+    if n <= 8192:  # all pairs of a positive and a negative
+        losses["rival: wmw"] = WMWLoss()
+    if n <= 25:  # a game of n^2 variables, solved for every batch
+        losses["rival: ap-perf F1"] = APPerfLoss()
+    return losses
 
 
 def run(loss: Loss, logits: Tensor, target: Tensor) -> None:
@@ -97,15 +136,15 @@ def peak_bytes(loss: Loss, logits: Tensor, target: Tensor) -> int:
 
 def measure(n: int, d: int, device: str, rounds: int) -> list[dict[str, object]]:
     torch.manual_seed(0)
-    logits = torch.randn(n, d, device=device, requires_grad=True)
-    target = torch.randint(0, d, (n,), device=device)
-    losses = contenders()
+    logits = torch.randn((n, d) if d > 1 else (n,), device=device, requires_grad=True)
+    target = torch.randint(0, max(2, d), (n,), device=device)
+    losses = contenders(n, d)
     repeats = {name: max(1, round(0.02 / seconds(loss, logits, target, 3))) for name, loss in losses.items()}
     times: dict[str, list[float]] = {name: [] for name in losses}
     for _ in range(rounds):
         for name, loss in losses.items():
             times[name].append(seconds(loss, logits, target, repeats[name]))
-    base = times["cross_entropy"]
+    base = next(iter(times.values()))
     rows = []
     for name, loss in losses.items():
         ratios = [t / b for t, b in zip(times[name], base, strict=True)]
@@ -142,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--sizes", nargs="*", default=[f"{n}x{d}" for n, d in SIZES], help="NxD ...")
+    parser.add_argument("--sizes", nargs="*", default=[f"{n}x{d}" for n, d in SIZES + BINARY], help="NxD ...")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench_loss.csv")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
