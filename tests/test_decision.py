@@ -138,10 +138,13 @@ def test_function_with_branches_falls_back_to_a_loop():
     assert plug_in(p, f1).value == pytest.approx(plug_in(p, "f1").value, abs=1e-4)
 
 
-def test_gmean_escapes_from_a_class_that_argmax_never_decides():
-    p = np.random.default_rng(0).dirichlet([8.0, 4.0, 0.4], size=500)
-    assert expected("gmean", p, p.argmax(axis=1)) < 0.2
-    assert plug_in(p, "gmean").value > 0.5
+def test_gmean_escapes_from_classes_that_argmax_never_decides():
+    rng = np.random.default_rng(0)
+    p = np.column_stack([rng.dirichlet([2.0, 1.0], size=500) * 0.6, rng.dirichlet([1.0, 1.0], size=500) * 0.4])
+    p = 0.5 * p + 0.5 * np.eye(4)[(p[:, 1] > p[:, 0]).astype(int)]
+    assert set(p.argmax(axis=1)) == {0, 1}
+    assert expected("gmean", p, p.argmax(axis=1)) == 0
+    assert plug_in(p, "gmean").value > 0.3
 
 
 @given(st.data())
@@ -160,13 +163,18 @@ def test_never_worse_than_argmax(data):
     assert reached >= expected(metric, p, p.argmax(axis=1), average=average) - 1e-9
 
 
-def test_absent_class_is_left_out():
-    p = np.random.default_rng(0).dirichlet([5.0, 2.0], size=100)
-    with_nothing = np.column_stack([p, np.zeros(100)])
-    with_next_to_nothing = np.column_stack([p * (1 - 1e-7), np.full(100, 1e-7)])
-    for q in (with_nothing, with_next_to_nothing):
-        rule = plug_in(q, "balanced_accuracy")
-        assert (rule.predict(q) == (p / p.mean(axis=0)).argmax(axis=1)).all()
+@pytest.mark.parametrize("weight", [None, np.full(100, 1e-3), np.full(100, 5.0)])
+def test_class_expected_in_hardly_a_row_is_left_out(weight):
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet([5.0, 2.0], size=100)
+    spread = rng.exponential(size=100) ** 2
+    for rows, kept in ((0.0, False), (0.005, False), (0.4, True)):
+        third = spread / spread.sum() * rows
+        q = np.column_stack([p * (1 - third[:, None]), third])
+        decided = plug_in(q, "balanced_accuracy", sample_weight=weight).predict(q)
+        assert (decided == 2).any() == kept
+        if not kept:
+            assert (decided == (p / p.mean(axis=0)).argmax(axis=1)).mean() > 0.98
 
 
 @pytest.mark.parametrize("p", [[[0.2, 0.5, 0.3]], [[0.25, 0.25, 0.5]] * 5, np.eye(3), [[1.0, 0.0, 0.0]] * 4])
@@ -288,6 +296,9 @@ def test_row_order_does_not_matter():
         y, order = draw_labels(p, rng), rng.permutation(90)
         for learn in (lambda p, y: plug_in(p, "f1"), lambda p, y: tuned(p, y, "f1")):
             assert (learn(p, y).predict(p) == learn(p[order], y[order]).predict(p)).all()
+    p = rng.integers(1, 8, size=90) / 8  # ties
+    y = (rng.random(90) < p).astype(int)
+    assert tuned(p, y, "f1").threshold == tuned(p[order], y[order], "f1").threshold
 
 
 # Constraints
@@ -348,16 +359,34 @@ def test_constraints_of_three_classes(metric, subject_to, check, form):
     assert rule.feasible
 
 
-def test_constrained_value_is_near_the_best_found_by_chance():
-    rng = np.random.default_rng(0)
-    p = softmax(rng.normal(size=(150, 3)) * 2 + np.array([1.0, 0.5, 0.0]))
-    rule = plug_in(p, "precision", subject_to="recall >= 0.6")
+@pytest.mark.parametrize(
+    ("metric", "subject_to"),
+    [
+        ("precision", "recall >= 0.6"),
+        ("f1", ["recall[1] >= 0.8", "recall[2] >= 0.8"]),
+        ("recall", [("precision", ">=", 0.5), (lambda c: c.predicted[0] / c.total, "<=", 0.1)]),
+    ],
+)
+def test_constrained_value_is_near_the_best_found_by_chance(metric, subject_to):
+    rng = np.random.default_rng(19)
+    p = softmax(rng.normal(size=(300, 4)) * 2 + np.array([1.0, 0.5, 0.0, 0.0]))
+    rule = plug_in(p, metric, subject_to=subject_to)
+    limits = [parse_constraint(c) for c in (subject_to if isinstance(subject_to, list) else [subject_to])]
     best = 0.0
     for _ in range(4000):
-        d = (p * np.exp(rng.normal(size=3)) + rng.normal(size=3) * 0.2).argmax(axis=1)
-        if expected("recall", p, d) >= 0.6:
-            best = max(best, expected("precision", p, d))
-    assert rule.value > best - 0.01
+        c = expected_confusion(p, (p * np.exp(rng.normal(size=4)) + rng.normal(size=4) * 0.2).argmax(axis=1))
+        reached = [float(limit.resolve(average="macro", beta=None)(c)) for limit in limits]
+        if all(r >= x.value if x.op == ">=" else r <= x.value for r, x in zip(reached, limits, strict=True)):
+            best = max(best, float(metrics.resolve(metric)(c)))
+    assert rule.feasible
+    assert best > 0
+    assert rule.value > best - 0.005
+
+
+def test_constraints_count_ties_as_one():
+    rule = tuned([0.5] * 10, [0, 1] * 5, "precision", subject_to="recall <= 0.5", guard=False)
+    assert rule.feasible
+    assert rule.predict([0.5]).tolist() == [0]
 
 
 def test_infeasible_constraints_warn_and_come_closest():

@@ -1,6 +1,7 @@
 """Climbing: from counts to the gain matrix to better counts (Frank-Wolfe), and along one class's score."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -175,8 +176,14 @@ def solve(p: Floats, goal: Goal, values: Tally, limits: Tally, *, rounds: int) -
     if rounds > FIRST:
         state = climbed(free, state, rounds - FIRST)[1]
     if pool.shortfall.any():
+        # Two ways to meet constraints, from the unconstrained optimum class by class, or by multipliers: try both.
+        mended = copy(pool)
+        mended.polish()
         raise_missed(lambda m: climbed(m, state, min(FIRST, rounds))[0], free, pool.shortfall)
-    pool.polish()
+        pool.polish()
+        pool.add(mended.best)
+    else:
+        pool.polish()
     return pool
 
 
