@@ -42,6 +42,11 @@ def test_ignored_rows_are_dropped_rows(metric, task, backend):
     torch.testing.assert_close(as_bytes, expected)
 
 
+def test_class_156_of_unsigned_bytes_is_not_ignored():
+    z, y = torch.randn(3, 200, generator=torch.Generator().manual_seed(10)), torch.tensor([156, 3, 156])
+    assert torch.equal(metric_loss(z, y.to(torch.uint8), "accuracy"), metric_loss(z, y, "accuracy"))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_function_that_divides_by_an_absent_class_is_finite(backend):
     z, y = batch("multiclass")
