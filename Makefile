@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check lint types bench clean
+.PHONY: demo test check lint types bench bench-peers clean
 
 demo: $(INSTALLED)
 	$(BIN)/evalign demo
@@ -22,6 +22,13 @@ types: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/bench_loss.py
+
+# Other people's losses live in an environment of their own; --no-deps keeps out the CUDA builds that some ask for.
+bench-peers:
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable . monai pillow tqdm scikit-learn
+	.venv-peers/bin/python -m pip install --quiet --no-deps segmentation-models-pytorch torch-btg libauc
+	.venv-peers/bin/python benchmarks/bench_peers.py
 
 # constraints.txt repeats the tested set of versions; the stamp is written last, so that an interrupted
 # installation is not mistaken for a finished one.

@@ -1,0 +1,96 @@
+"""What other people's losses cost beside ours, in one interleaved run and an environment of their own.
+
+    make bench-peers            # makes .venv-peers, writes benchmarks/results/bench_peers.csv
+
+A package that cannot be imported or run here is listed with the reason: segmentation-models-pytorch needs
+torchvision, torch-btg calls .cuda() on every batch, LibAUC pulls in sixteen packages.
+"""
+
+import csv
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bench_loss
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evalign import MetricLoss
+
+RESULTS = Path(__file__).parent / "results" / "bench_peers.csv"
+SIZES = [(1024, 10), (65536, 10), (8192, 257), (8192, 1000), (8192, 1)]
+
+
+def peers(d: int) -> dict[str, Callable[[Any], Callable[[Tensor, Tensor], Tensor]]]:
+    """Package and loss -> how to make it; each takes logits (n, d) or (n,) and labels."""
+    if d == 1:
+        return {
+            "monai: Dice": lambda m: _columns(m("monai.losses").DiceLoss(sigmoid=True, batch=True)),
+            "monai: Tversky": lambda m: _columns(m("monai.losses").TverskyLoss(sigmoid=True, batch=True)),
+            "segmentation_models_pytorch: Dice": lambda m: m("segmentation_models_pytorch.losses").DiceLoss("binary"),
+            "torch_btg: fb_loss": lambda m: _first(m("torch_btg.loss").fb_loss()),
+            "libauc: AUCM": lambda m: m("libauc.losses").AUCMLoss(),
+        }
+    options = {"softmax": True, "to_onehot_y": True, "batch": True}
+    return {
+        "monai: Dice": lambda m: _columns(m("monai.losses").DiceLoss(**options)),
+        "monai: Tversky": lambda m: _columns(m("monai.losses").TverskyLoss(**options)),
+        "monai: GeneralizedDice": lambda m: _columns(m("monai.losses").GeneralizedDiceLoss(**options)),
+        "segmentation_models_pytorch: Dice": lambda m: m("segmentation_models_pytorch.losses").DiceLoss("multiclass"),
+    }
+
+
+def _columns(loss: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """MONAI wants labels as a column."""
+    return lambda logits, target: loss(logits.reshape(len(logits), -1), target[:, None])
+
+
+def _first(loss: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda logits, target: loss(logits.sigmoid(), target)[0]
+
+
+def contenders(n: int, d: int) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    found: dict[str, Callable[[Tensor, Tensor], Tensor]]
+    if d == 1:
+        found = {
+            "bce": lambda z, y: F.binary_cross_entropy_with_logits(z, y.to(z.dtype)),
+            "evalign: f1": MetricLoss("f1", task="binary"),
+        }
+    else:
+        found = {"cross_entropy": F.cross_entropy, "evalign: f1": MetricLoss("f1")}
+    logits = torch.randn((4, d) if d > 1 else (4,), requires_grad=True)
+    target = torch.tensor([0, 1, 1, 0])
+    for name, make in peers(d).items():
+        try:
+            loss = make(importlib.import_module)
+            loss(logits, target).backward()  # type: ignore[no-untyped-call]
+        except Exception as error:  # whatever keeps somebody else's package from running is the finding
+            REASONS[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
+        else:
+            found[name] = loss
+    return found
+
+
+REASONS: dict[str, str] = {}
+
+
+def main() -> None:
+    bench_loss.contenders = contenders
+    rows: list[dict[str, object]] = []
+    for n, d in SIZES:
+        for row in bench_loss.measure(n, d, "cpu", 9):
+            rows.append({**row, "reason": "", **bench_loss.circumstances("cpu")})
+            print("{n:>7} {d:>5}  {loss:36} {ms:>9} ms  {ratio:>6}x  {peak_mib:>8} MiB".format(**row), flush=True)
+    for name, reason in REASONS.items():
+        rows.append({"loss": name, "reason": reason})
+        print(f"not run: {name}: {reason}")
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
