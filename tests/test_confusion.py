@@ -19,7 +19,7 @@ STEPS = {
 }
 
 
-def close(got, expected, tolerance=1e-9):
+def assert_near(got, expected, tolerance=1e-9):
     expected = torch.as_tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
 
@@ -47,16 +47,16 @@ def assert_counts(c: Confusion, matrix) -> None:
     """Every vector and the matrix of c against a slow one."""
     four = [loops.cells(matrix, k) for k in range(len(matrix))]
     for name, expected in zip(VECTORS[:4], zip(*four, strict=True), strict=True):
-        close(getattr(c, name), expected)
-    close(c.actual, [sum(row) for row in matrix])
-    close(c.predicted, [sum(column) for column in zip(*matrix, strict=True)])
-    close(c.total, sum(map(sum, matrix)))
-    close(c.matrix, matrix)
+        assert_near(getattr(c, name), expected)
+    assert_near(c.actual, [sum(row) for row in matrix])
+    assert_near(c.predicted, [sum(column) for column in zip(*matrix, strict=True)])
+    assert_near(c.total, sum(map(sum, matrix)))
+    assert_near(c.matrix, matrix)
 
 
 def assert_same(a: Confusion, b: Confusion, tolerance=1e-9) -> None:
     for name in (*VECTORS, "total"):
-        close(getattr(a, name), getattr(b, name), tolerance)
+        assert_near(getattr(a, name), getattr(b, name), tolerance)
 
 
 @given(batch=batches())
@@ -89,12 +89,12 @@ def test_rows_sum_to_the_label_counts_and_all_to_n(logits, labels, step, thresho
     kept = g.sum(1) > 0  # a table may be 0 for every class of a row
     c = Confusion.soft(g[kept], y[kept])
     counts = torch.bincount(y[kept], minlength=3)
-    close(c.matrix.sum(1), counts, 1e-5 if dtype == torch.float32 else 1e-12)
-    close(c.matrix.sum(), int(kept.sum()), 1e-5 if dtype == torch.float32 else 1e-12)
-    close(c.tp + c.fp + c.fn + c.tn, [int(kept.sum())] * 3, 1e-5)
+    assert_near(c.matrix.sum(1), counts, 1e-5 if dtype == torch.float32 else 1e-12)
+    assert_near(c.matrix.sum(), int(kept.sum()), 1e-5 if dtype == torch.float32 else 1e-12)
+    assert_near(c.tp + c.fp + c.fn + c.tn, [int(kept.sum())] * 3, 1e-5)
     tau = 0.5 if threshold is None else threshold
     binary = Confusion.soft(STEPS[step](p[:, 0], tau), (y == 0).long())
-    close(binary.matrix.sum(1), torch.bincount((y == 0).long(), minlength=2), 1e-5)
+    assert_near(binary.matrix.sum(1), torch.bincount((y == 0).long(), minlength=2), 1e-5)
 
 
 @given(batch=batches(), data=st.data())
@@ -105,9 +105,9 @@ def test_order_of_rows_is_immaterial_and_classes_permute(batch, data):
     assert_same(Confusion.soft(g[rows], y[rows]), c)
     classes = torch.tensor(data.draw(st.permutations(range(d))))  # new class i is old class classes[i]
     renamed = Confusion.soft(g[:, classes], classes.argsort()[y])
-    close(renamed.tp, c.tp[classes])
-    close(renamed.fp, c.fp[classes])
-    close(renamed.matrix, c.matrix[classes][:, classes])
+    assert_near(renamed.tp, c.tp[classes])
+    assert_near(renamed.fp, c.fp[classes])
+    assert_near(renamed.matrix, c.matrix[classes][:, classes])
 
 
 @given(batch=batches(rows=(2, 12)), cut=st.integers(1, 11))
@@ -201,7 +201,7 @@ def test_multilabel_counts_are_a_binary_loop_per_label(s, t, smoothing):
         pairs = torch.stack([1 - s[:, k], s[:, k]], 1)
         four = loops.cells(slow_matrix(pairs, t[:, k], smoothing=smoothing), 1)
         for name, expected in zip(VECTORS[:4], four, strict=True):
-            close(getattr(c, name)[k], expected)
+            assert_near(getattr(c, name)[k], expected)
 
 
 @pytest.mark.parametrize("task", ["binary", "multilabel", "multiclass"])
@@ -222,16 +222,16 @@ def test_a_grid_holds_the_counts_of_every_threshold(task):
         assert_same(part, expected)
     if task == "multiclass":
         smooth = torch.full((20, 3), 0.3 / 3, dtype=torch.float64).scatter(1, y[:, None], 0.7 + 0.3 / 3)
-        close(c.smoothed(0.3).tp[1], (steps.linear(p, 0.5) * smooth).sum(0))
+        assert_near(c.smoothed(0.3).tp[1], (steps.linear(p, 0.5) * smooth).sum(0))
 
 
 def test_a_million_equal_terms_are_summed_to_float_precision():
     g = torch.tensor([[0.642, 0.358]]).expand(1 << 20, 2)
     y = torch.zeros(1 << 20, dtype=torch.long)
     c = Confusion.soft(g, y)
-    close(c.tp[0], 0.642 * 2**20, 1e-5)
-    close(c.predicted, [0.642 * 2**20, 0.358 * 2**20], 1e-5)
-    close(c.matrix[0], [0.642 * 2**20, 0.358 * 2**20], 1e-5)
+    assert_near(c.tp[0], 0.642 * 2**20, 1e-5)
+    assert_near(c.predicted, [0.642 * 2**20, 0.358 * 2**20], 1e-5)
+    assert_near(c.matrix[0], [0.642 * 2**20, 0.358 * 2**20], 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

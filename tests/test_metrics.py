@@ -40,7 +40,7 @@ def counts(y, predicted, weights, c=None):
     return Confusion.hard(torch.tensor(predicted), torch.tensor(y), c, sample_weight=w, multilabel=y.ndim == 2)
 
 
-def close(got, expected, tolerance=1e-9):
+def assert_near(got, expected, tolerance=1e-9):
     np.testing.assert_allclose(got.numpy(), expected, atol=tolerance, rtol=0, equal_nan=True)
 
 
@@ -79,7 +79,7 @@ def test_class_scores_are_scikit_learns(name, average, data, zero_division, beta
     options = {"average": average, "zero_division": zero_division}
     expected = scikit(name, y, predicted, beta=beta, labels=range(c), sample_weight=w, **options)
     extra = {"beta": beta} if name == "fbeta" else {}
-    close(metrics.METRICS[name](counts(*data), **options, **extra), expected)
+    assert_near(metrics.METRICS[name](counts(*data), **options, **extra), expected)
 
 
 @pytest.mark.parametrize("name", loops.CLASS_SCORES)
@@ -92,15 +92,15 @@ def test_the_binary_average_is_the_score_of_class_1(name, data, zero_division, b
     labels = {"labels": range(c)} if name == "specificity" else {}
     expected = scikit(name, y, predicted, beta=beta, sample_weight=w, **options, **labels)
     extra = {"beta": beta} if name == "fbeta" else {}
-    close(metrics.METRICS[name](counts(*data), **options, **extra), expected)
+    assert_near(metrics.METRICS[name](counts(*data), **options, **extra), expected)
 
 
 @given(data=labellings())
 def test_accuracy_and_balanced_accuracy_are_scikit_learns(data):
     y, predicted, w, _ = data
-    close(metrics.accuracy(counts(*data)), sk.accuracy_score(y, predicted, sample_weight=w))
+    assert_near(metrics.accuracy(counts(*data)), sk.accuracy_score(y, predicted, sample_weight=w))
     expected = sk.balanced_accuracy_score(y, predicted, sample_weight=w)
-    close(metrics.balanced_accuracy(counts(*data)), expected)
+    assert_near(metrics.balanced_accuracy(counts(*data)), expected)
 
 
 @given(data=labellings())
@@ -108,14 +108,14 @@ def test_gmean_is_the_geometric_mean_of_scikit_learns_recalls(data):
     y, predicted, w, c = data
     present = np.bincount(y, weights=w, minlength=c) > 0
     recalls = sk.recall_score(y, predicted, labels=range(c), average=None, sample_weight=w, zero_division=0)[present]
-    close(metrics.gmean(counts(*data)), np.prod(recalls) ** (1 / len(recalls)))
+    assert_near(metrics.gmean(counts(*data)), np.prod(recalls) ** (1 / len(recalls)))
 
 
 @given(data=labellings())
 def test_mcc_is_scikit_learns(data):
     y, predicted, w, _ = data
     # Where all predictions are of one class, rounding leaves the root of 1e-16.
-    close(metrics.mcc(counts(*data)), sk.matthews_corrcoef(y, predicted, sample_weight=w), 1e-7)
+    assert_near(metrics.mcc(counts(*data)), sk.matthews_corrcoef(y, predicted, sample_weight=w), 1e-7)
 
 
 @given(data=labellings(), undefined=st.sampled_from([0.0, 1.0, math.nan]))
@@ -125,9 +125,9 @@ def test_kappas_are_scikit_learns(data, undefined):
     plain = sk.cohen_kappa_score(y, predicted, **options)
     linear = sk.cohen_kappa_score(y, predicted, weights="linear", **options)
     quadratic = sk.cohen_kappa_score(y, predicted, weights="quadratic", **options)
-    close(metrics.cohen_kappa(counts(*data), zero_division=undefined), plain)
-    close(metrics.weighted_kappa(counts(*data), power=1.0, zero_division=undefined), linear)
-    close(metrics.quadratic_kappa(counts(*data), zero_division=undefined), quadratic)
+    assert_near(metrics.cohen_kappa(counts(*data), zero_division=undefined), plain)
+    assert_near(metrics.weighted_kappa(counts(*data), power=1.0, zero_division=undefined), linear)
+    assert_near(metrics.quadratic_kappa(counts(*data), zero_division=undefined), quadratic)
 
 
 def test_undefined_correlations_are_0():
@@ -158,21 +158,21 @@ def test_multilabel_class_scores_are_scikit_learns(name, average, data, zero_div
     options = {"average": average, "zero_division": zero_division}
     expected = scikit(name, y, predicted, beta=beta, sample_weight=w, **options)
     extra = {"beta": beta} if name == "fbeta" else {}
-    close(metrics.METRICS[name](counts(*data), **options, **extra), expected)
+    assert_near(metrics.METRICS[name](counts(*data), **options, **extra), expected)
 
 
 @given(data=labellings(labels=3))
 def test_multilabel_accuracy_and_mcc_are_means_over_the_labels(data):
     y, predicted, w, _ = data
     columns = range(y.shape[1])
-    close(metrics.accuracy(counts(*data)), 1 - sk.hamming_loss(y, predicted, sample_weight=w))
+    assert_near(metrics.accuracy(counts(*data)), 1 - sk.hamming_loss(y, predicted, sample_weight=w))
     each = [sk.matthews_corrcoef(y[:, k], predicted[:, k], sample_weight=w) for k in columns]
-    close(metrics.mcc(counts(*data)), np.mean(each), 1e-7)
+    assert_near(metrics.mcc(counts(*data)), np.mean(each), 1e-7)
     options = {"labels": [0, 1], "sample_weight": w, "replace_undefined_by": 0.0}
     kappas = [sk.cohen_kappa_score(y[:, k], predicted[:, k], **options) for k in columns]
     balanced = [sk.balanced_accuracy_score(y[:, k], predicted[:, k], sample_weight=w) for k in columns]
-    close(metrics.cohen_kappa(counts(*data)), np.mean(kappas))
-    close(metrics.balanced_accuracy(counts(*data)), np.mean(balanced))
+    assert_near(metrics.cohen_kappa(counts(*data)), np.mean(kappas))
+    assert_near(metrics.balanced_accuracy(counts(*data)), np.mean(balanced))
 
 
 @given(data=labellings(), beta=st.lists(betas, min_size=5, max_size=5))
@@ -181,8 +181,8 @@ def test_a_beta_per_class_is_each_class_with_its_own(data, beta):
     options = {"labels": range(c), "average": None, "sample_weight": w, "zero_division": 0.0}
     expected = [sk.fbeta_score(y, predicted, beta=beta[k], **options)[k] for k in range(c)]
     for given_as in (beta[:c], torch.tensor(beta[:c])):
-        close(metrics.fbeta(counts(*data), None, beta=given_as), expected)
-    close(metrics.fbeta(counts(*data), "macro", beta=beta[:c]), np.mean(expected))
+        assert_near(metrics.fbeta(counts(*data), None, beta=given_as), expected)
+    assert_near(metrics.fbeta(counts(*data), "macro", beta=beta[:c]), np.mean(expected))
 
 
 @given(data=labellings())
