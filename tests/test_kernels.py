@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalign import MetricLoss
+from evalign import MetricLoss, metric_loss
 from evalign.kernels import rows
 
 
@@ -127,3 +127,15 @@ def test_a_matrix_metric_still_sees_a_matrix():
     logits, target = torch.randn(40, 4, dtype=torch.float64), torch.randint(0, 4, (40,))
     assert_equal(both(logits, target, "quadratic_kappa"))
     assert_equal(both(logits, target, lambda c: c.matrix[0, 0] / c.matrix[0].sum()))
+
+
+def test_a_temperature_that_is_learned_gets_its_gradient():
+    torch.manual_seed(0)
+    logits, target = torch.randn(30, 4, dtype=torch.float64), torch.randint(0, 4, (30,))
+    slopes = []
+    for backend in ("auto", "eager"):
+        temperature = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+        loss = metric_loss(logits, target, "f1", temperature=temperature, backend=backend)
+        slopes.append(torch.autograd.grad(loss, temperature)[0])
+    torch.testing.assert_close(slopes[0], slopes[1])
+    assert slopes[0] != 0

@@ -51,17 +51,20 @@ class Objective:
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2
     ) -> tuple[Confusion, Tensor | None]:
         """The soft counts of a batch, and its cross-entropy where that came for free."""
-        if self._fuses(logits, weight):
+        if self._fuses(logits, weight, temperature):
             return self._fused(logits, y, weight, temperature)
         return self.confusion(logits, y, weight, temperature), None
 
-    def _fuses(self, logits: Tensor, weight: Tensor) -> bool:
+    def _fuses(self, logits: Tensor, weight: Tensor, temperature: float | Tensor) -> bool:
+        # The fused form has a gradient for the logits alone.
+        learned = isinstance(temperature, Tensor) and temperature.requires_grad
         return (
             self.backend == "auto"
             and self.task == "multiclass"
             and self.thresholds is None
             and self.step.step in ("annealed", "linear")
             and not weight.requires_grad
+            and not learned
             and checks.can_look_at(logits)
         )
 
@@ -71,7 +74,8 @@ class Objective:
         points = self.step.five_points(temperature)
         assert points is not None
         tp, predicted, losses = RowCounts.apply(logits, y, weight, FivePoints(*points))  # type: ignore[no-untyped-call]
-        actual, total = sum_by_label(weight, y, logits.shape[1]), weight.sum()
+        actual = sum_by_label(weight, y, logits.shape[1])
+        total = actual.sum()  # rounded like its parts, so that one class alone has a share of exactly 1
         confusion = Confusion(
             tp, actual, predicted, total, present=actual > 0,
             matrix=lambda: self.confusion(logits, y, weight, temperature).matrix,
