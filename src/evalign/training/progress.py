@@ -21,6 +21,7 @@ class Epoch:
     score: float  # the hard metric on validation data
     best: bool = False
     seconds: float = 0.0
+    watched: tuple[float, ...] = ()  # what was asked to be kept of other rows; no choice is made by it
 
 
 class Temperature:

@@ -14,12 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from evalign.confusion import Task
 from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
 from evalign.training.batches import Batches
 from evalign.training.loop import Rows, Score
 from evalign.training.progress import Controller, Epoch
 from evalign.training.recipes import Recipe
+from evalign.training.replay import RECORDING, Replay
+from evalign.training.stacking import FlatParameters, StackedAdamW, dropout_widths, padded, with_shared_dropout
+
+# (logits, labels, weights, temperature) -> what a stage with `metric` minimises beside its anchor; vmappable
+Term = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Watch = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, weights -> (k,) numbers to keep of every epoch
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ class Trial:
     recipe: Recipe
     seed: int = 0
     dropout: float | None = None  # None keeps the network's
+    watch: Tensor | None = None  # rows whose numbers are kept of every epoch; no choice is made by them
 
 
 @dataclass
@@ -43,18 +51,23 @@ def train_trials(
     make_network: Callable[[], nn.Module],
     rows: Rows,
     trials: Sequence[Trial],
-    objective: Objective,
+    objective: Objective | Term,
     score: Score,
     *,
     batch_size: int,
+    task: Task = "multiclass",
     stratified: bool = False,
+    oversample: bool = False,
+    watch: Watch | None = None,
     on_epoch: Callable[[int, Epoch], None] | None = None,
 ) -> list[TrialResult]:
     """Train every trial by its recipe; returns the best weights and the history of each.
 
-    `make_network` is called once per trial after seeding with the trial's seed, as for a network of its own.
+    `make_network` is called once per trial after seeding with the trial's seed, as for a network of its own; with
+    `task` "binary" it has one output. `objective` may be any other loss of the same form. On a GPU a step is
+    recorded once and replayed, and one generator draws the dropout of all trials.
     """
-    stack = _Stack(make_network, rows, trials, objective, score, batch_size, stratified)
+    stack = _Stack(make_network, rows, trials, objective, score, batch_size, task, stratified, oversample, watch)
     while not all(stack.done):
         for s, epoch in stack.epoch():
             if on_epoch is not None:
@@ -62,21 +75,17 @@ def train_trials(
     return [TrialResult(stack.weights_of(s), stack.histories[s]) for s in range(len(trials))]
 
 
-class SharedDropout(nn.Module):
-    """Dropout whose rate and noise come from outside, so that each trial has its own of both."""
-
-    noise: Tensor
-    rate: Tensor
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.register_buffer("rate", torch.tensor(rate))
-        self.register_buffer("noise", torch.empty(0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        return torch.where(self.noise < self.rate, 0.0, x / (1 - self.rate))
+def _term(objective: Objective | Term, trials: Sequence[Trial]) -> Term:
+    """The objective without its anchor, which is a trial's own, and with the one step that all trials share."""
+    steps = {stage.step for trial in trials for stage in trial.recipe.stages if stage.metric}
+    if not trials or len(steps) > 1:
+        raise ValueError(f"at least one trial is needed, and one step for all, got {len(trials)} with {sorted(steps)}")
+    if not isinstance(objective, Objective):
+        return objective
+    step = next(iter(steps), objective.step.step)
+    if step != objective.step.step:
+        objective = replace(objective, step=StepChoice(step))
+    return replace(objective, anchor=0.0, backend="eager")  # the fused form does not vmap
 
 
 class _Stack:
@@ -85,43 +94,62 @@ class _Stack:
         make_network: Callable[[], nn.Module],
         rows: Rows,
         trials: Sequence[Trial],
-        objective: Objective,
+        objective: Objective | Term,
         score: Score,
         batch_size: int,
+        task: Task,
         stratified: bool,
+        oversample: bool,
+        watch: Watch | None,
     ) -> None:
         trials = [replace(trial, recipe=trial.recipe.for_rows(len(trial.train), batch_size)) for trial in trials]
-        steps = {stage.step for trial in trials for stage in trial.recipe.stages if stage.metric}
-        if not trials or len(steps) > 1:
-            raise ValueError(
-                f"at least one trial is needed, and one step for all, got {len(trials)} with {sorted(steps)}"
-            )
-        self.rows, self.trials, self.score = rows, trials, score
-        self.objective = replace(objective, anchor=0.0, step=StepChoice(next(iter(steps))) if steps else objective.step)
+        self.term = _term(objective, trials)
+        self.rows, self.trials, self.score, self.task, self.watch = rows, trials, score, task, watch
         self.device, count = rows.x.device, len(trials)
         networks = []
         for trial in trials:
-            with torch.random.fork_rng([]):
-                torch.manual_seed(trial.seed)
-                network = _with_shared_dropout(make_network(), trial.dropout)
+            with RECORDING, torch.random.fork_rng([]):
+                torch.default_generator.manual_seed(trial.seed)  # not the GPU's, which a recording may hold
+                network = with_shared_dropout(make_network(), trial.dropout)
             networks.append(network.to(self.device))
         params, buffers = stack_module_state(networks)
-        self.params: dict[str, Tensor] = {k: v.detach().requires_grad_() for k, v in params.items()}
+        self.parameters = FlatParameters(params)
         self.buffers: dict[str, Tensor] = {k: v.detach() for k, v in buffers.items() if not k.endswith("noise")}
         self.skeleton = copy.deepcopy(networks[0]).to("meta")
-        self.best = {k: v.detach().clone() for k, v in {**self.params, **self.buffers}.items()}
-        self.adam = _StackedAdamW(self.params, count)
-        self.noises = [torch.Generator(self.device).manual_seed(trial.seed) for trial in trials]
-        self.widths = _dropout_widths(networks[0], rows.x[:2])
+        self.widths = dropout_widths(networks[0], rows.x[:2])
+        self.best = {name: kept.clone() for name, kept in self._kept().items()}
+        self.adam = StackedAdamW(self.parameters)
+        labels = [rows.y[t.train.to(self.device)] if stratified or oversample else None for t in trials]
         self.batches = [
-            Batches(len(t.train), batch_size, seed=t.seed, labels=rows.y[t.train] if stratified else None)
-            for t in trials
+            Batches(len(t.train), batch_size, seed=t.seed, labels=own, oversample=oversample, device=self.device)
+            for t, own in zip(trials, labels, strict=True)
         ]
         if len({batches.count for batches in self.batches}) > 1:
             sizes = sorted({len(trial.train) for trial in trials})
             raise ValueError(f"all trials must have as many batches an epoch, got {sizes} rows; train them apart")
         self.train_index = [t.train.to(self.device) for t in trials]
-        self.valid = _padded([t.valid for t in trials], self.device)
+        self.valid = padded([t.valid for t in trials], self.device)
+        watched = [t.watch for t in trials if t.watch is not None]
+        self.watched = padded(watched, self.device) if watch is not None and len(watched) == count else None
+        places = [batches.places() for batches in self.batches]
+        self.longest = [place.shape[1] for place in places]
+        fill = max(self.longest)
+        self.places = [nn.functional.pad(p, (0, fill - p.shape[1]), value=-1).to(self.device) for p in places]
+        self.masks = torch.stack([place >= 0 for place in self.places], 1).to(rows.x.dtype)
+        shared = self.device.type == "cuda" and count > 1
+        self.noises = [torch.Generator(self.device).manual_seed(t.seed) for t in trials[: 1 if shared else count]]
+        # Everything a step reads or writes stays where it is, so that a recorded step finds it again.
+        zeros = torch.zeros(count, dtype=rows.x.dtype, device=self.device)
+        self.temperature, self.metric, self.anchor = zeros.clone(), zeros.clone(), zeros.clone()
+        self.rate, self.decay, self.loss_sum = zeros[:, None].clone(), zeros[:, None].clone(), zeros.clone()
+        self.index, self.mask = torch.zeros_like(self.places[0][0].expand(count, fill)), self.masks[0].clone()
+        self.values = zeros.new_zeros(count, 4 if self.watched is None else 4 + self._watch_width())
+        self.uses_metric = False
+        changed = [*self.adam.state, *self.buffers.values(), self.loss_sum, self.values]
+        self.steps, self.checks = (
+            {m: Replay(step, changed, self.device, own) for m in (False, True)}
+            for step, own in ((self._step, self.noises), (self._validate, []))
+        )
         self.stages = [0] * count
         self.controllers = [Controller(t.recipe.stages[0]) for t in trials]
         self.done = [False] * count
@@ -131,54 +159,106 @@ class _Stack:
         """One epoch of every trial that is not done."""
         stages = [c.stage for c in self.controllers]
         rates = [0.0 if done else c.learning_rate for c, done in zip(self.controllers, self.done, strict=True)]
-        self.temperature = self._vector([c.temperature for c in self.controllers])
         self.uses_metric = any(stage.metric and not done for stage, done in zip(stages, self.done, strict=True))
-        self.metric = self._vector([float(stage.metric) for stage in stages])
-        self.anchor = self._vector([stage.anchor for stage in stages])
-        learning_rate, decay = self._vector(rates), self._vector([stage.weight_decay for stage in stages])
-        losses = []
-        for indices in zip(*(batches.epoch() for batches in self.batches), strict=True):
-            own = [train[i.to(self.device)] for train, i in zip(self.train_index, indices, strict=True)]
-            self.counts = [len(rows) for rows in own]
-            loss = self._losses(self.params, *_padded(own, self.device), training=True)
-            gradients = torch.autograd.grad(loss[0].sum(), list(self.params.values()))
-            self.adam.step(gradients, learning_rate, decay)
-            losses.append(loss[0].detach())
-        with torch.no_grad():
-            values = torch.stack([torch.stack(losses).mean(0), *self._losses(self.params, *self.valid, training=False)])
-        return [self._record(s, rates[s], *values[:, s].tolist()) for s in range(len(stages)) if not self.done[s]]
+        for tensor, numbers in (
+            (self.temperature, [c.temperature for c in self.controllers]),
+            (self.metric, [float(stage.metric) for stage in stages]),
+            (self.anchor, [stage.anchor for stage in stages]),
+            (self.rate, rates),
+            (self.decay, [stage.weight_decay for stage in stages]),
+        ):
+            tensor.copy_(torch.tensor(numbers, dtype=tensor.dtype).view_as(tensor))
+        self.loss_sum.zero_()
+        for index, mask in zip(self._epoch_rows(), self.masks, strict=True):
+            self.index.copy_(index)
+            self.mask.copy_(mask)
+            self.steps[self.uses_metric]()
+        self.checks[self.uses_metric]()
+        numbers = self.values.tolist()
+        open_trials = [s for s, done in enumerate(self.done) if not done]
+        records = [self._record(s, rates[s], *numbers[s]) for s in open_trials]
+        self._keep([s for s, epoch in records if epoch.best])
+        for s in open_trials:
+            if self.controllers[s].finished:
+                self._next_stage(s)
+        return records
 
-    def _losses(self, params: dict[str, Tensor], index: Tensor, mask: Tensor, *, training: bool) -> tuple[Tensor, ...]:
+    def _epoch_rows(self) -> Tensor:
+        """Rows of every batch of one epoch (batches, S, longest batch)."""
+        own = [
+            train[batches.order()][place.clamp_min(0)]
+            for train, batches, place in zip(self.train_index, self.batches, self.places, strict=True)
+        ]
+        return torch.stack(own, 1)
+
+    def _step(self) -> None:
+        loss = self._losses(self.index, self.mask, training=True)[0]
+        self.adam.step(self.parameters.gradient(loss.sum()), self.rate, self.decay)
+        self.loss_sum += loss.detach()
+
+    @torch.no_grad()
+    def _validate(self) -> None:
+        columns = [self.loss_sum / len(self.masks), *self._losses(self.valid[0], self.valid[1], training=False)]
+        self.values[:, :4] = torch.stack(columns, 1)
+        if self.watched is not None:
+            self.values[:, 4:] = self._look()
+
+    def _losses(self, index: Tensor, mask: Tensor, *, training: bool) -> tuple[Tensor, ...]:
         """Loss, cross-entropy and, outside of training, hard score of every trial on its own rows."""
-        self.skeleton.train(training)
-        buffers = {**self.buffers, **(self._noise(mask) if training else self._no_noise)}
 
-        def one(params, buffers, x, y, weight, temperature, metric, anchor):  # type: ignore[no-untyped-def]
-            logits = functional_call(self.skeleton, (params, buffers), (x,))
-            entropy = cross_entropy(logits, y, weight, self.objective.task)
+        def one(logits, y, weight, temperature, metric, anchor):  # type: ignore[no-untyped-def]
+            entropy = cross_entropy(logits, y, weight, self.task)
             loss = anchor * entropy
             if self.uses_metric:
-                counts = self.objective.confusion(logits, y, weight, temperature)
-                loss = loss + metric * self.objective.metric_term(counts)
+                loss = loss + metric * self.term(logits, y, weight, temperature)
             if training:
                 return loss, entropy
-            return loss, entropy, self.score(logits.softmax(1), y, weight)
+            return loss, entropy, self.score(self._probabilities(logits), y, weight).to(loss.dtype)
 
+        rows, logits = self.rows[index], self._logits(index, training=training)
+        return vmap(one)(logits, rows.y, rows.weight * mask, self.temperature, self.metric, self.anchor)  # type: ignore[no-any-return]
+
+    def _logits(self, index: Tensor, *, training: bool) -> Tensor:
+        self.skeleton.train(training)
+        buffers = {**self.buffers, **(self._noise(index) if training else self._no_noise)}
+
+        def one(params, buffers, x):  # type: ignore[no-untyped-def]
+            return functional_call(self.skeleton, (params, buffers), (x,))
+
+        logits: Tensor = vmap(one, randomness="different")(self.parameters.views, buffers, self.rows.x[index])
+        return logits.squeeze(-1) if self.task == "binary" else logits
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        if self.task != "binary":
+            return logits.softmax(-1)
+        p = logits.sigmoid()
+        return torch.stack([1 - p, p], -1)
+
+    def _look(self) -> Tensor:
+        """What `watch` says of the rows that are watched, (S, k)."""
+        assert self.watched is not None
+        assert self.watch is not None
+        index, mask = self.watched
         rows = self.rows[index]
-        return vmap(one, randomness="different")(  # type: ignore[no-any-return]
-            params, buffers, rows.x, rows.y, rows.weight * mask, self.temperature, self.metric, self.anchor
-        )
+        return vmap(self.watch)(self._logits(index, training=False), rows.y, rows.weight * mask)
 
-    def _noise(self, mask: Tensor) -> dict[str, Tensor]:
-        """Uniform numbers for every dropout layer, drawn by each trial's own generator for its own rows only."""
+    @torch.no_grad()
+    def _watch_width(self) -> int:
+        return self._look().shape[1]
+
+    def _noise(self, index: Tensor) -> dict[str, Tensor]:
+        """Uniform numbers for every dropout layer; on a CPU from each trial's own generator, for its own rows only."""
         sizes = [math.prod(shape) for shape in self.widths.values()]
         if not sizes:
             return {}
-        noise = self.rows.x.new_empty(*mask.shape, sum(sizes))
-        for rows, count, generator in zip(noise, self.counts, self.noises, strict=True):
-            rows[:count].uniform_(generator=generator)
+        noise = self.rows.x.new_empty(*index.shape, sum(sizes))
+        if len(self.noises) < len(self.trials):
+            noise.uniform_(generator=self.noises[0])
+        else:
+            for rows, count, generator in zip(noise, self.longest, self.noises, strict=True):
+                rows[:count].uniform_(generator=generator)
         return {
-            f"{name}.noise": layer.reshape(*mask.shape, *shape)
+            f"{name}.noise": layer.reshape(*index.shape, *shape)
             for (name, shape), layer in zip(self.widths.items(), torch.split(noise, sizes, -1), strict=True)
         }
 
@@ -187,26 +267,33 @@ class _Stack:
         return {f"{name}.noise": self.rows.x.new_empty(len(self.trials), 0) for name in self.widths}
 
     def _record(
-        self, s: int, rate: float, train_loss: float, loss: float, entropy: float, score: float
+        self, s: int, rate: float, train_loss: float, loss: float, entropy: float, score: float, *watched: float
     ) -> tuple[int, Epoch]:
         controller, history = self.controllers[s], self.histories[s]
         temperature = controller.temperature
         best = controller.step(loss=loss, entropy=entropy, score=score)
-        if best:
-            for name, kept in self.best.items():
-                kept[s] = self._current(name)[s]
         epoch = Epoch(
-            len(history) + 1, controller.stage.name, temperature, rate, train_loss, loss, entropy, score, best
-        )
+            len(history) + 1, controller.stage.name, temperature, rate, train_loss, loss, entropy, score, best,
+            watched=watched,
+        )  # fmt: skip
         history.append(epoch)
-        if controller.finished:
-            self._next_stage(s)
         return s, epoch
+
+    @torch.no_grad()
+    def _keep(self, better: list[int]) -> None:
+        """The weights of the trials that are better than ever, all at once: a copy for each would be many kernels."""
+        if better:
+            chosen = torch.zeros(len(self.trials), dtype=torch.bool)
+            chosen[better] = True
+            chosen = chosen.to(self.device)
+            for name, current in self._kept().items():
+                shape = (-1, *([1] * (current.dim() - 1)))
+                self.best[name].copy_(torch.where(chosen.view(shape), current, self.best[name]))
 
     def _next_stage(self, s: int) -> None:
         with torch.no_grad():
-            for name, kept in self.best.items():
-                self._current(name)[s] = kept[s]
+            for name, current in self._kept().items():
+                current[s] = self.best[name][s]
         self.adam.restart(s)
         self.stages[s] += 1
         stages = self.trials[s].recipe.stages
@@ -214,79 +301,16 @@ class _Stack:
         if not self.done[s]:
             self.controllers[s] = Controller(stages[self.stages[s]])
 
-    def _current(self, name: str) -> Tensor:
-        return self.params[name] if name in self.params else self.buffers[name]
-
-    def _vector(self, numbers: list[float]) -> Tensor:
-        return torch.tensor(numbers, dtype=self.rows.x.dtype, device=self.device)
+    def _kept(self) -> dict[str, Tensor]:
+        return {"": self.parameters.flat, **self.buffers}
 
     def weights_of(self, s: int) -> dict[str, Tensor]:
         """Trial s as a state dict of the network that `make_network` makes."""
-        own = {name: kept[s].detach().clone() for name, kept in self.best.items()}
+        views, flat = self.parameters.views, self.best[""]
+        widths = [view[0].numel() for view in views.values()]
+        own = {
+            name: part.reshape(view.shape[1:]).detach().clone()
+            for (name, view), part in zip(views.items(), torch.split(flat[s], widths), strict=True)
+        }
+        own.update({name: kept[s].detach().clone() for name, kept in self.best.items() if name})
         return {name: value for name, value in own.items() if name.rsplit(".", 1)[0] not in self.widths}
-
-
-class _StackedAdamW:
-    """AdamW with one learning rate, weight decay and step count per trial (Loshchilov and Hutter 2019)."""
-
-    def __init__(self, params: dict[str, Tensor], count: int) -> None:
-        self.params = list(params.values())
-        self.first = [torch.zeros_like(p) for p in self.params]
-        self.second = [torch.zeros_like(p) for p in self.params]
-        self.steps = torch.zeros(count, dtype=torch.float64, device=self.params[0].device)
-
-    @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], learning_rate: Tensor, decay: Tensor) -> None:
-        self.steps += 1
-        size = learning_rate / (1 - 0.9**self.steps)
-        scale = (1 - 0.999**self.steps).sqrt()
-        torch._foreach_lerp_(self.first, list(gradients), 0.1)
-        torch._foreach_mul_(self.second, 0.999)
-        torch._foreach_addcmul_(self.second, list(gradients), list(gradients), 0.001)
-        for p, first, second in zip(self.params, self.first, self.second, strict=True):
-            shape = (-1, *([1] * (p.dim() - 1)))
-            p.mul_((1 - learning_rate * decay).reshape(shape))
-            bottom = (second.sqrt() / scale.to(p.dtype).reshape(shape)).add_(1e-8)
-            p.sub_(size.to(p.dtype).reshape(shape) * first / bottom)
-
-    def restart(self, s: int) -> None:
-        self.steps[s] = 0
-        for moment in (*self.first, *self.second):
-            moment[s] = 0
-
-
-def _with_shared_dropout(network: nn.Module, rate: float | None) -> nn.Module:
-    for name, module in list(network.named_modules()):
-        if type(module) is nn.Dropout:
-            network.set_submodule(name, SharedDropout(module.p if rate is None else rate))
-    return network
-
-
-def _dropout_widths(network: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
-    """The shape of one sample at every dropout layer, found by sending two rows through."""
-    widths: dict[str, tuple[int, ...]] = {}
-    hooks = []
-    for name, module in network.named_modules():
-        if isinstance(module, SharedDropout):
-
-            def note(_module: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
-                widths[name] = tuple(args[0].shape[1:])
-
-            hooks.append(module.register_forward_pre_hook(note))
-    network.eval()
-    with torch.no_grad():
-        network(x)
-    for hook in hooks:
-        hook.remove()
-    return widths
-
-
-def _padded(indices: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Index vectors as one matrix, and a mask that is 0 where a shorter one was filled up."""
-    longest = max(len(i) for i in indices)
-    matrix = torch.zeros(len(indices), longest, dtype=torch.long, device=device)
-    mask = torch.zeros(len(indices), longest, device=device)
-    for row, i in enumerate(indices):
-        matrix[row, : len(i)] = i.to(device)
-        mask[row, : len(i)] = 1
-    return matrix, mask
