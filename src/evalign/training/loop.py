@@ -119,7 +119,8 @@ def _run_stage(
         improved = controller.step(**values)
         yield (
             Epoch(
-                0, stage.name, temperature, learning_rate, train_loss, values["loss"], values["entropy"], values["score"], best=improved,
+                0, stage.name, temperature, learning_rate, train_loss, values["loss"], values["entropy"],
+                values["score"], best=improved,
                 seconds=time.perf_counter() - started,
             ),
             improved,

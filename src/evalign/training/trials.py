@@ -174,9 +174,9 @@ class _Stack:
             self.mask.copy_(mask)
             self.steps[self.uses_metric]()
         self.checks[self.uses_metric]()
-        numbers = self.values.tolist()
+        values: list[list[float]] = self.values.tolist()
         open_trials = [s for s, done in enumerate(self.done) if not done]
-        records = [self._record(s, rates[s], *numbers[s]) for s in open_trials]
+        records = [self._record(s, rates[s], *values[s]) for s in open_trials]
         self._keep([s for s, epoch in records if epoch.best])
         for s in open_trials:
             if self.controllers[s].finished:
