@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalign import MetricLoss, metric_loss
-from evalign.kernels import rows
+from evalign.kernels import torch_rows
 
 
 def both(logits, target, metric="f1", weight=None, scale=1.0, **options):
@@ -59,12 +59,12 @@ def test_other_steps_and_smoothing(options, smoothing):
 @pytest.mark.parametrize("d", [2, 3, 257, 1271])
 def test_rows_in_many_parts_equal_rows_at_once(d, monkeypatch):
     torch.manual_seed(0)
-    logits, target = 3 * torch.randn(37, d), torch.randint(0, d, (37,))
+    logits, target = 3 * torch.randn(37, d, dtype=torch.float64), torch.randint(0, d, (37,))
     whole = both(logits, target, "mcc", anchor=1.0)
-    monkeypatch.setattr(rows, "CHUNK", 5 * d)
+    monkeypatch.setattr(torch_rows, "CHUNK", 5 * d)
     parts = both(logits, target, "mcc", anchor=1.0)
-    torch.testing.assert_close(parts[0][1], whole[0][1], rtol=1e-4, atol=1e-7)
-    assert_equal(parts, atol=2e-6)
+    torch.testing.assert_close(parts[0][1], whole[0][1])
+    assert_equal(parts)
 
 
 def test_entries_that_tie_get_the_eager_forms_values():
@@ -102,7 +102,7 @@ def test_gradients_are_right_by_finite_differences():
 def test_a_second_derivative_is_refused_by_the_fused_form_and_given_by_the_eager_one():
     logits, target = torch.randn(6, 3, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1, 2, 0, 1, 2])
     (gradient,) = torch.autograd.grad(MetricLoss("f1")(logits, target), logits, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="backend='eager'"):
         gradient.sum().backward()
     (gradient,) = torch.autograd.grad(MetricLoss("f1", backend="eager")(logits, target), logits, create_graph=True)
     (second,) = torch.autograd.grad(gradient.square().sum(), logits)

@@ -13,9 +13,12 @@ from torch import Tensor
 
 from evalign import checks, curves, membership, metrics
 from evalign.confusion import Confusion, Task
-from evalign.kernels.rows import FivePoints, RowCounts
+from evalign.kernels import compiled
+from evalign.kernels.columns import ColumnCounts, column_counts
+from evalign.kernels.points import FivePoints, grid
+from evalign.kernels.rows import row_counts
 from evalign.metrics import Average, Beta, MetricFunction
-from evalign.numerics import finite_gradient, safe_divide, sum_by_label
+from evalign.numerics import finite_gradient, safe_divide
 from evalign.steps import StepChoice
 
 Backend = Literal["auto", "eager"]
@@ -42,7 +45,7 @@ class Objective:
         confusion, entropy = self.counts(logits, y, weight, temperature)
         loss = self.metric_term(confusion, beta)
         if self.anchor:
-            if entropy is None or self.label_smoothing:
+            if entropy is None:
                 entropy = cross_entropy(logits, y, weight, self.task, self.label_smoothing)
             loss = loss + self.anchor * entropy
         return loss
@@ -56,31 +59,45 @@ class Objective:
         return self.confusion(logits, y, weight, temperature), None
 
     def _fuses(self, logits: Tensor, weight: Tensor, temperature: float | Tensor) -> bool:
-        # The fused form has a gradient for the logits alone.
+        """Whether a fused form takes this batch: it has a gradient for the logits alone, and five-point steps."""
         learned = isinstance(temperature, Tensor) and temperature.requires_grad
-        return (
-            self.backend == "auto"
-            and self.task == "multiclass"
-            and self.thresholds is None
-            and self.step.step in ("annealed", "linear")
-            and not weight.requires_grad
-            and not learned
-            and checks.can_look_at(logits)
-        )
+        if self.backend != "auto" or weight.requires_grad or learned or self.step.step not in ("annealed", "linear"):
+            return False
+        if not checks.can_look_at(logits):
+            return False
+        if self.task == "multiclass":
+            return self.thresholds is None
+        return logits.dtype == torch.float32 and compiled.available()
 
     def _fused(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
-    ) -> tuple[Confusion, Tensor]:
-        points = self.step.five_points(temperature)
-        assert points is not None
-        tp, predicted, losses = RowCounts.apply(logits, y, weight, FivePoints(*points))  # type: ignore[no-untyped-call]
-        actual = sum_by_label(weight, y, logits.shape[1])
-        total = actual.sum()  # rounded like its parts, so that one class alone has a share of exactly 1
+    ) -> tuple[Confusion, Tensor | None]:
+        points = FivePoints(*self.step.five_points(temperature))
+        if self.task == "multiclass":
+            tp, predicted, losses, actual = row_counts(logits, y, weight, points, self.label_smoothing)
+            total = actual.sum()  # rounded like its parts, so that one class alone has a share of exactly 1
+        else:
+            tp, predicted, losses, actual, total = self._fused_columns(logits, y, weight, points)
+        entropy = safe_divide(losses, total.sum()) if self.anchor else None
+        if isinstance(self.thresholds, tuple):  # labels are counted as often as predictions: for each threshold
+            actual, total = actual.expand_as(tp), total.expand(tp.shape[0], *total.shape)
+        multilabel = self.task == "multilabel"
         confusion = Confusion(
-            tp, actual, predicted, total, present=actual > 0,
-            matrix=lambda: self.confusion(logits, y, weight, temperature).matrix,
+            tp, actual, predicted, total, present=actual > 0, multilabel=multilabel,
+            matrix=None if multilabel else lambda: self.confusion(logits, y, weight, temperature).matrix,
         )  # fmt: skip
-        return confusion, safe_divide(losses, total)
+        return confusion, entropy
+
+    def _fused_columns(self, logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints) -> ColumnCounts:
+        taus = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds or 0.5,)
+        two = self.task == "binary"
+        z, y, weight = (x[None] if two else x.t() for x in (logits, y, weight))
+        counts = column_counts(
+            z, y, weight, grid(taus, points), smoothing=self.label_smoothing, losses=bool(self.anchor), two_classes=two
+        )
+        if isinstance(self.thresholds, tuple):
+            return counts
+        return counts._replace(tp=counts.tp[0], predicted=counts.predicted[0])
 
     def confusion(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Confusion:
         """The soft counts of a batch, eager; with a grid of thresholds, one set of counts for each."""

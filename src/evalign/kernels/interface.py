@@ -1,0 +1,50 @@
+"""What kernels of every kind take and give, and the refusal of a second derivative."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Counts(NamedTuple):
+    """Soft counts of a batch, and the weighted sum of its cross-entropies; `actual` has no gradient."""
+
+    tp: Tensor
+    predicted: Tensor
+    losses: Tensor
+    actual: Tensor
+
+
+class Slopes(NamedTuple):
+    """dL of the first three; None is 0."""
+
+    tp: Tensor
+    predicted: Tensor
+    losses: Tensor | None
+
+
+def slopes(counts_like: Tensor, tp: Tensor | None, predicted: Tensor | None, losses: Tensor | None) -> Slopes:
+    def dense(x: Tensor | None) -> Tensor:
+        return torch.zeros_like(counts_like) if x is None else x.contiguous()
+
+    return Slopes(dense(tp), dense(predicted), losses)
+
+
+class NoSecondDerivative(torch.autograd.Function):
+    """A gradient that depends on its inputs in a way that no one wrote down: asking for it is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, mark: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise RuntimeError("the fused loss has no second derivative; take it from MetricLoss(..., backend='eager')")
+
+
+def once(gradient: Tensor) -> Tensor:
+    """`gradient`, which refuses to be differentiated where someone might (`create_graph=True`)."""
+    if not torch.is_grad_enabled():
+        return gradient
+    mark = gradient.new_empty(0, requires_grad=True)
+    return NoSecondDerivative.apply(gradient, mark)  # type: ignore[no-any-return, no-untyped-call]
