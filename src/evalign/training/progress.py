@@ -54,7 +54,13 @@ class Controller:
     @property
     def temperature(self) -> float:
         start, end = self.heat.temperature, self.stage.cool_to
-        return start if end is None else start * (end / start) ** (self.epochs / max(1, self.stage.epochs - 1))
+        if end is None:
+            return start
+        passed = self.epochs / max(1, self.stage.epochs - 1)
+        if self.stage.cooling == "geometric":
+            return float(start * (end / start) ** passed)
+        left = 1 - passed if self.stage.cooling == "linear" else (1 + math.cos(math.pi * passed)) / 2
+        return end + (start - end) * left
 
     @property
     def learning_rate(self) -> float:

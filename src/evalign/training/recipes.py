@@ -11,7 +11,7 @@ class Stage:
     """One optimiser's life: 1 - soft metric (if `metric`) + `anchor` x cross-entropy, until it stops paying.
 
     `epochs` bounds the stage. `patience` epochs without a better validation value end it, or, with a cooling
-    `rate`, end one temperature; `cool_to` cools geometrically over `epochs` instead, whatever validation says.
+    `rate`, end one temperature; `cool_to` cools by the form `cooling` over `epochs` instead, whatever validation says.
     `decay` "cosine" takes the learning rate to 0 over `epochs`.
     """
 
@@ -26,6 +26,7 @@ class Stage:
     temperature: float = 0.2
     rate: float | None = None
     cool_to: float | None = None
+    cooling: Literal["geometric", "linear", "cosine"] = "geometric"
     max_stale: int = 3
     step: str = "annealed"
     weight_decay: float = 1e-2

@@ -1,0 +1,108 @@
+"""Many cells: here, in processes (joblib), on a Ray cluster, or as threads that share a GPU."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import joblib
+
+from evalign.experiments.report import report_path, save_report
+from evalign.experiments.run import run
+from evalign.experiments.store import Cell, held
+
+Engine = Literal["joblib", "ray"]
+ENGINES: tuple[Engine, ...] = ("joblib", "ray")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a cell. A cell that another process has in hand is left to it."""
+
+    cell: str
+    trials: int
+    seconds: float
+    error: str | None = None
+
+
+def run_cell(path: Path, data_dir: str | None, device: str, trials: int | None) -> Done:
+    """Run one cell, its report written after every step. An error is told, so that the others go on."""
+    cell, where = Cell(path), report_path(path)
+    with held(path) as free:
+        if not free:
+            return Done(cell.name, 0, 0.0, "another process is running it")
+        try:
+            before = cell.report
+            known = 0.0 if before is None else before.seconds
+            report = run(
+                cell.config, report=before, data_dir=data_dir, device=device, trials=trials,
+                save=lambda report: save_report(report, where),
+            )  # fmt: skip
+        except (ValueError, OSError, RuntimeError) as error:
+            return Done(cell.name, 0, 0.0, f"{type(error).__name__}: {error}")
+    return Done(cell.name, len(report.trials), report.seconds - known)
+
+
+def is_open(cell: Cell, trials: int | None = None) -> bool:
+    """Whether a cell lacks trials; a report that does not match its config is an error, not a reason to run."""
+    report = cell.report
+    wanted = cell.config.trials if trials is None else min(trials, cell.config.trials)
+    return report is None or len(report.trials) < wanted
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    *,
+    data_dir: str | None = None,
+    device: str = "cpu",
+    jobs: int = 1,
+    engine: Engine = "joblib",
+    trials: int | None = None,
+) -> Iterator[Done]:
+    """Run the cells that are not complete, and tell of each when it is done, in whatever order."""
+    todo = [cell for cell in cells if is_open(cell, trials)]
+    if jobs == 1 and engine == "joblib":
+        for cell in todo:
+            yield run_cell(cell.path, data_dir, device, trials)
+        return
+    with _backend(engine, device, jobs):
+        tasks = (joblib.delayed(run_cell)(cell.path.resolve(), data_dir, device, trials) for cell in todo)
+        yield from joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(tasks)
+
+
+def _backend(engine: Engine, device: str, jobs: int) -> Any:
+    if engine == "ray":
+        try:
+            from ray.util.joblib import register_ray
+        except ImportError:
+            raise ValueError("--engine ray needs Ray; install it with: pip install 'evalign[ray]'") from None
+        register_ray()
+        return joblib.parallel_config("ray")
+    if device.startswith("cuda"):  # one process, many streams: kernels of small networks run side by side
+        return joblib.parallel_config("threading")
+    return joblib.parallel_config("loky", inner_max_num_threads=max(1, (joblib.cpu_count() or 1) // jobs))
+
+
+@contextlib.contextmanager
+def progress(total: int, *, enabled: bool = True) -> Iterator[Any]:
+    """A bar with cells done and time left; call what it gives with every `Done`."""
+    if not enabled:
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, transient=True, console=Console(stderr=True)) as bar:
+        task = bar.add_task("cells", total=total)
+        yield lambda done: bar.update(task, advance=1, description=done.cell)

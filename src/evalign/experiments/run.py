@@ -1,0 +1,174 @@
+"""run(config) -> report: the trials of a cell that are not there yet, kept as soon as they are done."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from evalign.experiments.config import Config
+from evalign.experiments.evaluate import WATCHED, auroc, hard_scores, honest_scores
+from evalign.experiments.parts import Part, parts
+from evalign.experiments.report import Report, Scores, TrialReport, environment
+from evalign.experiments.singles import ESTIMATORS, fit_estimator, train_alone
+from evalign.experiments.stacks import OnEpoch, Point, Trained, grid_points, train_points
+
+Save = Callable[[Report], None]
+CHOSEN_BY_TEST = ("f1", "accuracy", "auroc")  # the released code keeps a best figure of these
+
+
+def run(
+    config: Config,
+    *,
+    report: Report | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "cpu",
+    trials: int | None = None,
+    save: Save | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> Report:
+    """Complete `report`, or begin one; `trials` bounds how many there are to be. `save` gets it after every step."""
+    report = Report(config) if report is None else report
+    save = save or (lambda report: None)
+    wanted = config.trials if trials is None else min(trials, config.trials)
+    missing = [trial for trial in range(wanted) if trial not in {done.trial for done in report.trials}]
+    if not missing:
+        return report
+    report.environment = environment(device)
+    if config.method.name in ESTIMATORS or config.method.name == "ap_perf":
+        _one_by_one(config, report, missing, data_dir, save, on_epoch)
+    else:
+        _stacked(config, report, missing, data_dir, device, save, on_epoch)
+    return report
+
+
+def _one_by_one(
+    config: Config,
+    report: Report,
+    missing: list[int],
+    data_dir: str | Path | None,
+    save: Save,
+    on_epoch: OnEpoch | None,
+) -> None:
+    for part in parts(config, data_dir, missing):
+        started = time.perf_counter()
+        if config.method.name in ESTIMATORS:
+            epochs, scores = 0, _estimator_scores(config, part)
+        else:
+            trained = train_alone(config, part, on_epoch)
+            epochs, scores = len(trained.history), _network_scores(config, part, trained)
+        seconds = time.perf_counter() - started
+        report.trials.append(TrialReport(part.trial, part.seed(config), {}, epochs, round(seconds, 3), scores))
+        report.seconds += seconds
+        save(report)
+
+
+def _stacked(
+    config: Config,
+    report: Report,
+    missing: list[int],
+    data_dir: str | Path | None,
+    device: str,
+    save: Save,
+    on_epoch: OnEpoch | None,
+) -> None:
+    started = time.perf_counter()
+    points = grid_points(config.grid)
+    if config.grid is not None and config.grid.search == "once":
+        if not report.grid:
+            first = train_points(config, list(parts(config, data_dir, [0])), points, device, on_epoch)
+            report.grid = [_validation(one) for one in first]
+            save(report)
+        points = [_best_point(config, report.grid)]
+    own = {part.trial: part for part in parts(config, data_dir, missing)}
+    trained = train_points(config, list(own.values()), points, device, on_epoch)
+    seconds = time.perf_counter() - started
+    for trial in missing:
+        candidates = [one for one in trained if one.trial == trial]
+        if len(points) > 1:
+            report.grid += [_validation(one) for one in candidates]
+            best = _best_point(config, [_validation(one) for one in candidates])
+            candidates = [one for one in candidates if one.point == best]
+        (one,) = candidates
+        scores = _network_scores(config, own[trial], one)
+        share = seconds / len(missing)
+        report.trials.append(
+            TrialReport(trial, own[trial].seed(config), one.point, len(one.history), round(share, 3), scores)
+        )
+    report.seconds += seconds
+    save(report)
+
+
+def _validation(one: Trained) -> dict[str, object]:
+    return {"trial": one.trial, "point": one.point, "score": one.kept.score, "loss": one.kept.loss}
+
+
+def _best_point(config: Config, tried: list[dict[str, object]]) -> Point:
+    """The point of the best validation value; of equal ones the first."""
+    assert config.grid is not None
+    sign = -1.0 if config.grid.select == "score" else 1.0
+    best = min(tried, key=lambda one: sign * float(one[config.grid.select]))  # type: ignore[union-attr, arg-type]
+    return dict(best["point"])  # type: ignore[call-overload, no-any-return]
+
+
+def _probabilities(logits: Tensor) -> np.ndarray:
+    z = logits.double()
+    if z.shape[1] > 1:
+        return z.softmax(1).numpy()
+    p = z.sigmoid().squeeze(1).numpy()
+    return np.stack([1 - p, p], axis=1)
+
+
+def _network_scores(config: Config, part: Part, trained: Trained) -> Scores:
+    valid, test = _probabilities(trained.valid), _probabilities(trained.test)
+    if config.protocol == "honest":
+        return honest_scores(valid, part.valid_y, test, part.test_y, config.decide_for)
+    if "mean_over_thresholds" in config.quirks:
+        return paper_scores(config, trained, auroc(test[:, 1], part.test_y))
+    scores = hard_scores(test.argmax(1), part.test_y, test.shape[1])
+    if test.shape[1] == 2:
+        scores["auroc"] = auroc(test[:, 1], part.test_y)
+    return {"paper": scores}
+
+
+def paper_scores(config: Config, trained: Trained, ranking: float) -> Scores:
+    """The released code's figures from the epochs that improved validation, and the same without each quirk of it."""
+    kept = [epoch.watched for epoch in trained.history if epoch.best]
+
+    def figures(quirks: set[str]) -> dict[str, float]:
+        offset = len(WATCHED) if "cut_logits" in quirks else 0
+        found = {}
+        for i, name in enumerate(WATCHED):
+            of_epochs = [watched[offset + i] for watched in kept]
+            found[name] = of_epochs[-1]
+            column = "auroc" if name == "balanced_accuracy" else name
+            chosen = max(of_epochs) if "test_chooses" in quirks and column in CHOSEN_BY_TEST else of_epochs[-1]
+            if column == "auroc":
+                found["auroc"] = chosen if "auroc_of_cuts" in quirks else ranking
+            else:
+                found[name] = chosen
+        return found
+
+    quirks = set(config.quirks)
+    scores = {"paper": figures(quirks)}
+    for quirk in ("cut_logits", "test_chooses", "auroc_of_cuts"):
+        if quirk in quirks:
+            scores[f"paper-without-{quirk}"] = figures(quirks - {quirk})
+    return scores
+
+
+def _estimator_scores(config: Config, part: Part) -> Scores:
+    valid, test, predicted = fit_estimator(config, part)
+    classes = test.shape[1]
+    if config.protocol == "honest":
+        return honest_scores(valid, part.valid_y, test, part.test_y, config.decide_for)
+    scores = hard_scores(predicted, part.test_y, classes)
+    if classes == 2:
+        scores["auroc"] = (
+            scores["balanced_accuracy"] if "auroc_of_cuts" in config.quirks else auroc(test[:, 1], part.test_y)
+        )
+    variants = {"paper": scores}
+    if "macro_f1" in config.quirks and classes == 2:
+        variants = {"paper": {**scores, "f1": scores["macro_f1"]}, "paper-without-macro_f1": scores}
+    return variants
