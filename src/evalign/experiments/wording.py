@@ -1,0 +1,90 @@
+"""Numbers, states and significance as text, alike in the terminal, on the page and in the documents."""
+
+from evalign.experiments.cells import FilledTable, Measured, Number
+from evalign.experiments.significance import PRINTED_TRIALS
+from evalign.experiments.tables import Printed, Table
+
+NONE = "–"
+STARS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
+LEGEND = (
+    "▲ and ▼: above or below the printed number by Welch's test against ten printed trials, p corrected (Holm) for all "
+    "numbers of the table under that protocol; * p < 0.05, ** p < 0.01, *** p < 0.001; ≈ no clear difference. A "
+    "printed deviation of 0.00 counts as half a unit of its last place, and half a unit of the printed mean's last "
+    "place is no difference."
+)
+
+
+def printed_number(printed: Printed | None, decimals: tuple[int, int]) -> str:
+    """As it stands in the paper.
+
+    >>> printed_number(Printed(0.5, 0.0), (2, 2)), printed_number(Printed(0.82, None), (2, 2))
+    ('0.50 ± 0.00', '0.82')
+    """
+    if printed is None:
+        return NONE
+    mean = f"{printed.mean:.{decimals[0]}f}"
+    return mean if printed.std is None else f"{mean} ± {printed.std:.{decimals[1]}f}"
+
+
+def measured_number(found: Measured, *, trials: bool = True) -> str:
+    """Mean and deviation over trials; fewer trials than planned, or than the papers' ten, are said.
+
+    >>> measured_number(Measured({0: 0.5, 1: 0.6}, "partial", 10)), measured_number(Measured({}))
+    ('0.550 ± 0.071 (2 of 10)', '–')
+    >>> measured_number(Measured({0: 0.5, 1: 0.6}, "complete", 2))
+    '0.550 ± 0.071 (n = 2)'
+    """
+    if found.mean is None:
+        return NONE
+    text = f"{found.mean:.3f}" if found.std is None else f"{found.mean:.3f} ± {found.std:.3f}"
+    if found.state == "partial" and trials:
+        return f"{text} ({len(found.scores)}{f' of {found.planned}' if found.planned else ' so far'})"
+    if trials and len(found.scores) < PRINTED_TRIALS:
+        return f"{text} (n = {len(found.scores)})"
+    return text
+
+
+def stars(p: float) -> str:
+    """
+    >>> stars(0.0005), stars(0.03), stars(0.2)
+    ('***', '*', '')
+    """
+    return next((mark for level, mark in STARS if p < level), "")
+
+
+def mark(filled: FilledTable, cell: Number, protocol: str) -> str:
+    """Whether the measured number is off the printed one: ▲, ▼ with stars, ≈, or nothing where neither can be said."""
+    test = cell.tests[protocol]
+    if test is None:
+        return ""
+    p = filled.adjusted[cell.row.label, cell.dataset, cell.metric, protocol]
+    return f"{'▲' if test.difference > 0 else '▼'}{stars(p)}" if stars(p) else "≈"
+
+
+def state_of(filled: FilledTable) -> str:
+    """How much of a table has been run, in words."""
+    if filled.table.kind == "facts":
+        return "counted from the data"
+    parts = []
+    for protocol in filled.table.protocols:
+        states = list(filled.states(protocol).values())
+        done, partial = states.count("complete"), states.count("partial")
+        extra = f", {partial} partly" if partial else ""
+        parts.append(f"{protocol}: {done} of {len(states)} runs{extra}" if done or partial else f"{protocol}: not run")
+    return "; ".join(parts)
+
+
+def not_run(filled: FilledTable) -> list[tuple[str, list[str]]]:
+    """Runs that have no report at all: protocol, and "data set: row" of each."""
+    found = []
+    for protocol in filled.table.protocols:
+        states = filled.states(protocol).items()
+        lacking = [f"{dataset}: {label}" for (label, dataset), state in states if state == "not run"]
+        if lacking:
+            found.append((protocol, lacking))
+    return found
+
+
+def columns(table: Table) -> tuple[str, ...]:
+    """What is shown of a number, side by side."""
+    return ("printed", *table.protocols) if any(row.printed for row in table.rows) else table.protocols
