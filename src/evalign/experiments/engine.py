@@ -1,4 +1,4 @@
-"""Many cells: here, in processes (joblib), on a Ray cluster, or as threads that share a GPU."""
+"""Many cells: here, in processes (joblib; they may share a GPU), or on a Ray cluster."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -79,8 +79,6 @@ def _backend(engine: Engine, device: str, jobs: int) -> Any:
             raise ValueError("--engine ray needs Ray; install it with: pip install 'evalign[ray]'") from None
         register_ray()
         return joblib.parallel_config("ray")
-    if device.startswith("cuda"):  # one process, many streams: kernels of small networks run side by side
-        return joblib.parallel_config("threading")
     return joblib.parallel_config("loky", inner_max_num_threads=max(1, (joblib.cpu_count() or 1) // jobs))
 
 

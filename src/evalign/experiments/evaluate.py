@@ -41,7 +41,7 @@ MULTICLASS: dict[str, MetricFunction] = {
     "balanced_accuracy": metrics.resolve("balanced_accuracy"),
     "mcc": metrics.resolve("mcc"),
 }
-CUTS = torch.tensor(BTG_GRID)
+CUTS = len(BTG_GRID)
 
 
 def hard_scores(predicted: Ints, y: Ints, classes: int) -> dict[str, float]:
@@ -92,7 +92,7 @@ def watch_cuts(squash: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
     def watch(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         p = logits.sigmoid()
-        cuts = CUTS.to(logits.device, logits.dtype)
+        cuts = torch.linspace(0.1, 0.9, CUTS, dtype=logits.dtype, device=logits.device)  # made there, not copied
         outputs = torch.stack([p, p if squash else logits])
         above = (outputs.unsqueeze(1) > cuts.unsqueeze(1)).to(logits.dtype).flatten(0, 1)  # (2 x 9, n)
         true = y.to(logits.dtype) * weight
@@ -103,6 +103,6 @@ def watch_cuts(squash: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
             c = Confusion(torch.stack([actual[0] - predicted + tp, tp]), actual, both, weight.sum(), present=actual > 0)
             return torch.stack([metric(c) for metric in BINARY.values()])
 
-        return vmap(one)(above @ true, above @ weight).reshape(2, len(cuts), -1).mean(1).flatten()
+        return vmap(one)(above @ true, above @ weight).reshape(2, CUTS, -1).mean(1).flatten()
 
     return watch

@@ -38,7 +38,7 @@ def _ccs(options: dict[str, Any], seed: int) -> Any:
 def _random_forest(options: dict[str, Any], seed: int) -> Any:
     from evalign.baselines.trees import random_forest
 
-    return random_forest(seed, jobs=1).set_params(**options)
+    return random_forest(seed, jobs=4).set_params(**options)
 
 
 def _gradient_boosting(options: dict[str, Any], seed: int) -> Any:
