@@ -115,19 +115,20 @@ def check_same_shape(name: str, scores: Tensor, target: Tensor) -> None:
         raise ValueError(f"{name} and target must have one shape, got {tuple(scores.shape)} and {tuple(target.shape)}")
 
 
-def check_label_range(target: Tensor, num_classes: int, ignore_index: int | None, *, name: str = "target") -> None:
-    """Labels lie in 0 … C - 1 or equal `ignore_index`, if there is one."""
+def check_label_range(target: Tensor, num_classes: int, ignore_index: int | None, *, name: str = "target") -> bool:
+    """Labels lie in 0 … C - 1 or equal `ignore_index`, if there is one; True if none is known to be ignored."""
     if not can_look_at(target) or target.numel() == 0:
-        return
+        return False
     low, high = (int(x) for x in target.detach().aminmax())
     if low >= 0 and high < num_classes:
-        return
+        return ignore_index is None or not low <= ignore_index <= high
     wrong = target[(target < 0) | (target >= num_classes)]
     if ignore_index is not None:
         wrong = wrong[wrong != ignore_index]
     if wrong.numel():
         ignored = "" if ignore_index is None else f" or equal ignore_index {ignore_index}"
         raise ValueError(f"{name} must lie in 0 to {num_classes - 1}{ignored}, got {wrong[0].item()}")
+    return False
 
 
 def check_probabilities(p: Tensor, *, sum_to_one: bool) -> None:
@@ -186,10 +187,14 @@ def check_per_class(name: str, value: Tensor, num_classes: int, *, number_allowe
         raise ValueError(f"{name} must have one entry per class, expected {num_classes}, got {value.shape[-1]}")
 
 
-def check_binary_values(target: Tensor, ignore_index: int) -> None:
-    """Targets of yes/no problems are 0, 1 or `ignore_index`, in any dtype."""
+def check_binary_values(target: Tensor, ignore_index: int) -> bool:
+    """Targets of yes/no problems are 0, 1 or `ignore_index`, in any dtype; True if none is known to be ignored."""
     if not can_look_at(target) or target.numel() == 0:
-        return
+        return False
+    low, high = (float(x) for x in target.detach().aminmax())
+    if low >= 0 and high <= 1 and (not target.is_floating_point() or bool((target * target == target).all())):
+        return not low <= ignore_index <= high
     wrong = target[(target != 0) & (target != 1) & (target != ignore_index)]
     if wrong.numel():
         raise ValueError(f"target must be 0, 1 or ignore_index {ignore_index}, got {wrong[0].item():g}")
+    return False

@@ -240,14 +240,16 @@ def _evaluate(
 ) -> Tensor:
     """Check a batch, flatten it and hand it to the objective."""
     task = objective.task
-    input, target = _checked(input, target, task, ignore_index, from_logits)
+    input, target, all_count = _checked(input, target, task, ignore_index, from_logits)
     dtype = counting_dtype(input.dtype)
     classes = 2 if task == "binary" else input.shape[1]
     beta, offset, weight = (_vector(name, vectors[name], classes, input.device, dtype) for name in vectors)
 
-    valid = target != ignore_index
-    y = torch.where(valid, target, 0).long()
-    counted = valid.to(dtype)
+    if all_count:
+        y, counted = target.long(), torch.ones(target.shape, dtype=dtype, device=target.device)
+    else:
+        valid = target != ignore_index
+        y, counted = torch.where(valid, target, 0).long(), valid.to(dtype)
     if sample_weight is not None:
         counted = counted * checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
     logits = input.to(dtype)
@@ -266,7 +268,10 @@ def _evaluate(
     return objective(logits, y, counted, temperature, beta)
 
 
-def _checked(input: Tensor, target: Tensor, task: Task, ignore_index: int, from_logits: bool) -> tuple[Tensor, Tensor]:
+def _checked(
+    input: Tensor, target: Tensor, task: Task, ignore_index: int, from_logits: bool
+) -> tuple[Tensor, Tensor, bool]:
+    """Input, target, and whether it is known, for free, that no label is ignored."""
     checks.check_floating("input", input)
     checks.check_labels(target, soft_allowed=task != "multiclass")
     if not target.is_floating_point():
@@ -282,14 +287,14 @@ def _checked(input: Tensor, target: Tensor, task: Task, ignore_index: int, from_
                 f"input must have shape (N, L) or (N, L, d1, ...), got {tuple(input.shape)}; "
                 "for one label use task='binary'"
             )
-        checks.check_binary_values(target, ignore_index)
+        all_count = checks.check_binary_values(target, ignore_index)
     if task == "multiclass":
-        checks.check_label_range(target, input.shape[1], ignore_index)
+        all_count = checks.check_label_range(target, input.shape[1], ignore_index)
     if not from_logits:
         checks.check_probabilities(input, sum_to_one=task == "multiclass")
     elif task == "multiclass":
         checks.check_not_probabilities(input)
-    return input, target
+    return input, target, all_count
 
 
 def _classes_last(x: Tensor) -> Tensor:

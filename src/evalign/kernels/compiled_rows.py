@@ -1,15 +1,22 @@
 """Row counts on a CPU by compiled loops: nothing of the batch's size is kept for backward but the logits."""
 
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign.kernels import row_loops
 from evalign.kernels.compiled import in_threads, parts
 from evalign.kernels.interface import Counts, Slopes
 from evalign.kernels.points import FivePoints
+
+
+@lru_cache
+def _numbers(points: FivePoints, smoothing: float) -> NDArray[np.float32]:
+    return np.array([*points.numbers(), smoothing], np.float32)
+
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -19,9 +26,8 @@ def forward(z: Tensor, y: Tensor, weight: Tensor, points: FivePoints, smoothing:
     stats, places = torch.empty(n, 4), torch.empty(n, 2, dtype=torch.int32)
     ranges = parts(n, n * d)
     sums = np.zeros((len(ranges), 3, d))
-    numbers = np.array([*points.numbers(), smoothing], np.float32)
     array = z.numpy()
-    fixed = (array, array.view(np.int32), y.numpy(), weight.numpy(), numbers)
+    fixed = (array, array.view(np.int32), y.numpy(), weight.numpy(), _numbers(points, smoothing))
     kept = stats.numpy(), places.numpy()
     jobs = [
         partial(row_loops.forward, *fixed, start, stop, *kept, part)
@@ -35,7 +41,7 @@ def forward(z: Tensor, y: Tensor, weight: Tensor, points: FivePoints, smoothing:
 def backward(kept: Kept, points: FivePoints, smoothing: float, slopes: Slopes) -> Tensor:
     z, y, weight, stats, places = (x.detach().numpy() for x in kept)
     gradient = torch.empty(z.shape)
-    numbers = np.array([*points.numbers(), smoothing], np.float32)
+    numbers = _numbers(points, smoothing)
     by_losses = np.float32(0 if slopes.losses is None else slopes.losses.item())
     by = slopes.tp.detach().numpy(), slopes.predicted.detach().numpy(), by_losses, gradient.numpy()
     in_threads(
