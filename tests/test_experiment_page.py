@@ -73,7 +73,7 @@ def test_every_table_with_its_three_numbers(filled: list[FilledTable], page: str
     welch = stats.ttest_ind_from_stats(np.mean(honest), np.std(honest, ddof=1), 10, 0.625, 0.04, 10, equal_var=False)
     assert welch.pvalue * 12 < 0.001
     assert "▼***" in cells[2]
-    assert "not run (paper): 23" in section
+    assert "no config (paper): 23 of 24" in section
 
 
 def test_facts_are_escaped(page: str) -> None:

@@ -63,6 +63,17 @@ def test_the_rival_was_trained_like_ours(papers: Path) -> None:
     assert anchored["CE argmax"].comparison.difference == pytest.approx(0.2, abs=0.02)
 
 
+def test_borrowed_rows_are_read_where_they_are(papers: Path) -> None:
+    """East-1 has its own cross-entropy and another table's trees; its own come first."""
+    write_report(papers, "east/1/honest/adult.f1", honest(0.5, 5))
+    write_report(papers, "east/1/honest/adult.ce", honest(0.4, 6))
+    write_report(papers, "btg/1/honest/adult.ce", honest(0.1, 7))
+    write_report(papers, "btg/1/honest/adult.boosting", honest(0.7, 8))
+    found = {duel.rival.title: duel.comparison for duel in duels(papers, Contender("f1", "argmax", ""), "f1")}
+    assert found["CE argmax"].difference == pytest.approx(0.1, abs=0.02)
+    assert found["boosting argmax"].difference == pytest.approx(-0.2, abs=0.02)
+
+
 def test_rules_for_another_metric_are_no_rivals(papers: Path) -> None:
     found = {duel.rival.title for duel in duels(papers, Contender("anchored", "argmax", ""), "accuracy")}
     assert found == {"CE argmax", "forest argmax", "boosting argmax"}
@@ -83,6 +94,9 @@ def test_results_say_wins_and_losses_alike(papers: Path) -> None:
     assert "- against boosting argmax: worse on mammography (checks-ablation)" in block
     assert "- against forest argmax: no clear difference on 1 of 1" in block
     assert "9 paired comparisons" in block
+    glance = results_blocks(papers)["glance"]
+    assert "| f1 | anchored, plug-in | CE argmax | 1 | 0 | 0 | +0." in glance
+    assert "| f1 | anchored, plug-in | boosting tuned | 0 | 1 | 0 | −0." in glance
     for rival, centre, seed in (("CE", 0.6, 1), ("boosting", 0.95, 3)):
         gap = np.mean(honest(0.8, 0)["plug_in"]["f1"]) - np.mean(honest(centre, seed)["argmax"]["f1"])
         assert f"**{gap:+.3f}".replace("-", "−") in block, rival
@@ -109,6 +123,11 @@ def test_effects_of_quirks(papers: Path) -> None:
     blocks = reproduction_blocks(papers)
     assert "| cut_logits | f1 | bce | 1 | −0.200 | −0.200 (mammography, btg-1) |" in blocks["quirks"]
     assert "| btg-1 | 1 of 72 | 1 | 0 | 0.010 | 0.010 |" in blocks["reached"]
+    assert (
+        "| btg-1 | paper | 23 of 24 | cocktailparty (6 rows), adult (6 rows), mammography (5 rows), "
+        in blocks["not-run"]
+    )
+    assert "| east-1 | honest | 54 of 54 | all | no config yet |" in blocks["not-run"]
     assert blocks["missed"] == "No measured number is clearly off."
     # Without spread and far off: it is listed, with the quirk that moves it.
     scores["paper"]["f1"] = [0.9, 0.9]

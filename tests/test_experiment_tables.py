@@ -102,12 +102,15 @@ def test_cells_have_what_reports_say(tmp_path: Path) -> None:
     assert cell.measured["paper"].mean == pytest.approx(np.mean(MAMMOGRAPHY["f1"]))
     assert cell.measured["paper"].std == pytest.approx(np.std(MAMMOGRAPHY["f1"], ddof=1))
     assert [cell.measured[p].state for p in ("paper", "honest")] == ["complete", "partial"]
-    assert filled.cell(row, "adult", "f1").measured["paper"].state == "not run"
+    assert filled.cell(row, "adult", "f1").measured["paper"].state == "no config"
     assert state_of(filled) == "paper: 1 of 24 runs; honest: 0 of 40 runs, 1 partly"
     assert mark(filled, cell, "paper") == "≈"
     # 0.9 is far from a printed 0.78, and without spread among our trials.
     assert mark(filled, filled.cell(row, "mammography", "auroc"), "paper") == "▲***"
-    assert [(protocol, len(runs)) for protocol, runs in not_run(filled)] == [("paper", 23), ("honest", 39)]
+    assert [(one.protocol, one.state, len(one.runs)) for one in not_run(filled)] == [
+        ("paper", "no config", 23),
+        ("honest", "no config", 39),
+    ]
     # A row of another table reads that table's report.
     other = load_table(papers, "btg-4")
     again = fill(papers, other).cell(other.rows[0], "mammography", "f1")
@@ -120,10 +123,12 @@ def test_rows_of_ours_need_no_plan_of_the_paper(tmp_path: Path) -> None:
     extra = sum(row.extra for row in table.rows) * len(table.datasets)
     states = fill(papers, table).states("paper")
     assert len(states) == len(table.rows) * len(table.datasets) - extra
-    assert set(states.values()) == {"not run"}
+    assert set(states.values()) == {"no config"}
     (papers / "btg/1/paper").mkdir()
     (papers / "btg/1/paper/adult.forest.json").write_text("{}")
-    assert len(fill(papers, table).states("paper")) == len(states) + 1
+    again = fill(papers, table).states("paper")
+    assert len(again) == len(states) + 1
+    assert again["random forest", "adult"] == "not run"
 
 
 def test_many_numbers_are_corrected_for(tmp_path: Path) -> None:
@@ -168,11 +173,12 @@ def test_terminal_shows_all_three_numbers(tmp_path: Path, width: int) -> None:
     papers = copy_tables(tmp_path, "btg-1")
     write_report(papers, "btg/1/paper/mammography.f1", {"paper": MAMMOGRAPHY})
     write_report(papers, "btg/1/honest/mammography.f1", {"argmax": MAMMOGRAPHY | {"f1": [0.2, 0.21, 0.22]}})
+    (papers / "btg/1/paper/adult.f1.json").write_text("{}")
     written = io.StringIO()
     show(fill(papers, load_table(papers, "btg-1")), Console(file=written, width=width))
     text = written.getvalue()
     assert "0.63 ± 0.04  0.627 ± 0.031 (n = 3) ≈  0.210 ± 0.010 (n = 3) ▼***" in text
-    assert "run it with: evalign reproduce btg-1" in text
+    assert "run it with: evalign reproduce btg-1" in text  # for one cell that has a config
     assert "random forest" in text
 
 

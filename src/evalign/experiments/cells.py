@@ -12,8 +12,8 @@ from evalign.experiments.report import Report, load_report
 from evalign.experiments.significance import Comparison, against_printed, holm
 from evalign.experiments.tables import Printed, Row, Table
 
-State = Literal["not planned", "not run", "partial", "complete"]
-STATES: tuple[State, ...] = ("not planned", "not run", "partial", "complete")
+State = Literal["not planned", "no config", "not run", "partial", "complete"]
+STATES: tuple[State, ...] = ("not planned", "no config", "not run", "partial", "complete")
 SUFFIX = ".report.json"
 
 
@@ -22,7 +22,7 @@ class Measured:
     """The scores of one cell under one protocol, trial by trial; none where nothing was run."""
 
     scores: Mapping[int, float]
-    state: State = "not run"
+    state: State = "no config"
     planned: int | None = None
 
     @property
@@ -133,11 +133,13 @@ def _config_path(report: Path) -> Path:
 
 
 def _empty(row: Row, protocol: str, path: Path) -> State:
-    """Without a report: not run. A row of ours need not have a plan under the paper's protocol."""
-    return "not planned" if row.extra and protocol == "paper" and not _config_path(path).is_file() else "not run"
+    """Without a report: not run, or no config to run it by; our own rows need none of the paper's protocol."""
+    if _config_path(path).is_file():
+        return "not run"
+    return "not planned" if row.extra and protocol == "paper" else "no config"
 
 
-def measure(report: Report | None, decision: str, score: str, *, empty: State = "not run") -> Measured:
+def measure(report: Report | None, decision: str, score: str, *, empty: State = "no config") -> Measured:
     """One score of every trial; trials that lack it are left out, and without any the cell is `empty`."""
     if report is None:
         return Measured({}, empty)

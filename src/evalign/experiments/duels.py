@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from evalign.experiments.cells import SUFFIX, Measured, measure, read_report
+from evalign.experiments.cells import Measured, measure, read_report, report_path
 from evalign.experiments.significance import Comparison, holm, over_splits
-from evalign.experiments.tables import load_table
+from evalign.experiments.tables import Row, Table, load_table
 
 DECISIONS = ("argmax", "tuned", "plug_in")
 
@@ -68,25 +68,29 @@ def rivals(field: Field) -> list[Contender]:
     ]
 
 
-def scores(papers: Path, field: Field, dataset: str, contender: Contender, metric: str) -> Measured:
+def scores(papers: Path, table: Table, dataset: str, contender: Contender, metric: str) -> Measured:
     """Of one contender; a rule that was learned for another metric does not count."""
-    report = read_report(_path(papers, field, dataset, contender.cell))
+    row = _row(table, contender.cell)
+    report = None if row is None else read_report(report_path(papers, row, "honest", dataset))
     if report is not None and contender.decision != "argmax" and report.config.decide_for != metric:
         return Measured({})
     return measure(report, contender.decision, metric)
 
 
 def _met(papers: Path, field: Field, ours: Contender, metric: str) -> Iterator[Duel]:
-    for dataset in load_table(papers, field.table).datasets:
-        own = scores(papers, field, dataset, ours, metric)
+    table = load_table(papers, field.table)
+    for dataset in table.datasets:
+        own = scores(papers, table, dataset, ours, metric)
         for rival in rivals(field):
-            comparison = over_splits(own.scores, scores(papers, field, dataset, rival, metric).scores)
+            comparison = over_splits(own.scores, scores(papers, table, dataset, rival, metric).scores)
             if comparison is not None:
                 yield Duel(field, dataset, rival, own, comparison, comparison.p)
 
 
-def _path(papers: Path, field: Field, dataset: str, cell: str) -> Path:
-    return papers / field.table.replace("-", "/", 1) / "honest" / f"{dataset}.{cell}{SUFFIX}"
+def _row(table: Table, cell: str) -> Row | None:
+    """The table's row of a cell: its own training, else one that it borrows from another table."""
+    rows = [row for row in table.rows if row.cell == cell]
+    return min(rows, key=lambda row: row.folder != table.folder, default=None)
 
 
 def tally(found: Sequence[Duel]) -> dict[str, dict[str, list[str]]]:

@@ -1,7 +1,7 @@
 """docs/reproduction.md: how far printed numbers are from ours by the paper's protocol, and which quirk moves them."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from evalign.experiments.cells import FilledTable, Number, fill, measure, read_report, report_path
 from evalign.experiments.documents import markdown_table
 from evalign.experiments.tables import all_tables
-from evalign.experiments.wording import NONE, measured_number, printed_number
+from evalign.experiments.wording import NONE, measured_number, not_run, printed_number
 
 WITHOUT = "-without-"
 
@@ -25,9 +25,15 @@ class Effect(NamedTuple):
 
 
 def reproduction_blocks(papers: Path) -> dict[str, str]:
-    filled = [one for table in all_tables(papers) if (one := fill(papers, table)).adjusted]
+    everything = [fill(papers, table) for table in all_tables(papers)]
+    filled = [one for one in everything if one.adjusted]
     moved = [effect for one in filled for effect in effects(papers, one)]
-    return {"reached": reached_block(filled), "quirks": quirks_block(moved), "missed": missed_block(filled, moved)}
+    return {
+        "reached": reached_block(filled),
+        "quirks": quirks_block(moved),
+        "missed": missed_block(filled, moved),
+        "not-run": not_run_block(everything),
+    }
 
 
 def effects(papers: Path, filled: FilledTable) -> Iterator[Effect]:
@@ -109,6 +115,20 @@ def missed_block(filled: Sequence[FilledTable], moved: Sequence[Effect]) -> str:
     head = ["table", "row", "data", "metric", "printed", "paper protocol", "difference", "quirk that moves it most",
             "honest"]  # fmt: skip
     return markdown_table(head, [line for _, line in sorted(rows, key=lambda row: -row[0])])
+
+
+def not_run_block(filled: Sequence[FilledTable]) -> str:
+    """Every run that has no report, by table and protocol, with the command that makes it."""
+    rows = []
+    for one in filled:
+        for protocol, state, runs, total in not_run(one):
+            counts = Counter(run.split(":")[0] for run in runs)
+            what = "all" if len(runs) == total else ", ".join(f"{name} ({n} rows)" for name, n in counts.items())
+            how = f"`{one.table.command}`" if state == "not run" else "no config yet"
+            rows.append([one.table.name, protocol, f"{len(runs)} of {total}", what, how])
+    if not rows:
+        return "Everything has been run."
+    return markdown_table(["table", "protocol", "runs", "which", "command"], rows)
 
 
 def _off(filled: FilledTable, cell: Number) -> bool:

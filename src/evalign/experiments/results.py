@@ -7,6 +7,7 @@ python -m evalign.experiments.results --check    fail where they are not up to d
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from evalign.experiments.cells import FilledTable, fill
 from evalign.experiments.documents import markdown_table, write_document
@@ -29,10 +30,27 @@ NOTHING = "Nothing has been run for this comparison yet."
 
 
 def results_blocks(papers: Path) -> dict[str, str]:
-    blocks = {name: contest_block(duels(papers, ours, metric), ours) for name, metric, ours in CONTESTS}
+    contests = [(name, metric, ours, duels(papers, ours, metric)) for name, metric, ours in CONTESTS]
+    blocks = {name: contest_block(found, ours) for name, _, ours, found in contests}
+    blocks["glance"] = glance_block([(metric, ours, found) for _, metric, ours, found in contests])
     for name, reference in (("ablation", "full"), ("imbalance", "cross-entropy"), ("cooling", "none")):
         blocks[name] = check_block(fill(papers, load_table(papers, f"checks-{name}")), reference)
     return blocks
+
+
+def glance_block(contests: Sequence[tuple[str, Contender, Sequence[Duel]]]) -> str:
+    """A line for each contender and rival: on how many sets of data it is clearly better, clearly worse, neither."""
+    rows = []
+    for metric, ours, found in contests:
+        for rival, of_rival in tally(found).items():
+            gaps = [duel.comparison.difference for duel in found if duel.rival.title == rival]
+            counts = [str(len(of_rival[word])) for word in ("better", "worse", "no clear difference")]
+            mean = f"{fmean(gaps):+.3f} ({min(gaps):+.3f} to {max(gaps):+.3f})".replace("-", "−")
+            rows.append([metric, ours.title, rival, *counts, mean])
+    if not rows:
+        return NOTHING
+    head = ["judged by", "trained on", "against", "better", "worse", "no clear difference", "mean difference (range)"]
+    return markdown_table(head, rows)
 
 
 def contest_block(found: Sequence[Duel], ours: Contender) -> str:

@@ -22,7 +22,7 @@ def show(filled: FilledTable, console: Console, facts: Sequence[Fact] = ()) -> N
         console.print(grid)
     if any(cell.tests[protocol] for cell in filled.cells for protocol in table.protocols):
         console.print(f"[dim]{LEGEND}[/dim]", highlight=False)
-    if not_run(filled):
+    if any(lacking.state == "not run" for lacking in not_run(filled)):
         console.print(f"{NONE} is not run yet; run it with: {table.command}", highlight=False)
 
 

@@ -1,5 +1,7 @@
 """Numbers, states and significance as text, alike in the terminal, on the page and in the documents."""
 
+from typing import NamedTuple
+
 from evalign.experiments.cells import FilledTable, Measured, Number
 from evalign.experiments.significance import PRINTED_TRIALS
 from evalign.experiments.tables import Printed, Table
@@ -74,14 +76,24 @@ def state_of(filled: FilledTable) -> str:
     return "; ".join(parts)
 
 
-def not_run(filled: FilledTable) -> list[tuple[str, list[str]]]:
-    """Runs that have no report at all: protocol, and "data set: row" of each."""
+class Lacking(NamedTuple):
+    """Runs of a table without a report: "data set: row" of each, and whether there is a config to run them by."""
+
+    protocol: str
+    state: str
+    runs: list[str]
+    total: int
+
+
+def not_run(filled: FilledTable) -> list[Lacking]:
+    """What a table lacks, by protocol: what is not run, then what has no config either."""
     found = []
     for protocol in filled.table.protocols:
-        states = filled.states(protocol).items()
-        lacking = [f"{dataset}: {label}" for (label, dataset), state in states if state == "not run"]
-        if lacking:
-            found.append((protocol, lacking))
+        states = filled.states(protocol)
+        for wanted in ("not run", "no config"):
+            runs = [f"{dataset}: {label}" for (label, dataset), state in states.items() if state == wanted]
+            if runs:
+                found.append(Lacking(protocol, wanted, runs, len(states)))
     return found
 
 
