@@ -33,6 +33,9 @@ def grid(p: Tensor, step: Step, thresholds: Sequence[float] | Tensor = BTG_GRID)
     if not isinstance(thresholds, Tensor):
         for threshold in thresholds:
             checks.check_threshold(threshold)
+    if p.is_cuda and not isinstance(thresholds, Tensor):
+        # Filled there: a copy to the device waits for it, and cannot be recorded in a CUDA graph.
+        thresholds = torch.stack([p.new_full((), threshold) for threshold in thresholds])
     taus = torch.as_tensor(thresholds, dtype=p.dtype, device=p.device)
     return step(p, taus.reshape(-1, *([1] * p.dim())))
 

@@ -31,8 +31,11 @@ def fbeta(c: Confusion, average: Average | None = "macro", *, beta: Beta = 1.0, 
     >>> fbeta(c, "binary", beta=2.0)
     tensor(0.9091, dtype=torch.float64)
     """
-    b2 = torch.as_tensor(beta, dtype=c.tp.dtype, device=c.tp.device) ** 2
-    checks.check_per_class("beta", b2, c.num_classes)
+    # A number stays one: as a tensor it would be copied to the device, which waits for it.
+    b2: float | Tensor = beta**2 if isinstance(beta, (int, float)) else 1.0
+    if not isinstance(beta, (int, float)):
+        b2 = torch.as_tensor(beta, dtype=c.tp.dtype, device=c.tp.device) ** 2
+        checks.check_per_class("beta", b2, c.num_classes)
     return _average(c, (1 + b2) * c.tp, b2 * c.actual + c.predicted, average, zero_division)
 
 
