@@ -117,6 +117,25 @@ def test_cells_have_what_reports_say(tmp_path: Path) -> None:
     assert again.measured["paper"].values == MAMMOGRAPHY["f1"]
 
 
+def test_two_quantities_are_not_compared(tmp_path: Path) -> None:
+    papers = copy_tables(tmp_path, "btg-1", "east-3")
+    for dataset in ("cocktailparty", "mammography"):
+        write_report(papers, f"btg/1/honest/{dataset}.f1", {"argmax": MAMMOGRAPHY})
+        write_report(papers, f"btg/1/paper/{dataset}.f1", {"paper": MAMMOGRAPHY})
+    filled = fill(papers, table := load_table(papers, "btg-1"))
+    cells = {(d, m): filled.cell(table.rows[0], d, m) for d in ("cocktailparty", "mammography") for m in table.metrics}
+    assert [place for place, cell in cells.items() if mark(filled, cell, "honest") == "≠"] == [
+        ("cocktailparty", "f1"),
+        ("cocktailparty", "auroc"),
+        ("mammography", "auroc"),
+    ]
+    assert all(cell.tests["paper"] is not None for cell in cells.values())
+    assert cells["cocktailparty", "f1"].tests["honest"] is None
+    forest = next(row for row in load_table(papers, "east-3").rows if row.cell == "forest")
+    assert not load_table(papers, "east-3").comparable(forest, "adult", "f1", "honest")
+    assert load_table(papers, "east-3").comparable(forest, "adult", "accuracy", "honest")
+
+
 def test_rows_of_ours_need_no_plan_of_the_paper(tmp_path: Path) -> None:
     papers = copy_tables(tmp_path, "btg-1")
     table = load_table(papers, "btg-1")

@@ -49,12 +49,15 @@ class Number:
     decimals: tuple[int, int]
     printed: Printed | None
     measured: Mapping[str, Measured]
+    incomparable: tuple[str, ...] = ()  # protocols that measure something else than what was printed
 
     @cached_property
     def tests(self) -> dict[str, Comparison | None]:
         """Of each protocol against what was printed; None where there is nothing to compare."""
         return {
-            protocol: against_printed(self.printed, found.values, self.decimals) if self.printed else None
+            protocol: against_printed(self.printed, found.values, self.decimals)
+            if self.printed and protocol not in self.incomparable
+            else None
             for protocol, found in self.measured.items()
         }
 
@@ -108,7 +111,8 @@ def _cells(papers: Path, table: Table) -> Iterator[Number]:
                     for name, path in paths.items()
                 }
                 printed = row.printed.get(dataset, {}).get(metric)
-                yield Number(row, dataset, metric, table.decimals, printed, measured)
+                other = tuple(name for name in paths if not table.comparable(row, dataset, metric, name))
+                yield Number(row, dataset, metric, table.decimals, printed, measured, other)
 
 
 def report_path(papers: Path, row: Row, protocol: str, dataset: str) -> Path:

@@ -1,7 +1,7 @@
 """The papers' tables as data: `<paper>/<table>/table.json` says what was printed and which cells make a table."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,7 +24,8 @@ class Row:
     """One line of a table: the cell that is trained for it, and what was printed by data set and metric.
 
     `folder` is where the cell's reports are, another table's where the row repeats its training. `extra` rows are ours,
-    not the paper's.
+    not the paper's. `incomparable` are metrics by data set ("*" is all) that the paper printed as something else than
+    the honest protocol measures: macro F1, the F1 of the other class, balanced accuracy called AUROC.
     """
 
     label: str
@@ -32,6 +33,7 @@ class Row:
     folder: str
     printed: Mapping[str, Mapping[str, Printed]] = field(default_factory=dict)
     extra: bool = False
+    incomparable: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,18 @@ class Table:
     metrics: Mapping[str, str]
     datasets: tuple[str, ...]
     rows: tuple[Row, ...]
+    incomparable: Mapping[str, Sequence[str]] = field(default_factory=dict)
     kind: Kind = "runs"
     protocols: tuple[str, ...] = PROTOCOLS
 
     @property
     def folder(self) -> str:
         return self.name.replace("-", "/", 1)
+
+    def comparable(self, row: Row, dataset: str, metric: str, protocol: str) -> bool:
+        """Whether what a protocol measures is what was printed."""
+        listed = [names.get(place, ()) for names in (self.incomparable, row.incomparable) for place in ("*", dataset)]
+        return protocol == "paper" or not any(metric in names for names in listed)
 
     @property
     def command(self) -> str:
@@ -125,7 +133,7 @@ def _row(content: dict[str, Any], name: str) -> Row:
 
 def _check_keys(content: dict[str, Any], kind: type, where: str, left_out: tuple[str, ...]) -> None:
     fields = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    optional = {"kind", "protocols", "extra", *left_out}
+    optional = {"kind", "protocols", "extra", "incomparable", *left_out}
     if unknown := set(content) - set(fields):
         raise ValueError(f"{where} has the unknown key {min(unknown)!r}; known are {', '.join(fields)}")
     if missing := set(fields) - set(content) - optional:

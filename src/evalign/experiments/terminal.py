@@ -11,7 +11,7 @@ from evalign.experiments.facts import Fact
 from evalign.experiments.wording import LEGEND, NONE, columns, mark, measured_number, not_run, printed_number, state_of
 
 LABEL, NUMBER = 32, 20  # columns that a row's name and a number take
-COLOURS = {"▲": "green", "▼": "red", "≈": "dim"}
+COLOURS = {"▲": "green", "▼": "red", "≈": "dim", "≠": "dim"}
 
 
 def show(filled: FilledTable, console: Console, facts: Sequence[Fact] = ()) -> None:

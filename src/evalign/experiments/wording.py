@@ -10,8 +10,9 @@ NONE = "–"
 STARS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 LEGEND = (
     "▲ and ▼: above or below the printed number by Welch's test against ten printed trials, p corrected (Holm) for all "
-    "numbers of the table under that protocol; * p < 0.05, ** p < 0.01, *** p < 0.001; ≈ no clear difference. A "
-    "printed deviation of 0.00 counts as half a unit of its last place, and half a unit of the printed mean's last "
+    "numbers of the table under that protocol; * p < 0.05, ** p < 0.01, *** p < 0.001; ≈ no clear difference; ≠ what "
+    "was printed is another quantity (macro F1, F1 of the other class, balanced accuracy called AUROC). A printed "
+    "deviation of 0.00 counts as half a unit of its last place, and half a unit of the printed mean's last "
     "place is no difference."
 )
 
@@ -55,8 +56,10 @@ def stars(p: float) -> str:
 
 
 def mark(filled: FilledTable, cell: Number, protocol: str) -> str:
-    """Whether the measured number is off the printed one: ▲, ▼ with stars, ≈, or nothing where neither can be said."""
+    """Whether a measured number is off the printed one: ▲ or ▼ with stars, ≈, ≠ of two quantities, or nothing."""
     test = cell.tests[protocol]
+    if cell.printed and protocol in cell.incomparable and cell.measured[protocol].scores:
+        return "≠"
     if test is None:
         return ""
     p = filled.adjusted[cell.row.label, cell.dataset, cell.metric, protocol]
