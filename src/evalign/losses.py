@@ -9,10 +9,13 @@ from torch import Tensor, nn
 
 from evalign import checks, curves, membership, metrics
 from evalign.confusion import TASKS, Task
+from evalign.distributed import Sync, SyncChoice, resolve
+from evalign.flat import Flat, flatten
+from evalign.memory import Decay, Memory
 from evalign.metrics import AVERAGES, Average, Beta, MetricFunction
-from evalign.numerics import counting_dtype
 from evalign.objective import BACKENDS, Backend, Objective
 from evalign.steps import Step, StepChoice
+from evalign.sums import Sums
 
 PerClass = Tensor | Sequence[float]
 
@@ -38,12 +41,14 @@ def metric_loss(
     from_logits: bool = True,
     sample_weight: Tensor | None = None,
     backend: Backend = "auto",
+    sync: SyncChoice = "auto",
 ) -> Tensor:
     """L = 1 - M(C) + anchor * cross-entropy, C the soft confusion of the batch; the function behind `MetricLoss`.
 
     Shapes: multiclass `input` (N, C) or (N, C, d1, ...) with integer `target` (N,) or (N, d1, ...); binary
     (N,) or (N, 1) with 0/1 targets (N,), or any one shape for both; multilabel (N, L) or (N, L, d1, ...) for
-    both. The options are those of `MetricLoss`. A batch without a counted label gives 0, with gradient 0.
+    both. The options are those of `MetricLoss`, less its memory, which a function does not have. A batch without a
+    counted label gives 0, with gradient 0.
 
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]])
     >>> metric_loss(logits, torch.tensor([0, 1, 2]), "f1")
@@ -54,11 +59,14 @@ def metric_loss(
         metric, task=task, average=average, beta=beta, step=step, delta=delta, k=k, threshold=threshold,
         anchor=anchor, label_smoothing=label_smoothing, backend=backend,
     )  # fmt: skip
-    vectors = {"beta": beta, "offset": offset, "weight": weight}
-    return _evaluate(
-        objective, input, target, vectors, temperature=temperature, sample_weight=sample_weight,
-        ignore_index=ignore_index, from_logits=from_logits,
+    batch = flatten(
+        task, input, target, offset=offset, weight=weight, sample_weight=sample_weight, ignore_index=ignore_index,
+        from_logits=from_logits,
     )  # fmt: skip
+    ranks = resolve(sync, training=torch.is_grad_enabled())
+    if ranks is None:
+        return objective(*batch, temperature, beta)
+    return objective.of_sums(ranks(objective.sums(*batch, temperature)), beta)
 
 
 class MetricLoss(nn.Module):
@@ -78,10 +86,15 @@ class MetricLoss(nn.Module):
         metric is averaged (or, for "auroc", integrated; by default 0.1 … 0.9).
     anchor: weight of a cross-entropy term beside the metric.
     offset: one number per class, added to the logits before anything else, in training mode only.
+    memory: None, or what is remembered of earlier batches, for batches that hold few of a class: "auto" (as long as
+        the rarest class needs, not at all where a batch is large enough), a decay in [0, 1), or a `Memory`. In
+        training mode with gradients only; its state is part of `state_dict`.
     weight: one number per class; a sample counts with the weight of its label (multilabel: of its column).
     ignore_index: target value that does not count.
     label_smoothing: e in labels (1 - e) one-hot + e / C, for the metric and for the anchor.
     from_logits: False if `input` holds probabilities.
+    sync: sum the counts over all ranks: "auto" where a process group is up, in training mode with gradients only;
+        True always, False never, or a `distributed.Sync` for a group or for gradients that are summed.
     backend: "auto" takes a fused form where there is one, "eager" the plain one (also for double backward).
 
     >>> loss = MetricLoss("f1")
@@ -112,10 +125,12 @@ class MetricLoss(nn.Module):
         threshold: float | Sequence[float] | None = None,
         anchor: float = 0.0,
         offset: PerClass | None = None,
+        memory: Memory | Decay | None = None,
         weight: PerClass | None = None,
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         from_logits: bool = True,
+        sync: SyncChoice = "auto",
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
@@ -127,10 +142,13 @@ class MetricLoss(nn.Module):
         self.ignore_index, self.from_logits = ignore_index, from_logits
         self._given: dict[str, Any] = {
             "task": task, "average": average, "beta": beta, "step": step, "delta": delta, "k": k,
-            "threshold": threshold, "anchor": anchor, "offset": offset, "weight": weight,
+            "threshold": threshold, "anchor": anchor, "offset": offset, "memory": memory, "weight": weight,
             "ignore_index": ignore_index, "label_smoothing": label_smoothing, "from_logits": from_logits,
-            "backend": backend,
+            "sync": sync, "backend": backend,
         }  # fmt: skip
+        resolve(sync, training=False)  # a wrong one is told now, not at the first batch
+        self.sync = sync
+        self.memory = memory if memory is None or isinstance(memory, Memory) else Memory(memory)
         # Vectors are buffers so that they follow the module to a device; a number stays a number.
         for name, value in (("beta", beta), ("offset", offset), ("weight", weight)):
             vector = value if value is None or isinstance(value, (int, float)) else torch.as_tensor(value)
@@ -150,13 +168,41 @@ class MetricLoss(nn.Module):
     def temperature(self, value: float) -> None:
         checks.check_temperature(float(value))
         self._temperature.fill_(value)
+        if self.memory is not None:
+            self.memory.at_temperature(value)
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        vectors = {"beta": self.beta, "offset": self.offset if self.training else None, "weight": self.weight}
-        return _evaluate(
-            self.objective, input, target, vectors, temperature=self._temperature, sample_weight=sample_weight,
-            ignore_index=self.ignore_index, from_logits=self.from_logits,
+        if self._remembers() is None and self._ranks() is None:
+            return self.objective(*self._flat(input, target, sample_weight), self._temperature, self.beta)
+        return self.of_sums(self.sums(input, target, sample_weight))
+
+    def sums(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Sums:
+        """What a batch adds to the loss: sums that may be added up before `of_sums` (see `accumulation`)."""
+        flat = self._flat(input, target, sample_weight)
+        weighted = self.weight is not None or sample_weight is not None
+        return self.objective.sums(*flat, self._temperature, rows=weighted and self._remembers() is not None)
+
+    def of_sums(self, sums: Sums) -> Tensor:
+        """The loss of what was summed, over all ranks and with what is remembered; `forward` in two parts."""
+        ranks, memory = self._ranks(), self._remembers()
+        if ranks is not None:
+            sums = ranks(sums)
+        if memory is not None:
+            sums = memory(sums)
+        return self.objective.of_sums(sums, self.beta)
+
+    def _flat(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> Flat:
+        return flatten(
+            self.task, input, target, offset=self.offset if self.training else None, weight=self.weight,
+            sample_weight=sample_weight, ignore_index=self.ignore_index, from_logits=self.from_logits,
         )  # fmt: skip
+
+    def _ranks(self) -> Sync | None:
+        return resolve(self.sync, training=self.training and torch.is_grad_enabled())
+
+    def _remembers(self) -> Memory | None:
+        # Validation must neither see the training batches nor be remembered.
+        return self.memory if self.training and torch.is_grad_enabled() else None
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "MetricLoss":
         temperature = self.temperature
@@ -225,92 +271,3 @@ def build_objective(
             "a grid of thresholds needs task='binary' or 'multilabel'; multiclass takes one threshold or None"
         )
     return Objective(metric, task, StepChoice(step, delta, k), average, thresholds, anchor, label_smoothing, backend)
-
-
-def _evaluate(
-    objective: Objective,
-    input: Tensor,
-    target: Tensor,
-    vectors: dict[str, Any],
-    *,
-    temperature: float | Tensor,
-    sample_weight: Tensor | None,
-    ignore_index: int,
-    from_logits: bool,
-) -> Tensor:
-    """Check a batch, flatten it and hand it to the objective."""
-    task = objective.task
-    input, target, all_count = _checked(input, target, task, ignore_index, from_logits)
-    dtype = counting_dtype(input.dtype)
-    classes = 2 if task == "binary" else input.shape[1]
-    beta, offset, weight = (_vector(name, vectors[name], classes, input.device, dtype) for name in vectors)
-
-    if all_count:
-        y, counted = target.long(), torch.ones(target.shape, dtype=dtype, device=target.device)
-    else:
-        valid = target != ignore_index
-        y, counted = torch.where(valid, target, 0).long(), valid.to(dtype)
-    if sample_weight is not None:
-        counted = counted * checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
-    logits = input.to(dtype)
-    if task == "binary":
-        y, counted, logits = y.reshape(-1), counted.reshape(-1), logits.reshape(-1)
-    elif task == "multiclass":
-        y, counted, logits = y.reshape(-1), counted.reshape(-1), _classes_last(logits)
-    else:
-        y, counted, logits = _classes_last(y), _classes_last(counted), _classes_last(logits)
-    if not from_logits:
-        logits = _to_logits(logits, task)
-    if offset is not None:
-        logits = logits + (offset[1] - offset[0] if task == "binary" else offset)
-    if weight is not None:
-        counted = counted * (weight if task == "multilabel" else weight[y])
-    return objective(logits, y, counted, temperature, beta)
-
-
-def _checked(
-    input: Tensor, target: Tensor, task: Task, ignore_index: int, from_logits: bool
-) -> tuple[Tensor, Tensor, bool]:
-    """Input, target, and whether it is known, for free, that no label is ignored."""
-    checks.check_floating("input", input)
-    checks.check_labels(target, soft_allowed=task != "multiclass")
-    if not target.is_floating_point():
-        target = target.long()  # ignore_index -100 is 156 to an unsigned byte
-    if task == "multiclass":
-        checks.check_class_shapes(input, target)
-    else:
-        if task == "binary" and input.dim() == target.dim() + 1 and input.shape[1] == 1:
-            input = input.squeeze(1)
-        checks.check_same_shape("input", input, target)
-        if task == "multilabel" and input.dim() < 2:
-            raise ValueError(
-                f"input must have shape (N, L) or (N, L, d1, ...), got {tuple(input.shape)}; "
-                "for one label use task='binary'"
-            )
-        all_count = checks.check_binary_values(target, ignore_index)
-    if task == "multiclass":
-        all_count = checks.check_label_range(target, input.shape[1], ignore_index)
-    if not from_logits:
-        checks.check_probabilities(input, sum_to_one=task == "multiclass")
-    elif task == "multiclass":
-        checks.check_not_probabilities(input)
-    return input, target, all_count
-
-
-def _classes_last(x: Tensor) -> Tensor:
-    return x if x.dim() == 2 else x.movedim(1, -1).reshape(-1, x.shape[1])
-
-
-def _to_logits(p: Tensor, task: Task) -> Tensor:
-    if task == "multiclass":
-        return p.clamp_min(torch.finfo(p.dtype).tiny).log()
-    return p.logit(eps=torch.finfo(p.dtype).eps)
-
-
-def _vector(name: str, value: Any, classes: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """A per-class option as a tensor of the right length; beta alone may be one number."""
-    if value is None or (name == "beta" and isinstance(value, (int, float))):
-        return value
-    vector = torch.as_tensor(value, dtype=dtype, device=device)
-    checks.check_per_class(name, vector, classes, number_allowed=name == "beta")
-    return vector

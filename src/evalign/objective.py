@@ -20,6 +20,7 @@ from evalign.kernels.rows import row_counts
 from evalign.metrics import Average, Beta, MetricFunction
 from evalign.numerics import finite_gradient, safe_divide
 from evalign.steps import StepChoice
+from evalign.sums import Sums, rows_behind
 
 Backend = Literal["auto", "eager"]
 BACKENDS: tuple[Backend, ...] = ("auto", "eager")
@@ -49,6 +50,34 @@ class Objective:
                 entropy = cross_entropy(logits, y, weight, self.task, self.label_smoothing)
             loss = loss + self.anchor * entropy
         return loss
+
+    def sums(
+        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2, *, rows: bool = False
+    ) -> Sums:
+        """What a batch adds to the loss of many; with the `rows` of each class, which weights hide from a memory."""
+        confusion, entropy = self.counts(logits, y, weight, temperature)
+        self._build_matrix(confusion)
+        mass = weight.sum()
+        if not self.anchor:
+            entropy = torch.zeros_like(mass)
+        elif entropy is None or self.label_smoothing:
+            entropy = cross_entropy(logits, y, weight, self.task, self.label_smoothing)
+        classes = 2 if self.task == "binary" else logits.shape[1]
+        return Sums(confusion, entropy * mass, mass, rows_behind(y, weight, self.task, classes) if rows else None)
+
+    def of_sums(self, sums: Sums, beta: Beta | None = None) -> Tensor:
+        """The loss of everything that was summed; `__call__` is this on the sums of one batch."""
+        loss = self.metric_term(sums.confusion, beta)
+        return loss + self.anchor * safe_divide(sums.entropy, sums.weight) if self.anchor else loss
+
+    def _build_matrix(self, confusion: Confusion) -> None:
+        """Have the matrix built where the metric reads it: a part that was not built is lost in a sum."""
+        if isinstance(self.thresholds, tuple) or confusion.multilabel:
+            return  # no metric of these reads one
+        if self.metric == "quadratic_kappa":
+            _ = confusion.matrix
+        elif callable(self.metric):  # reading `.matrix` builds it; whether a function does, only a call can tell
+            self.metric(confusion)
 
     def counts(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2

@@ -1,0 +1,93 @@
+"""Many ranks: counts are summed over them before the metric is applied, with the right gradient.
+
+Every rank then has the loss of all ranks' rows, and by its own backward the part of the gradient that its rows give.
+Added up over the ranks these parts are the gradient of a single process with all rows. DDP and FSDP do not add up but
+average, so that each part is multiplied by the number of ranks; no second message is needed on the way back.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from evalign import checks
+from evalign.sums import Sums, standing_for
+
+Gradients = Literal["averaged", "summed"]
+GRADIENTS: tuple[Gradients, ...] = ("averaged", "summed")
+
+
+@dataclass(frozen=True)
+class Sync:
+    """How to sum over ranks: over which group, and what becomes of the gradients.
+
+    `gradients` is "averaged" for DDP, FSDP, Lightning and Accelerate, "summed" for a loop that adds the gradients of
+    all ranks itself. `group` is the process group of the ranks that hold different rows; None is all of them.
+
+    >>> Sync(gradients="summed")
+    Sync(group=None, gradients='summed')
+    """
+
+    group: "dist.ProcessGroup | None" = None
+    gradients: Gradients = "averaged"
+
+    def __post_init__(self) -> None:
+        checks.check_choice("gradients", self.gradients, GRADIENTS)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are to sum over; 1 where no process group is up."""
+        return dist.get_world_size(self.group) if is_up() else 1
+
+    def __call__(self, sums: Sums) -> Sums:
+        """The sums of all ranks: one message of 3 C + 2 numbers (4 C + 2 for a memory beside weights)."""
+        vector = sums.vector
+        total = all_summed(vector.detach(), self.group)
+        return sums.with_vector(standing_for(total, vector, self.ranks if self.gradients == "averaged" else 1.0))
+
+
+SyncChoice = bool | Literal["auto"] | Sync
+
+
+def resolve(sync: SyncChoice, *, training: bool) -> Sync | None:
+    """What an option `sync` asks for in training or outside of it; None for no sum at all.
+
+    Outside of training only True sums: ranks often validate different numbers of batches, or one of them alone, and
+    would wait for each other forever.
+
+    >>> resolve("auto", training=True) is None  # no process group is up
+    True
+    """
+    if not isinstance(sync, bool | Sync):
+        checks.check_choice("sync", sync, ["auto"])
+    if sync is False or (sync is not True and not training):
+        return None
+    chosen = sync if isinstance(sync, Sync) else Sync()
+    if sync is True and training and not is_up():
+        raise RuntimeError(
+            "sync=True needs a process group, got none; start with torchrun and call "
+            "torch.distributed.init_process_group, or say sync='auto'"
+        )
+    return chosen if chosen.ranks > 1 else None
+
+
+def is_up() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def all_summed(vector: Tensor, group: "dist.ProcessGroup | None" = None) -> Tensor:
+    """The sum of all ranks' vectors; an error that says what to look for where one of them does not answer."""
+    total = vector.clone()
+    if torch.compiler.is_compiling():  # a graph cannot catch what is raised while it runs
+        dist.all_reduce(total, group=group)
+        return total
+    try:
+        dist.all_reduce(total, group=group)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"rank {dist.get_rank()} could not sum its counts with the other ranks: one has ended, or has fewer "
+            "batches; give every rank the same number of batches (empty ones are fine), or say sync=False"
+        ) from error
+    return total

@@ -1,0 +1,167 @@
+"""Memory: counts that are remembered across batches, for batches that hold too few of a class to judge it.
+
+With R the remembered and c the batch's counts, the loss is 1 - M(R + c): value and slope come from both, the gradient
+from the batch. Its share of the counts is small, so its gradient is scaled up by their ratio: the batch stands for all
+of them, a step has the length that it has without a memory, and an anchor keeps its weight beside the metric.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from evalign import checks
+from evalign.confusion import Confusion
+from evalign.numerics import safe_divide
+from evalign.sums import Sums, standing_for
+
+ROWS_OF_RAREST = 100.0  # measured in docs/guides/batches.md
+SAME_TEMPERATURE = 1.25  # counts of a temperature further away than this factor are of another loss
+
+Decay = float | Literal["auto"]
+
+
+class Memory(nn.Module):
+    """Running counts R <- d R + c, the decay d derived from the batch and its rarest class.
+
+    "auto" keeps `rows_of_rarest` rows of the rarest class: 1 - d = b pi / rows_of_rarest for a batch of b rows and the
+    rarest share pi, and d = 0 (no memory at all) for a batch that holds as many by itself. The shares are those seen
+    so far, so that all batches count fully until enough is known; a sum, unlike an average that starts at 0, needs no
+    other correction for the first batches. Counts of a temperature that is off by more than a fifth are forgotten,
+    and a batch that is not finite is not remembered. Several ranks remember the same if their counts are summed first.
+
+    Parameters
+    ----------
+    decay: "auto", or a number in [0, 1): what a batch leaves of the counts before it.
+    rows_of_rarest: how many rows of the rarest class "auto" keeps.
+    labels: label counts of the whole data set, one per class, if they are known (as the loss counts them: with weights,
+        sums of weights). Then the counts of every class are scaled to them, and label counts have no noise.
+    rows: number of rows in the whole data set; only multilabel problems need it, beside `labels`.
+
+    >>> memory = Memory(decay=0.5)
+    >>> c = Confusion.soft(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 1]))
+    >>> sums = Sums(c, torch.tensor(0.0), torch.tensor(2.0))
+    >>> memory(sums).confusion.total, memory(sums).confusion.total
+    (tensor(2.), tensor(3.))
+    """
+
+    state: Tensor
+    seen: Tensor
+    temperature: Tensor
+    labels: Tensor | None
+
+    def __init__(
+        self,
+        decay: Decay = "auto",
+        *,
+        rows_of_rarest: float = ROWS_OF_RAREST,
+        labels: Tensor | Sequence[float] | None = None,
+        rows: float | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(decay, str):
+            checks.check_choice("decay of a memory", decay, ["auto"])
+        else:
+            checks.check_number("decay of a memory", decay, low=0.0, high=1.0, open_high=True)
+        checks.check_number("rows_of_rarest", rows_of_rarest, low=0.0, open_low=True)
+        self.decay, self.rows_of_rarest, self.rows = decay, rows_of_rarest, rows
+        # Counts with their weight, and rows of each class: in float64, for a long sum of small batches must not stall;
+        # empty until the first batch says how many classes there are.
+        for name in ("state", "seen"):
+            self.register_buffer(name, torch.zeros(0, dtype=torch.float64))
+        self.register_buffer("temperature", torch.full((), torch.nan, dtype=torch.float64))
+        known = None if labels is None else torch.as_tensor(labels, dtype=torch.float64)
+        if known is not None and (known.dim() != 1 or bool((known < 0).any()) or float(known.sum()) <= 0):
+            raise ValueError(f"labels must hold one count per class, all >= 0 and one above 0, got {known.tolist()}")
+        self.register_buffer("labels", known, persistent=False)
+
+    def forward(self, sums: Sums) -> Sums:
+        """Remember a batch, and return its sums with the remembered counts added."""
+        counts, rows = sums.counts, sums.rows_behind_classes
+        current = torch.cat([counts.detach(), sums.weight.detach().reshape(1)]).double()
+        rows = rows.detach().double()
+        self._make_room(current, rows)
+        total = current + self._kept(rows) * self.state
+        # A batch that overflowed (its step is skipped by a gradient scaler) would stay in the sums for good.
+        sound = total.sum().isfinite()
+        self.state.copy_(torch.where(sound, total, self.state))
+        self.seen.copy_(torch.where(sound, self.seen + rows, self.seen))
+        scale = total[-1] / current[-1].clamp_min(torch.finfo(torch.float64).tiny)
+        combined = sums.with_counts(standing_for(total[:-1], counts, scale))
+        if self.labels is None:
+            return combined
+        return _scaled_to(combined, self.labels.to(counts.dtype), self.rows)
+
+    def reset(self) -> None:
+        """Forget the counts; how often each class comes is still known."""
+        self.state.zero_()
+
+    def at_temperature(self, temperature: float) -> None:
+        """Forget counts that were taken at a temperature so far away that they are of another loss."""
+        ratio = float(self.temperature) / temperature
+        if not 1 / SAME_TEMPERATURE < ratio < SAME_TEMPERATURE:
+            self.reset()
+            self.temperature.fill_(temperature)
+
+    def _kept(self, rows: Tensor) -> float | Tensor:
+        """The share of the remembered counts that this batch leaves."""
+        if not isinstance(self.decay, str):
+            return self.decay
+        known = self.seen + rows if self.labels is None or self.labels.numel() != rows.numel() else self.labels
+        # A class that was never seen says nothing of how often it comes.
+        rarest = torch.where(known > 0, known, torch.inf).amin() / known.sum()
+        return (1 - rows.sum() * rarest / self.rows_of_rarest).clamp(min=0.0)
+
+    def _make_room(self, current: Tensor, rows: Tensor) -> None:
+        if self.state.numel() == 0:
+            self.state, self.seen = torch.zeros_like(current), torch.zeros_like(rows)
+        elif self.state.shape != current.shape or self.seen.shape != rows.shape:
+            raise ValueError(
+                f"the memory holds {self.seen.numel()} classes in {self.state.numel() - 1} counts, the batch has "
+                f"{rows.numel()} in {current.numel() - 1}; give every loss a memory of its own"
+            )
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "Memory":
+        exact = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # half() and to(bfloat16) are meant for weights; counts follow to a device, but keep their digits.
+        for name, value in exact.items():
+            setattr(self, name, value.to(getattr(self, name).device))
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        for name in ("state", "seen"):  # a new memory does not know the number of classes yet
+            stored = state_dict.get(prefix + name)
+            if isinstance(stored, Tensor) and stored.shape != getattr(self, name).shape:
+                setattr(self, name, torch.zeros_like(stored, dtype=torch.float64, device=self.seen.device))
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def extra_repr(self) -> str:
+        known = "" if self.labels is None else f", labels={self.labels.tolist()}"
+        return f"{self.decay!r}, rows_of_rarest={self.rows_of_rarest:g}{known}"
+
+
+def _scaled_to(sums: Sums, labels: Tensor, rows: float | None) -> Sums:
+    """The counts as they would be with `labels` label counts: each class's rows keep the rates that they have.
+
+    tp_k keeps its share of the labels of k, fp_k its share of all others. A class that no label was seen of has no
+    rates, and stays absent.
+    """
+    c = sums.confusion
+    if labels.numel() != c.num_classes:
+        raise ValueError(f"labels must have one count per class, expected {c.num_classes}, got {labels.numel()}")
+    if c.multilabel and c.outcomes == 2 and rows is None:
+        raise ValueError("labels of a multilabel problem need the number of rows beside them; give Memory(rows=...)")
+    total = c.total if c.multilabel else c.total.unsqueeze(-1)
+    actual = labels / (labels.sum() if rows is None else rows) * total
+    yes, no = safe_divide(actual, c.actual), safe_divide(total - actual, total - c.actual)
+    tp = yes * c.tp
+    matrix = None
+    if isinstance(c._matrix, Tensor):
+        matrix = yes.unsqueeze(-1) * c._matrix
+    known = Confusion(
+        tp, torch.where(c.actual > 0, actual, 0.0), tp + no * c.fp, c.total,
+        present=c.present, multilabel=c.multilabel, matrix=matrix, outcomes=c.outcomes,
+    )  # fmt: skip
+    return Sums(known, sums.entropy, sums.weight, sums.rows)
