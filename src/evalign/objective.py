@@ -60,7 +60,7 @@ class Objective:
         mass = weight.sum()
         if not self.anchor:
             entropy = torch.zeros_like(mass)
-        elif entropy is None or self.label_smoothing:
+        elif entropy is None:
             entropy = cross_entropy(logits, y, weight, self.task, self.label_smoothing)
         classes = 2 if self.task == "binary" else logits.shape[1]
         return Sums(confusion, entropy * mass, mass, rows_behind(y, weight, self.task, classes) if rows else None)
