@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evalign import annealing, curves, decision, membership, metrics, steps
+    from evalign.booster import EASTBooster
     from evalign.confusion import Confusion
     from evalign.estimator import EASTClassifier
     from evalign.losses import MetricLoss, metric_loss
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Confusion",
+    "EASTBooster",
     "EASTClassifier",
     "MetricDecision",
     "MetricLoss",
@@ -25,6 +27,7 @@ __all__ = [
 ]
 _FOUND_IN = {
     "Confusion": "confusion",
+    "EASTBooster": "booster",
     "EASTClassifier": "estimator",
     "MetricDecision": "metric_decision",
     "MetricLoss": "losses",

@@ -61,15 +61,22 @@ class NumberColumn:
     def names(self, name: str) -> list[str]:
         return [name, *([f"{name}=<rank>"] if self.both else []), *([f"{name}=<missing>"] if self.indicator else [])]
 
-    def write(self, column: Column, kind: Kind, label: Label, out: NDArray[np.float32]) -> None:
-        """Fill `out` (n, width), which holds zeros."""
+    def read(self, column: Column, kind: Kind, label: Label) -> NDArray[np.float64]:
+        """The column's numbers as they are, nan where one is missing; what training did not have is refused."""
         expected = "numbers" if self.kind == "number" else "true/false values"
         check_kind(column, kind, label, expected=expected, right=kind != "text")
         x = floats(column, label)
+        odd = (x != 0) & (x != 1) & ~np.isnan(x)
+        if self.kind == "bool" and kind == "number" and odd.any():
+            raise ColumnTypeError(
+                f"column {label!r} held true/false values in training, got {x[odd][0]:g}; pass 0 or 1"
+            )
+        return x
+
+    def write(self, column: Column, kind: Kind, label: Label, out: NDArray[np.float32]) -> None:
+        """Fill `out` (n, width), which holds zeros."""
+        x = self.read(column, kind, label)
         missing = np.isnan(x)
-        if self.kind == "bool" and kind == "number" and not (missing | (x == 0) | (x == 1)).all():
-            wrong = x[~(missing | (x == 0) | (x == 1))][0]
-            raise ColumnTypeError(f"column {label!r} held true/false values in training, got {wrong:g}; pass 0 or 1")
         if self.indicator:
             out[:, -1] = missing
         if self.scale == 0:
@@ -134,16 +141,22 @@ class CategoryColumn:
             f"{name}=<{extra}>" for extra in ("other", "missing") if getattr(self, extra)
         ]
 
-    def write(self, column: Column, kind: Kind, label: Label, out: NDArray[np.float32]) -> None:
-        """Fill `out` (n, width), which holds zeros."""
+    def read(self, column: Column, kind: Kind, label: Label) -> NDArray[np.int64]:
+        """The place of each row's category among those of training: -1 for an unseen one, -2 for a missing value."""
         expected = "text" if self.text else "categories that are numbers"
         check_kind(column, kind, label, expected=expected, right=self.text == (kind == "text"))
         codes, uniques = factorized(column)
-        place = np.full(len(uniques) + 1, -1)  # the last is for code -1, a missing value
+        place = np.full(len(uniques) + 1, -2)  # the last is for code -1, a missing value
         found = pd.Index(self.values, dtype=object).get_indexer(pd.Index(uniques, dtype=object))
         place[:-1] = np.where(found < 0, len(self.values) if self.other else -1, found)
-        place[-1] = self.width - 1 if self.missing else -1
-        at = place[codes]
+        at: NDArray[np.int64] = place[codes]
+        return at
+
+    def write(self, column: Column, kind: Kind, label: Label, out: NDArray[np.float32]) -> None:
+        """Fill `out` (n, width), which holds zeros."""
+        at = self.read(column, kind, label)
+        if self.missing:
+            at[at == -2] = self.width - 1
         rows = np.flatnonzero(at >= 0)
         out[rows, at[rows]] = 1
 

@@ -1,32 +1,21 @@
 """EASTClassifier: a scikit-learn classifier trained on the metric it is judged by."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.class_weight import compute_sample_weight
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    check_array,
-    check_consistent_length,
-    check_is_fitted,
-    column_or_1d,
-    validate_data,
-)
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from evalign import checks, decision, metrics
+from evalign import checks, metrics
 from evalign.columns import as_table
-from evalign.confusion import Confusion
-from evalign.decision import Rule
 from evalign.distinct import distinct_rows, divide_rows
 from evalign.encoders import Numeric
+from evalign.metric_classifier import BetaByLabel, Decision, MetricClassifier, both
 from evalign.metrics import Average, MetricFunction
 from evalign.networks import mlp
 from evalign.objective import Objective
@@ -39,10 +28,8 @@ from evalign.training.progress import Epoch
 from evalign.training.recipes import Recipe, find_recipe
 from evalign.training.scores import argmax_score
 
-BetaByLabel = float | Sequence[float] | Mapping[Any, float] | None
 
-
-class EASTClassifier(ClassifierMixin, BaseEstimator):
+class EASTClassifier(MetricClassifier):
     """A network for tables, trained on a confusion-matrix metric and deciding for it.
 
     Takes arrays and data frames with numbers, strings, categories, booleans and missing values.
@@ -88,7 +75,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         beta: BetaByLabel = None,
         pos_label: Any = None,
         recipe: str | Recipe = "anchored",
-        decision: Literal["plug_in", "tuned", "argmax"] = "plug_in",
+        decision: Decision = "plug_in",
         subject_to: str | Sequence[str] | None = None,
         hidden: Sequence[int] = (512, 256, 128),
         dropout: float = 0.2,
@@ -124,12 +111,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.device = device
         self.amp = amp
         self.verbose = verbose
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.string = True
-        return tags
 
     def fit(
         self,
@@ -167,11 +148,12 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             history = train(
                 self.network_, train_rows, valid_rows, recipe, self._objective(), argmax_score(score),
                 batch_size=size, seed=seed, stratified=self.stratified, amp=self.amp,
-                on_epoch=_both(show, on_epoch),
+                on_epoch=both(show, on_epoch),
             )  # fmt: skip
         self.history_ = [vars(epoch) for epoch in history]
         self.temperature_ = next((e.temperature for e in reversed(history) if e.best), recipe.stages[-1].temperature)
-        self.decision_ = self._learn_decision(valid_rows)
+        p = predict_logits(self.network_, valid_rows.x).double().softmax(1).cpu().numpy()
+        self.decision_ = self._learn_decision(p, codes[division.valid], division.valid_weight)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -182,23 +164,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         x = torch.from_numpy(self.encoder_.transform(X)).to(self._device)
         p = predict_logits(self.network_, x).double().softmax(1).cpu().numpy()
         return np.ascontiguousarray(p[:, self._internal_order])
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Labels by the learned decision rule."""
-        p = self.predict_proba(X)[:, self._internal_order]
-        return self.classes_[self._internal_order][self.decision_.predict(p)]
-
-    def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """The metric the classifier was trained on."""
-        predicted = self.predict(X)
-        order = {label: i for i, label in enumerate(self.classes_[self._internal_order].tolist())}
-        truth = column_or_1d(y)
-        if unknown := set(np.unique(truth).tolist()) - set(order):
-            raise ValueError(f"y must hold labels seen in training, got {sorted(map(str, unknown))[:5]}")
-        codes = [torch.tensor([order[label] for label in labels.tolist()]) for labels in (predicted, truth)]
-        weight = None if sample_weight is None else torch.as_tensor(np.asarray(sample_weight, dtype=np.float64))
-        confusion = Confusion.hard(codes[0], codes[1], len(order), sample_weight=weight)
-        return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(confusion))
 
     def save(self, path: str | Path) -> Path:
         """One file: weights as safetensors, the rest as JSON in its header; see `evalign.saving`."""
@@ -225,46 +190,17 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     # -- the parts of fit ---------------------------------------------------------------------------------------
 
     def _check_options(self) -> Recipe:
-        if not callable(self.metric):
-            checks.check_choice("metric", self.metric, metrics.METRICS)
-        checks.check_choice("decision", self.decision, ("plug_in", "tuned", "argmax"))
+        self._check_metric_and_decision()
         checks.check_number("dropout", self.dropout, low=0.0, high=1.0, open_high=True)
-        checks.check_number(
-            "validation_fraction", self.validation_fraction, low=0.0, high=1.0, open_low=True, open_high=True
-        )
         if self.batch_size != "auto":
             checks.check_number("batch_size", self.batch_size, low=1)
         if self.epochs is not None:
             checks.check_number("epochs", self.epochs, low=1)
-        if self.subject_to is not None and self.decision == "argmax":
-            raise ValueError("subject_to needs decision='plug_in' or 'tuned', got decision 'argmax'")
         recipe = find_recipe(self.recipe).limited(self.epochs)
         if self.learning_rate is not None:
             checks.check_number("learning_rate", self.learning_rate, low=0.0, open_low=True)
             recipe = recipe.scaled(self.learning_rate / recipe.stages[0].learning_rate)
         return recipe
-
-    def _labels_and_weights(
-        self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        if y is None:
-            raise ValueError("This EASTClassifier estimator requires y to be passed, but the target y is None.")
-        labels: NDArray[Any] = column_or_1d(y, warn=True)
-        check_array(labels, ensure_2d=False, dtype=None, input_name="y")
-        check_classification_targets(labels)
-        check_consistent_length(X, labels)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
-        weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
-        if self.class_weight is not None:
-            weight = weight * compute_sample_weight(self.class_weight, labels)
-        return self._internal_order[codes].astype(np.int64), weight
-
-    def _check_classes(self, codes: NDArray[np.int64]) -> None:
-        seen = len(np.unique(codes))
-        if seen < 2:
-            raise ValueError(f"y must hold at least two classes with a positive weight, got {seen} class (one class)")
-        if self.pos_label is not None and len(self.classes_) != 2:
-            raise ValueError(f"pos_label goes with two classes, got {len(self.classes_)}; leave it out")
 
     def _make_network(self, features: int, seed: int) -> nn.Module:
         with torch.random.fork_rng([]):
@@ -274,53 +210,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def _objective(self) -> Objective:
         return Objective(self.metric, "multiclass", StepChoice("annealed"), average=self._average, beta=self._beta)
 
-    def _learn_decision(self, rows: Rows) -> Rule:
-        p = predict_logits(self.network_, rows.x).double().softmax(1).cpu().numpy()
-        options: dict[str, Any] = {
-            "average": self._average,
-            "beta": self._beta,
-            "sample_weight": rows.weight.double().cpu().numpy(),
-        }
-        if self.decision == "plug_in":
-            # A rule that promises less than one row's worth over argmax is not worth leaving it.
-            return decision.plug_in(p, self.metric, subject_to=self.subject_to, margin=1 / len(p), **options)
-        if self.decision == "tuned":
-            return decision.tuned(p, rows.y.cpu().numpy(), self.metric, subject_to=self.subject_to, **options)
-        return Rule("argmax", len(self.classes_))
-
-    # -- what follows from the options --------------------------------------------------------------------------
-
-    @property
-    def _internal_order(self) -> NDArray[np.int64]:
-        """Column of each class inside: the positive one of two is always the second. Its own inverse."""
-        count = len(self.classes_)
-        if self.pos_label is None or count != 2:
-            return np.arange(count)
-        matches = np.flatnonzero(self.classes_ == self.pos_label)
-        if not len(matches):
-            raise ValueError(f"pos_label must be one of {self.classes_.tolist()}, got {self.pos_label!r}")
-        return np.arange(2) if matches[0] == 1 else np.array([1, 0])
-
-    @property
-    def _average(self) -> Average:
-        return self.average or ("binary" if len(self.classes_) == 2 else "macro")
-
-    @property
-    def _beta(self) -> float | list[float] | None:
-        if self.beta is None or isinstance(self.beta, (int, float)):
-            return self.beta
-        if not isinstance(self.beta, Mapping):
-            return [float(b) for b in np.asarray(self.beta, dtype=float)[self._internal_order]]
-        by_name = {str(label): label for label in self.classes_.tolist()}
-        for label in self.beta:
-            checks.check_choice("label of beta", str(label), by_name)
-        given = {str(label): float(value) for label, value in self.beta.items()}
-        return [given.get(str(label), 1.0) for label in self.classes_[self._internal_order].tolist()]
-
-    @property
-    def _metric_name(self) -> str:
-        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
-
     @property
     def _device(self) -> torch.device:
         if self.device == "auto":
@@ -329,12 +218,3 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
-
-
-def _both(first: Callable[[Epoch], None], second: Callable[[Epoch], None] | None) -> Callable[[Epoch], None]:
-    def call(epoch: Epoch) -> None:
-        first(epoch)
-        if second is not None:
-            second(epoch)
-
-    return call

@@ -6,23 +6,26 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils import check_random_state
 
-from evalign.comparison.aims import Floats, Validation
+from evalign.comparison.aims import Codes, Floats, Validation
 from evalign.decision import Rule
 from evalign.distinct import distinct_rows, divide_rows
 from evalign.estimator import EASTClassifier
+from evalign.metric_classifier import MetricClassifier
 from evalign.tables import TableEncoder
-from evalign.training.loop import Rows, predict_logits
 
 
-class KeepsValidation(EASTClassifier):
-    """`EASTClassifier` that also leaves its validation rows behind, so that one training serves every decision."""
+class Keeps(MetricClassifier):
+    """Leaves the rows behind that its decision was learned from, so that one training serves every decision."""
 
     validation_: Validation
 
-    def _learn_decision(self, rows: Rows) -> Rule:
-        p = predict_logits(self.network_, rows.x).double().softmax(1).cpu().numpy()
-        self.validation_ = Validation(p, rows.y.cpu().numpy(), rows.weight.double().cpu().numpy())
-        return super()._learn_decision(rows)
+    def _learn_decision(self, p: Floats, codes: Codes, weight: Floats) -> Rule:
+        self.validation_ = Validation(p, codes, weight)
+        return super()._learn_decision(p, codes, weight)
+
+
+class KeepsValidation(Keeps, EASTClassifier):
+    """`EASTClassifier` with its validation rows."""
 
 
 class HeldOut(ClassifierMixin, BaseEstimator):

@@ -1,0 +1,139 @@
+r"""d(1 - M(C)) / dz for a whole table of raw scores z, without an autograd graph over its rows.
+
+The metric sees the rows only through the counts, so the chain rule has a short middle: with A = dM/d predicted and
+B = dM/d tp, vectors of one number per class that autograd takes from the metric itself,
+
+    dM/dz_i = w_i (A + B at the label) ds/dp dp/dz.
+
+Rows are worked on in blocks: a first pass adds up the counts, a second one multiplies. Time is linear in rows times
+classes; beside the gradient itself memory is that of a block.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evalign.boosting.lines import Lines
+from evalign.confusion import Confusion
+from evalign.objective import Objective
+
+FUSED = 1 << 22  # scores in a block of the fused form, which keeps one number for each
+FUSED_STEPS = ("annealed", "linear")
+EAGER = 1 << 17  # of the plain form, which keeps some thirty
+
+
+@dataclass(frozen=True)
+class Table:
+    """Scores (n, C), (n,) for binary or (n, L) for multilabel tasks, labels and weights of the labels' shape."""
+
+    scores: Tensor
+    y: Tensor
+    weight: Tensor
+
+    def blocks(self, size: int) -> Iterator[tuple[slice, "Table"]]:
+        rows = max(1, size // max(1, self.scores[:1].numel()))
+        for start in range(0, max(1, len(self.scores)), rows):
+            part = slice(start, start + rows)
+            yield part, Table(self.scores[part], self.y[part], self.weight[part])
+
+
+@dataclass(frozen=True)
+class Pull:
+    """The value of 1 - M, and what it asks of the counts: its derivative by each."""
+
+    value: Tensor
+    tp: Tensor
+    predicted: Tensor
+    matrix: Tensor | None
+
+
+def metric_gradient(objective: Objective, table: Table, temperature: float) -> tuple[Tensor, Tensor]:
+    """1 - M(C) and its gradient, of the scores' shape.
+
+    >>> from evalign.steps import StepChoice
+    >>> objective = Objective("accuracy", "binary", StepChoice("annealed"), average="binary")
+    >>> table = Table(torch.zeros(2), torch.tensor([0, 1]), torch.ones(2))
+    >>> metric_gradient(objective, table, 0.2)
+    (tensor(0.5000), tensor([ 0.1500, -0.1500]))
+    """
+    lines = Lines.of(objective, temperature)
+    if lines is not None:
+        return _by_lines(objective, table, lines)
+    return _by_blocks(objective, table, temperature)
+
+
+def _by_lines(objective: Objective, table: Table, lines: Lines) -> tuple[Tensor, Tensor]:
+    """One threshold for yes/no questions: slopes are known, so one pass has it all."""
+    p = table.scores.sigmoid()
+    membership, slope = lines.value_and_slope(p)
+    confusion = Confusion.soft(membership, table.y, sample_weight=table.weight, task=objective.task)
+    pull = _pull(objective, confusion)
+    if objective.task == "binary":
+        # Of class 0 the counts are what class 1 leaves: predicted_0 = n - predicted_1, tp_0 = tn.
+        by_membership = pull.predicted[1] - pull.predicted[0]
+        at_no, at_yes = by_membership - pull.tp[0], by_membership + pull.tp[1]
+        if pull.matrix is not None:
+            at_no = at_no + pull.matrix[0, 1] - pull.matrix[0, 0]
+            at_yes = at_yes + pull.matrix[1, 1] - pull.matrix[1, 0]
+    else:
+        at_no, at_yes = pull.predicted, pull.predicted + pull.tp
+    pulled = torch.where(table.y == 1, at_yes, at_no)
+    return pull.value, pulled * slope * (p * (1 - p)) * table.weight
+
+
+def _by_blocks(objective: Objective, table: Table, temperature: float) -> tuple[Tensor, Tensor]:
+    """Any step, threshold and task; the fused form where the objective has one."""
+
+    def counted(part: Table) -> Confusion:
+        return objective.counts(part.scores, part.y, part.weight, temperature)[0]
+
+    def plain(part: Table) -> Confusion:
+        return objective.confusion(part.scores, part.y, part.weight, temperature)
+
+    fused = objective.task == "multiclass" and objective.thresholds is None and objective.step.step in FUSED_STEPS
+    size = FUSED if fused else EAGER
+    with torch.no_grad():
+        confusion: Confusion = sum((counted(part) for _, part in table.blocks(size)), start=0)  # type: ignore[assignment]
+    pull = _pull(objective, confusion, lambda: _summed_matrix(plain, table))
+    gradient = torch.empty_like(table.scores)
+    through = plain if pull.matrix is not None else counted
+    for part, block in table.blocks(EAGER if pull.matrix is not None else size):
+        scores = block.scores.detach().requires_grad_()
+        counts = through(Table(scores, block.y, block.weight))
+        pairs = [(counts.tp, pull.tp), (counts.predicted, pull.predicted)]
+        if pull.matrix is not None:
+            pairs.append((counts.matrix, pull.matrix))
+        values, weights = zip(*pairs, strict=True)
+        gradient[part] = torch.autograd.grad(values, scores, weights)[0]
+    return pull.value, gradient
+
+
+def _summed_matrix(plain: Callable[[Table], Confusion], table: Table) -> Tensor:
+    with torch.no_grad():
+        parts = [plain(part).matrix for _, part in table.blocks(EAGER)]
+    return torch.stack(parts).sum(0)
+
+
+def _pull(objective: Objective, confusion: Confusion, matrix: Callable[[], Tensor] | None = None) -> Pull:
+    """Autograd over the counts alone: some numbers per class, however many rows there were."""
+    tp, predicted = confusion.tp.detach().requires_grad_(), confusion.predicted.detach().requires_grad_()
+    leaves: list[Tensor] = [tp, predicted]
+
+    def read() -> Tensor:
+        # Only quadratic kappa and some users' functions come here.
+        built = (matrix() if matrix is not None else confusion.matrix).detach().requires_grad_()
+        leaves.append(built)
+        return built
+
+    cut = Confusion(
+        tp, confusion.actual, predicted, confusion.total, present=confusion.present,
+        multilabel=confusion.multilabel, matrix=None if confusion.multilabel else read, outcomes=confusion.outcomes,
+    )  # fmt: skip
+    value = objective.metric_term(cut)
+    if not value.requires_grad:  # a function of the labels alone
+        value = value + 0.0 * (tp.sum() + predicted.sum())
+    found = torch.autograd.grad(value, leaves, allow_unused=True)
+    zeros = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
+    return Pull(value.detach(), zeros[0], zeros[1], zeros[2] if len(zeros) > 2 else None)

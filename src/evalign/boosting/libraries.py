@@ -1,0 +1,37 @@
+"""The boosting libraries by name, imported when first asked for: neither is needed for anything else."""
+
+from dataclasses import dataclass
+
+from evalign import checks
+from evalign.boosting.trees import Grower, Trees
+
+LIBRARIES = ("lightgbm", "xgboost")
+
+
+@dataclass(frozen=True)
+class Library:
+    grower: type[Grower]
+    trees: type[Trees]
+
+
+def find_library(name: str) -> Library:
+    """What grows trees, and what reads them.
+
+    >>> find_library("lightgbm").trees.__name__
+    'LightGBMTrees'
+    """
+    checks.check_choice("library", name, LIBRARIES)
+    try:
+        if name == "lightgbm":
+            from evalign.boosting.with_lightgbm import LightGBMGrower, LightGBMTrees
+
+            return Library(LightGBMGrower, LightGBMTrees)
+        from evalign.boosting.with_xgboost import XGBoostGrower, XGBoostTrees
+
+        return Library(XGBoostGrower, XGBoostTrees)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ImportError(
+            f"library={name!r} needs the package {name}; install it with pip install 'evalign[boost]'"
+        ) from None

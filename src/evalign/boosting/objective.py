@@ -1,0 +1,234 @@
+"""ScoreObjective: anchor x cross-entropy + (1 - metric) of raw scores, with the two derivatives that trees grow by."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evalign import checks, steps
+from evalign.boosting.gradients import Table, metric_gradient
+from evalign.confusion import Confusion, Task
+from evalign.losses import build_objective
+from evalign.metrics import Average, Beta, MetricFunction
+from evalign.objective import cross_entropy
+from evalign.steps import Step, StepChoice
+
+Array = NDArray[Any]
+Temperature = float | Callable[[int], float]
+CURVATURE = {"binary": 1.0, "multilabel": 1.0, "multiclass": 2.0}
+
+
+def cooling(start: float = 0.2, end: float = 0.05, rounds: int = 200) -> Callable[[int], float]:
+    """A temperature that falls geometrically from `start` to `end` over `rounds` rounds and stays there.
+
+    >>> falls = cooling(0.2, 0.05, rounds=3)
+    >>> [round(falls(r), 3) for r in range(4)]
+    [0.2, 0.1, 0.05, 0.05]
+    """
+    checks.check_temperature(start)
+    checks.check_temperature(end)
+    checks.check_number("rounds", rounds, low=1)
+    return lambda number: start * (end / start) ** min(1.0, number / max(1, rounds - 1))
+
+
+class ScoreObjective:
+    r"""sum_i w_i (anchor x cross-entropy_i) + n x metric_weight x (1 - M(C)), n the sum of the weights.
+
+    The metric is one number for the table; times n it has the size of a sum of losses, as a library expects. Its
+    second derivative has any sign, so `gradient` gives cross-entropy's instead, and the size of the metric's slope:
+
+        h = w max(anchor x curvature x p (1 - p), floor) + damping x |n x metric_weight x dM/dz|.
+
+    Without the last part a row of a class with 6 of 40,000 rows, whose slope is in the hundreds, would make a step of
+    hundreds; with it, a step by the metric alone is 1 / damping at most.
+
+    Scores are (n, C) for multiclass tasks, (n,) for binary ones and (n, L) for multilabel ones; labels are 0 to
+    C - 1, or 0 and 1. A weight of 0 is the same as no row.
+
+    Parameters
+    ----------
+    metric, task, average, beta, step, delta, k, threshold, label_smoothing: as in `MetricLoss`.
+    temperature: of the annealed step; a number, or a function of the round such as `cooling()`.
+    anchor: weight of cross-entropy. metric_weight: of the metric; 0 leaves cross-entropy alone.
+    weight: one number per class; a row counts with that of its label (multilabel: a column with its own).
+    curvature: of the second derivative; None is 1 where a class has one score against all else and 2 for
+        multiclass tasks, where the diagonal alone is too small (LightGBM takes C / (C - 1), XGBoost 2).
+    floor: least second derivative. Where p is near 0 or 1 a tree's steps g / h would have no bound.
+    damping: see above.
+
+    >>> objective = ScoreObjective("f1", task="binary")
+    >>> gradient, hessian = objective.gradient(np.zeros(4), np.array([0, 0, 0, 1]))
+    >>> gradient.round(3), hessian.round(3)
+    (array([ 0.633,  0.633,  0.633, -1.167]), array([0.383, 0.383, 0.383, 0.917]))
+    >>> objective.score(np.array([-1.0, -1.0, 1.0, 1.0]), np.array([0, 0, 0, 1]))
+    0.6666666666666666
+    """
+
+    def __init__(
+        self,
+        metric: str | MetricFunction = "f1",
+        *,
+        task: Task = "multiclass",
+        average: Average | None = None,
+        beta: Beta | None = None,
+        step: str | Step = "annealed",
+        temperature: Temperature = 0.2,
+        delta: float = 0.1,
+        k: float = 10.0,
+        threshold: Any = None,
+        anchor: float = 1.0,
+        metric_weight: float = 1.0,
+        label_smoothing: float = 0.0,
+        weight: Any = None,
+        curvature: float | None = None,
+        floor: float = 1e-3,
+        damping: float = 1.0,
+    ) -> None:
+        objective = build_objective(
+            metric, task=task, average=average, beta=beta, step=step, delta=delta, k=k, threshold=threshold,
+            anchor=anchor, label_smoothing=label_smoothing,
+        )  # fmt: skip
+        checks.check_number("metric_weight", metric_weight, low=0.0)
+        checks.check_number("floor", floor, low=0.0)
+        checks.check_number("damping", damping, low=0.0)
+        if anchor == 0 and metric_weight == 0:
+            raise ValueError("anchor or metric_weight must be above 0, got 0 for both; nothing would be learned")
+        if curvature is not None:
+            checks.check_number("curvature", curvature, low=0.0, open_low=True)
+        if not callable(temperature):
+            checks.check_temperature(temperature)
+        self.metric, self.task = metric, task
+        self.objective = replace(objective, beta=None if beta is None else _number_or_tensor(beta))
+        self.temperature, self.metric_weight = temperature, metric_weight
+        self.floor, self.damping = floor, damping
+        self.curvature = CURVATURE[task] if curvature is None else curvature
+        self.weight = None if weight is None else torch.as_tensor(weight, dtype=torch.float64)
+
+    @property
+    def name(self) -> str:
+        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
+
+    def gradient(self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0) -> tuple[Array, Array]:
+        """First and second derivative by every score, of the scores' shape and precision."""
+        return self.value_and_gradient(scores, y, weight, round=round)[1:]
+
+    def value_and_gradient(
+        self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0
+    ) -> tuple[float, Array, Array]:
+        """`loss`, and the derivatives, for the price of the derivatives."""
+        table = self._table(scores, y, weight)
+        anchor, total = self.objective.anchor, table.weight.sum()
+        p = self._probabilities(table.scores)
+        w = table.weight[:, None] if self.task == "multiclass" else table.weight
+        gradient, value = (p - self._targets(table)).mul_(anchor * w), 0.0
+        hessian = (p * (1 - p)).mul_(self.curvature * (anchor or 1.0)).clamp_min_(self.floor).mul_(w)
+        if anchor:
+            value += anchor * self._entropy(table)
+        if self.metric_weight:
+            lost, by_metric = metric_gradient(self.objective, table, self.temperature_at(round))
+            # Cross-entropy of a multilabel task is a mean over all labels, so n counts labels there.
+            by_metric.mul_(self.metric_weight * float(total))
+            gradient += by_metric
+            hessian.add_(by_metric.abs_(), alpha=self.damping)
+            value += self.metric_weight * float(lost)
+        shape = np.shape(scores)
+        return value, gradient.numpy().reshape(shape), hessian.numpy().reshape(shape)
+
+    def loss(self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0) -> float:
+        """What is minimised, as a mean: anchor x cross-entropy + metric_weight x (1 - soft metric)."""
+        table = self._table(scores, y, weight)
+        with torch.no_grad():
+            value = 0.0
+            if self.metric_weight:
+                confusion, _ = self.objective.counts(table.scores, table.y, table.weight, self.temperature_at(round))
+                value += self.metric_weight * float(self.objective.metric_term(confusion))
+            if self.objective.anchor:
+                value += self.objective.anchor * self._entropy(table)
+        return value
+
+    def score(self, scores: Array, y: Array, weight: Array | None = None) -> float:
+        """The metric itself, of hard decisions: the largest score, or a probability at the threshold or above."""
+        table = self._table(scores, y, weight)
+        with torch.no_grad():
+            return float(self.objective.score(self._hard(table)))
+
+    def probabilities(self, scores: Array) -> Array:
+        """Softmax, or one sigmoid for each score."""
+        return self._probabilities(torch.from_numpy(np.ascontiguousarray(scores))).numpy()
+
+    def temperature_at(self, round: int) -> float:
+        if not callable(self.temperature):
+            return self.temperature
+        value = float(self.temperature(round))
+        checks.check_temperature(value)
+        return value
+
+    def _table(self, scores: Array, y: Array, weight: Array | None) -> Table:
+        z = torch.from_numpy(np.ascontiguousarray(scores))
+        checks.check_floating("scores", z)
+        flat = self.task == "binary"
+        if z.dim() == 2 and z.shape[1] == 1 and flat:
+            z = z[:, 0]
+        if z.dim() != (1 if flat else 2):
+            remedy = (
+                "pass task='binary'" if z.dim() == 1 else "pass task='multiclass', or 'multilabel' for yes/no labels"
+            )
+            wanted = "(n,)" if flat else "(n, classes)"
+            raise ValueError(f"scores of a {self.task} task must be {wanted}, got {tuple(z.shape)}; {remedy}")
+        labels = torch.from_numpy(np.ascontiguousarray(y))
+        if labels.is_floating_point():  # the libraries keep labels as float32
+            labels = labels.round().long()
+        labels = labels.long()
+        if self.task == "multilabel" and labels.shape != z.shape:
+            labels = labels.reshape(z.shape) if labels.numel() == z.numel() else labels
+        expected = z.shape[:1] if self.task == "multiclass" else z.shape
+        if labels.shape != expected:
+            raise ValueError(f"labels must have shape {tuple(expected)} for these scores, got {tuple(labels.shape)}")
+        checks.check_label_range(labels, z.shape[1] if self.task == "multiclass" else 2, None)
+        return Table(z, labels, self._weights(z, labels, weight))
+
+    def _weights(self, z: Tensor, labels: Tensor, weight: Array | None) -> Tensor:
+        w = torch.ones(labels.shape, dtype=z.dtype)
+        if weight is not None:
+            given = torch.from_numpy(np.ascontiguousarray(weight)).to(z.dtype)
+            given = given[:, None] if self.task == "multilabel" and given.dim() == 1 else given
+            w = w * checks.check_weights(given.expand(w.shape), tuple(w.shape))
+        if self.weight is not None:
+            classes = 2 if self.task == "binary" else z.shape[1]
+            checks.check_per_class("weight", self.weight, classes, number_allowed=False)
+            w = w * (self.weight if self.task == "multilabel" else self.weight[labels]).to(z.dtype)
+        return w
+
+    def _probabilities(self, z: Tensor) -> Tensor:
+        return z.softmax(1) if self.task == "multiclass" else z.sigmoid()
+
+    def _targets(self, table: Table) -> Tensor:
+        """Labels as probabilities, smoothed where asked for."""
+        e = self.objective.label_smoothing
+        if self.task != "multiclass":
+            return (1 - e) * table.y.to(table.scores.dtype) + e / 2
+        spread = torch.full_like(table.scores, e / table.scores.shape[1])
+        return spread.scatter_add_(1, table.y[:, None], torch.full_like(spread[:, :1], 1 - e))
+
+    def _entropy(self, table: Table) -> float:
+        smoothing = self.objective.label_smoothing
+        return float(cross_entropy(table.scores, table.y, table.weight, self.task, smoothing))
+
+    def _hard(self, table: Table) -> Confusion:
+        thresholds, z = self.objective.thresholds, table.scores
+        if self.task == "multiclass" and thresholds is None:
+            return Confusion.hard(z.argmax(1), table.y, z.shape[1], sample_weight=table.weight)
+        if isinstance(thresholds, tuple) or self.task == "multiclass":
+            hard = replace(self.objective, step=StepChoice(steps.hard))
+            return hard.confusion(z, table.y, table.weight)
+        decided = steps.hard(z.sigmoid(), 0.5 if thresholds is None else thresholds).long()
+        multilabel = self.task == "multilabel"
+        return Confusion.hard(decided, table.y, 2, sample_weight=table.weight, multilabel=multilabel)
+
+
+def _number_or_tensor(beta: Any) -> Any:
+    return beta if isinstance(beta, (int, float)) else torch.as_tensor(beta, dtype=torch.float64)

@@ -1,0 +1,47 @@
+"""A fitted booster as one file: each fold's trees in the library's own text; `evalign.container` says how."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evalign import container
+from evalign.boosting.libraries import find_library
+from evalign.boosting.table import TreeTable
+from evalign.saving import set_fitted
+
+if TYPE_CHECKING:
+    from evalign.booster import EASTBooster
+
+FORMAT = "evalign.booster"
+
+
+def save_booster(model: "EASTBooster", path: Path) -> Path:
+    """Write `model` to `path`, replacing what was there in one step."""
+    params = container.saved_params(model)
+    fitted = {
+        "params": params,
+        "classes": container.classes_to_json(model.classes_),
+        "n_features_in": model.n_features_in_,
+        "feature_names_in": list(model.feature_names_in_) if hasattr(model, "feature_names_in_") else None,
+        "encoder": model.encoder_.to_json(),
+        "decision": model.decision_.to_json(),
+        "history": model.history_,
+        "temperature": model.temperature_,
+        "rounds": model.rounds_,
+        "start": model.start_,
+    }
+    arrays = {f"trees_{i}": container.text_as_array(trees.to_text()) for i, trees in enumerate(model.trees_)}
+    return container.write(path, FORMAT, arrays, fitted)
+
+
+def load_booster(cls: type["EASTBooster"], path: Path) -> Any:
+    """Read what `save_booster` wrote, or say in one sentence why not."""
+    arrays, fitted = container.read(path, FORMAT)
+    model = cls(**fitted["params"])
+    set_fitted(model, fitted)
+    model.encoder_ = TreeTable.from_json(fitted["encoder"])
+    model.rounds_, model.start_ = fitted["rounds"], np.array(fitted["start"])
+    read = find_library(model.library).trees.from_text
+    model.trees_ = [read(container.array_as_text(arrays[f"trees_{i}"])) for i in range(len(arrays))]
+    return model

@@ -1,0 +1,93 @@
+"""Folds grown side by side: after every round the rows that each fold held out are judged together."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from evalign.boosting.objective import ScoreObjective
+from evalign.boosting.trees import Array, Grower, Rows
+from evalign.training.progress import Epoch
+
+Monitor = Literal["score", "loss", "entropy"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The best round, the held-out scores it had (fold after fold), and a row of history for every round."""
+
+    rounds: int
+    scores: Array
+    history: list[Epoch]
+
+
+def train_folds(
+    growers: Sequence[Grower],
+    folds: Sequence[tuple[Rows, Rows]],
+    objective: ScoreObjective,
+    start: Array,
+    *,
+    rounds: int,
+    patience: int,
+    monitor: Monitor,
+    learning_rate: float,
+    on_round: Callable[[Epoch], None] = lambda epoch: None,
+) -> Trained:
+    """Grow until `patience` rounds in a row were no better by the `monitor`, or `rounds` are over.
+
+    Trees grow on from the scores `start`, which are the same for every row and part of the scores returned.
+
+    One fold's hard score on few rows is noise, and the round that is best by it is picked by luck; so the held-out
+    rows of all folds give one score, and of equal scores the one with the lower loss is better. Ctrl-C ends growing.
+    """
+    y = np.concatenate([valid.y for _, valid in folds])
+    weight = np.concatenate([valid.weight for _, valid in folds])
+    plain = entropy_of(objective)
+    history: list[Epoch] = []
+    best, kept, scores = (math.inf, math.inf), 0, np.empty(0)
+    try:
+        for number in range(rounds):
+            started = time.perf_counter()
+            losses = [
+                _grow(grower, train, objective, start, number)
+                for grower, (train, _) in zip(growers, folds, strict=True)
+            ]
+            held_out = np.concatenate([grower.validation_scores() for grower in growers]) + start
+            score = objective.score(held_out, y, weight)
+            loss, entropy = objective.loss(held_out, y, weight, round=number), plain.loss(held_out, y, weight)
+            value = {"score": (-score, loss), "loss": (loss, -score), "entropy": (entropy, -score)}[monitor]
+            better = value < best
+            if better:
+                best, kept, scores = value, number + 1, held_out
+            epoch = Epoch(
+                number + 1, "metric" if objective.metric_weight else "cross-entropy", objective.temperature_at(number),
+                learning_rate, float(np.mean(losses)), loss, entropy, score, better, time.perf_counter() - started,
+            )  # fmt: skip
+            history.append(epoch)
+            on_round(epoch)
+            if number + 1 - kept >= patience:
+                break
+    except KeyboardInterrupt:
+        if not kept:
+            raise
+    return Trained(kept, scores, history)
+
+
+def entropy_of(objective: ScoreObjective) -> ScoreObjective:
+    """The same task with cross-entropy alone, for watching it."""
+    return ScoreObjective("accuracy", task=objective.task, anchor=1.0, metric_weight=0.0)
+
+
+def _grow(grower: Grower, rows: Rows, objective: ScoreObjective, start: Array, number: int) -> float:
+    loss = [0.0]
+
+    def gradient(scores: Array) -> tuple[Array, Array]:
+        at = scores + start.astype(scores.dtype)
+        loss[0], first, second = objective.value_and_gradient(at, rows.y, rows.weight, round=number)
+        return first, second
+
+    grower.grow(gradient)
+    return loss[0]

@@ -1,0 +1,1 @@
+"""evalign in other people's frameworks, one file each."""

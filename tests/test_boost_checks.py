@@ -1,0 +1,16 @@
+"""scikit-learn's own checks of EASTBooster, every one of them, with both libraries."""
+
+from typing import Any
+
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from evalign.booster import EASTBooster
+
+SMALL = {"rounds": 15, "n_jobs": 1, "folds": 3}
+
+
+@parametrize_with_checks([EASTBooster(**SMALL), EASTBooster(library="xgboost", **{**SMALL, "folds": 1})])
+@pytest.mark.filterwarnings("ignore:Estimator's parameters changed after set_params raised")
+def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
+    assert check(estimator) is None
