@@ -49,7 +49,7 @@ class Accumulation:
         if self._whole is not None:
             raise RuntimeError("a part was added after the first loss; use a new Accumulation for every optimiser step")
         with torch.enable_grad():  # or the loss would think that this is validation
-            part = self.metric_loss.sums(input.detach(), target, sample_weight)
+            part = self.metric_loss.sums(input.detach(), target, sample_weight).alone()
         self._total = part if self._total is None else self._total + part
         self.parts += 1
 

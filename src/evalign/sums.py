@@ -83,6 +83,10 @@ class Sums:
         rows = None if self.rows is None else vector[size + 2 :]
         return replace(self.with_counts(vector[:size]), entropy=vector[size], weight=vector[size + 1], rows=rows)
 
+    def alone(self) -> "Sums":
+        """Numbers only: without the batch, which a matrix that may still be asked for holds on to."""
+        return self.with_vector(self.vector)
+
     def __add__(self, other: "Sums") -> "Sums":
         return self.with_vector(self.vector + other.vector)
 

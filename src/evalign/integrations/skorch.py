@@ -1,0 +1,116 @@
+"""skorch: a classifier with a metric as its criterion, and a callback that anneals and records the metric."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from skorch import NeuralNetClassifier
+from skorch.callbacks import Callback
+from skorch.dataset import unpack_data
+from torch import Tensor
+
+from evalign.accumulation import accumulate
+from evalign.integrations.tracking import Tracker
+from evalign.losses import MetricLoss
+
+
+class MetricNetClassifier(NeuralNetClassifier):
+    """skorch's classifier with `MetricLoss` as criterion: `MetricNetClassifier(Module, criterion__metric="f1")`.
+
+    The module returns logits (N, C). Options of the loss are `criterion__anchor`, `criterion__memory` and so on; with
+    `parts` above 1 every batch is gone through in so many micro-batches, with the gradient of the whole.
+
+    >>> MetricNetClassifier(torch.nn.Linear, criterion__metric="mcc").criterion.__name__
+    'MetricLoss'
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        *args: Any,
+        criterion: Any = MetricLoss,
+        parts: int = 1,
+        predict_nonlinearity: Any = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__(module, *args, criterion=criterion, predict_nonlinearity=predict_nonlinearity, **options)
+        self.parts = parts
+
+    def _get_predict_nonlinearity(self) -> Callable[[Tensor], Tensor]:
+        if self.predict_nonlinearity == "auto" and isinstance(self.criterion_, MetricLoss):
+            return _probabilities
+        chosen: Callable[[Tensor], Tensor] = super()._get_predict_nonlinearity()
+        return chosen
+
+    def train_step_single(self, batch: Any, **fit_params: Any) -> dict[str, Any]:
+        if self.parts == 1:
+            step: dict[str, Any] = super().train_step_single(batch, **fit_params)
+            return step
+        self._set_training(True)
+        x, y = unpack_data(batch)
+        if not isinstance(x, Tensor) or not isinstance(self.criterion_, MetricLoss):
+            raise TypeError(
+                f"parts={self.parts} needs a tensor as input and a MetricLoss, got {type(x).__name__} and "
+                f"{type(self.criterion_).__name__}; use parts=1"
+            )
+        predicted: list[Tensor] = []
+
+        def forward(part: Tensor) -> Tensor:
+            predicted.append(self.infer(part, **fit_params))
+            return predicted[-1]
+
+        y = y.to(self.device)
+        split = list(zip(x.tensor_split(self.parts), y.tensor_split(self.parts), strict=True))
+        loss = accumulate(self.criterion_, forward, split)
+        return {"loss": loss, "y_pred": torch.cat(predicted[self.parts :]).detach()}
+
+
+class MetricCallback(Callback):
+    """Records `valid_<metric>` (hard), `valid_soft_<metric>` and `temperature` of every epoch, and anneals.
+
+    Scores are those of all validation rows together. `schedule` makes a schedule of `annealing` from the loss; it is
+    shown the validation loss, and ends training when it is finished. Its `state_dict` goes beside `net.save_params`,
+    whose `f_criterion` has temperature and memory.
+
+    >>> MetricCallback().prefix
+    'valid_'
+    """
+
+    def __init__(self, schedule: Callable[[MetricLoss], Any] | None = None, prefix: str = "valid_") -> None:
+        self.schedule, self.prefix = schedule, prefix
+
+    def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **options: Any) -> None:
+        loss = net.criterion_
+        if not isinstance(loss, MetricLoss):
+            raise TypeError(f"criterion must be MetricLoss, got {type(loss).__name__}; set criterion=MetricLoss")
+        self.tracker_ = Tracker(loss)
+        self.handle_ = self.tracker_.listen()
+        if self.schedule is not None and getattr(self, "schedule_", None) is None:
+            self.schedule_ = self.schedule(loss)
+
+    def on_train_end(self, net: Any, X: Any = None, y: Any = None, **options: Any) -> None:
+        self.handle_.remove()
+        self.tracker_.reset()
+
+    def on_epoch_begin(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **options: Any) -> None:
+        self.tracker_.reset()
+
+    def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **options: Any) -> None:
+        scores = self.tracker_.scores()
+        net.history.record("temperature", self.tracker_.loss.temperature)
+        for name, value in scores.items():
+            if name != "loss":  # skorch has one of its own under this name: the mean over batches
+                net.history.record(self.prefix + name, value)
+        if self.schedule is None or not scores:
+            return
+        self.schedule_.step(scores["loss"])
+        if getattr(self.schedule_, "finished", False):
+            raise KeyboardInterrupt  # skorch's own way to end training early
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.schedule_.state_dict()
+        return state
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    return logits.softmax(-1)
