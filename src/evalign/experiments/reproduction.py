@@ -7,12 +7,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from evalign.experiments.cells import FilledTable, Number, fill, measure, read_report, report_path
+from evalign.experiments.cells import FilledTable, Measured, Number, fill, measure, read_report, report_path
 from evalign.experiments.documents import markdown_table
+from evalign.experiments.significance import LEVEL, against_printed, holm
 from evalign.experiments.tables import all_tables
 from evalign.experiments.wording import NONE, measured_number, not_run, printed_number
 
 WITHOUT = "-without-"
+LEAST = 0.0005  # an effect below is none at three decimals
 
 
 class Effect(NamedTuple):
@@ -22,6 +24,7 @@ class Effect(NamedTuple):
     cell: Number
     table: str
     value: float
+    without: Measured
 
 
 def reproduction_blocks(papers: Path) -> dict[str, str]:
@@ -30,6 +33,7 @@ def reproduction_blocks(papers: Path) -> dict[str, str]:
     moved = [effect for one in filled for effect in effects(papers, one)]
     return {
         "reached": reached_block(filled),
+        "fit": fit_block(moved),
         "quirks": quirks_block(moved),
         "missed": missed_block(filled, moved),
         "not-run": not_run_block(everything),
@@ -46,11 +50,11 @@ def effects(papers: Path, filled: FilledTable) -> Iterator[Effect]:
         with_it = measure(report, decision, cell.metric).scores
         for variant in report.trials[0].scores:
             if variant.startswith(decision + WITHOUT):
-                without = measure(report, variant, cell.metric).scores
-                common = with_it.keys() & without.keys()
+                without = measure(report, variant, cell.metric)
+                common = with_it.keys() & without.scores.keys()
                 if common:
-                    value = fmean(with_it[trial] - without[trial] for trial in common)
-                    yield Effect(variant.removeprefix(decision + WITHOUT), cell, filled.table.name, value)
+                    value = fmean(with_it[trial] - without.scores[trial] for trial in common)
+                    yield Effect(variant.removeprefix(decision + WITHOUT), cell, filled.table.name, value, without)
 
 
 def reached_block(filled: Sequence[FilledTable]) -> str:
@@ -71,19 +75,46 @@ def reached_block(filled: Sequence[FilledTable]) -> str:
     return markdown_table(head, rows)
 
 
+def fit_block(moved: Sequence[Effect]) -> str:
+    """Whether the printed numbers that a quirk moves are nearer with it or without it."""
+    rows = []
+    for quirk in sorted({effect.quirk for effect in moved}):
+        numbers = {
+            _run(effect.cell): effect for effect in moved if effect.quirk == quirk and abs(effect.value) >= LEAST
+        }
+        tests = [
+            (
+                effect.cell.tests["paper"],
+                against_printed(effect.cell.printed, effect.without.values, effect.cell.decimals),
+            )
+            for effect in numbers.values()
+            if effect.cell.printed is not None
+        ]
+        both = [(one, other) for one, other in tests if one is not None and other is not None]
+        if both:
+            sides = [[pair[side] for pair in both] for side in (0, 1)]
+            off = [str(sum(p < LEVEL for p in holm([test.p for test in side]))) for side in sides]
+            gaps = [f"{median(abs(test.difference) for test in side):.3f}" for side in sides]
+            rows.append([quirk, str(len(both)), *off, *gaps])
+    if not rows:
+        return "No report has a variant without a quirk yet."
+    head = ["quirk", "numbers it moves", "clearly off with it", "clearly off without it", "median distance with it",
+            "median distance without it"]  # fmt: skip
+    return markdown_table(head, rows)
+
+
 def quirks_block(moved: Sequence[Effect]) -> str:
     """Every quirk by metric and training: how many numbers, the mean effect, and the largest with its place."""
-    groups: Mapping[tuple[str, str, str], dict[tuple[str, str, str], Effect]] = defaultdict(dict)
+    groups: Mapping[tuple[str, str, str], dict[tuple[str, ...], Effect]] = defaultdict(dict)
     for effect in moved:
-        cell = effect.cell
         # Batch sizes are one training; a run that several tables show counts once.
-        group = groups[effect.quirk, cell.metric, re.sub(r"-b\d+$", "", cell.row.cell)]
-        group.setdefault((cell.row.folder, cell.row.cell, cell.dataset), effect)
+        group = groups[effect.quirk, effect.cell.metric, re.sub(r"-b\d+$", "", effect.cell.row.cell)]
+        group.setdefault(_run(effect.cell), effect)
     rows = []
     for (quirk, metric, trained), group in sorted(groups.items()):
         found = list(group.values())
         top = max(found, key=lambda effect: abs(effect.value))
-        if abs(top.value) >= 0.0005:
+        if abs(top.value) >= LEAST:
             rows.append([quirk, metric, trained, str(len(found)), _signed(fmean(effect.value for effect in found)),
                          f"{_signed(top.value)} ({top.cell.dataset}, {top.table})"])  # fmt: skip
     if not rows:
@@ -99,13 +130,17 @@ def missed_block(filled: Sequence[FilledTable], moved: Sequence[Effect]) -> str:
         place = (effect.table, effect.cell.row.label, effect.cell.dataset, effect.cell.metric)
         if place not in largest or abs(effect.value) > abs(largest[place].value):
             largest[place] = effect
-    rows = []
+    rows, seen = [], set()
     for one in filled:
         for cell in one.cells:
             test = cell.tests.get("paper")
-            if test is not None and _off(one, cell):
+            number = (cell.row.folder, cell.row.cell, cell.dataset, cell.metric, cell.printed)
+            if test is not None and _off(one, cell) and number not in seen:  # a row may stand in two tables
+                seen.add(number)
                 moving = largest.get((one.table.name, cell.row.label, cell.dataset, cell.metric))
-                mover = NONE if moving is None else f"{moving.quirk} {_signed(moving.value)}"
+                mover = (
+                    NONE if moving is None or abs(moving.value) < LEAST else f"{moving.quirk} {_signed(moving.value)}"
+                )
                 line = [one.table.name, cell.row.label, cell.dataset, one.table.metrics[cell.metric],
                         printed_number(cell.printed, cell.decimals), measured_number(cell.measured["paper"]),
                         _signed(test.difference), mover, measured_number(cell.measured["honest"])]  # fmt: skip
@@ -131,8 +166,13 @@ def not_run_block(filled: Sequence[FilledTable]) -> str:
     return markdown_table(["table", "protocol", "runs", "which", "command"], rows)
 
 
+def _run(cell: Number) -> tuple[str, ...]:
+    """What tells a measured number, whichever table shows it."""
+    return cell.row.folder, cell.row.cell, cell.dataset, cell.metric
+
+
 def _off(filled: FilledTable, cell: Number) -> bool:
-    return filled.adjusted[cell.row.label, cell.dataset, cell.metric, "paper"] < 0.05
+    return filled.adjusted[cell.row.label, cell.dataset, cell.metric, "paper"] < LEVEL
 
 
 def _signed(value: float) -> str:
