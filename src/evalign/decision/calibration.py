@@ -10,6 +10,7 @@ from evalign.decision.rules import FLOOR, expit, logit, softmax
 
 RIDGE = 0.5  # of log slope and offsets: a prior of standard deviation 1.4 about "already calibrated"
 FOLDS = 5
+STEEPEST = 30.0  # log slope that a line search may look at: beyond it every probability is 0 or 1 anyway
 
 
 def floor_of(p: Floats, *, multilabel: bool) -> float:
@@ -109,7 +110,7 @@ def scaled_classes(p: Floats, y: Labels, weight: Floats) -> Scaling:
     z, rows = np.log(np.maximum(p, floor)), np.arange(len(y))
 
     def loss(x: Floats) -> tuple[float, Floats]:
-        slope = np.exp(x[0])
+        slope = np.exp(np.minimum(x[0], STEEPEST))
         q = softmax(slope * z + x[1:])
         value = -float(weight @ np.log(np.maximum(q[rows, y], 1e-300)))
         q[rows, y] -= 1
@@ -127,7 +128,7 @@ def scaled_labels(p: Floats, y: Labels, weight: Floats) -> Floats:
     sign = np.where(y == 1, 1.0, -1.0)
 
     def loss(x: Floats) -> tuple[float, Floats]:
-        slopes = np.exp(x[:size])
+        slopes = np.exp(np.minimum(x[:size], STEEPEST))
         scores = slopes * z + x[size:]
         value = float(weight @ np.logaddexp(0.0, -sign * scores).sum(axis=1))
         residual = weight[:, None] * (expit(scores) - y)

@@ -1,6 +1,5 @@
 """Many cells: here, in processes (joblib; they may share a GPU), or on a Ray cluster."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,27 +79,3 @@ def _backend(engine: Engine, device: str, jobs: int) -> Any:
         register_ray()
         return joblib.parallel_config("ray")
     return joblib.parallel_config("loky", inner_max_num_threads=max(1, (joblib.cpu_count() or 1) // jobs))
-
-
-@contextlib.contextmanager
-def progress(total: int, *, enabled: bool = True) -> Iterator[Any]:
-    """A bar with cells done and time left; call what it gives with every `Done`."""
-    if not enabled:
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, transient=True, console=Console(stderr=True)) as bar:
-        task = bar.add_task("cells", total=total)
-        yield lambda done: bar.update(task, advance=1, description=done.cell)

@@ -2,16 +2,15 @@
 
 import contextlib
 import hashlib
-import json
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from evalign.checks import check_choice
-from evalign.experiments.config import Config, read_config
+from evalign.experiments.config import Config, read_config, to_json
 from evalign.experiments.report import Report, load_report, report_path
+from evalign.experiments.tables import Table
+from evalign.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,15 @@ class Cell:
         return "/".join(self.path.parts[-4:]).removesuffix(".json")
 
     @property
+    def dataset(self) -> str:
+        return self.path.name.split(".")[0]
+
+    @property
+    def row(self) -> str:
+        """The name that rows of a table give their cell, without the grid that it may have been searched by."""
+        return self.path.name.split(".")[1].partition("@")[0]
+
+    @property
     def config(self) -> Config:
         return read_config(self.path)
 
@@ -34,44 +42,39 @@ class Cell:
         return load_report(where, self.config) if where.exists() else None
 
 
-class Papers:
-    """The folder of tables. `table("btg-1")` is papers/btg/1."""
+def cells_of(papers: Path, table: Table, protocols: Sequence[str] = ("honest", "paper")) -> list[Cell]:
+    """The cells that make a table, those it borrows from another table too, as far as there is a plan for them.
 
-    def __init__(self, folder: str | Path = "papers") -> None:
-        self.folder = Path(folder)
-        if not any(self.folder.glob("*/*/table.json")):
-            raise ValueError(
-                f"{self.folder} must hold the papers' tables, it has none; run in a checkout, or give --papers"
-            )
+    Data set by data set, so that one is loaded once.
+    """
+    paths = [
+        papers / row.folder / protocol / f"{dataset}.{row.cell}.json"
+        for dataset in table.datasets
+        for row in table.rows
+        for protocol in protocols
+    ]
+    return [Cell(path) for path in dict.fromkeys(paths) if path.exists()]
 
-    @property
-    def names(self) -> list[str]:
-        return sorted("-".join(path.parts[-3:-1]) for path in self.folder.glob("*/*/table.json"))
 
-    def folder_of(self, name: str) -> Path:
-        check_choice("table", name, self.names)
-        return self.folder.joinpath(*name.split("-", 1))
+def with_grid_of_the_paper(cell: Cell) -> Cell:
+    """The same cell searched as EAST describes, as a config of its own beside it; the cell itself if it has no grid.
 
-    def content(self, name: str) -> dict[str, Any]:
-        """What table.json says."""
-        return dict(json.loads((self.folder_of(name) / "table.json").read_text(encoding="utf-8")))
-
-    def cells(self, name: str, protocols: tuple[str, ...] = ("honest", "paper"), used: bool = True) -> list[Cell]:
-        """The cells that make a table, those it borrows from another table too (unless `used` is False).
-
-        Data set by data set, so that one is loaded once.
-        """
-        content, found = self.content(name), []
-        for dataset in content.get("datasets", []):
-            for row in content["rows"]:
-                if "from" in row and not used:
-                    continue
-                home = self.folder / row["from"] if "from" in row else self.folder_of(name)
-                for protocol in protocols:
-                    path = home / protocol / f"{dataset}.{row['cell']}.json"
-                    if path.exists():
-                        found.append(Cell(path))
-        return found
+    Batch sizes 128 … 2048 (credit card also 4096 and 8192), learning rates 1e-2 … 1e-4, dropout 0.25 and 0.5, cooling
+    by 0.8 and 0.9 where there is any (EAST, E.4).
+    """
+    config = cell.config
+    if config.grid is None:
+        return cell
+    sizes = (128, 256, 512, 1024, 2048, *((4096, 8192) if config.data.name == "creditcard" else ()))
+    grid = replace(
+        config.grid, learning_rate=(1e-2, 1e-3, 1e-4), dropout=(0.25, 0.5), batch_size=sizes,
+        rate=(0.8, 0.9) if config.grid.rate else (),
+    )  # fmt: skip
+    path = cell.path.with_name(cell.path.name.removesuffix(".json") + "@paper-grid.json")
+    derived = replace(config, cell=f"{config.cell}@paper-grid", grid=grid)
+    if not path.exists() or read_config(path) != derived:
+        write_atomically(path, to_json(derived))
+    return Cell(path)
 
 
 @contextlib.contextmanager
