@@ -1,8 +1,6 @@
 """Adult, the census income data: does a person earn more than 50 000 dollars a year?"""
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from evalign.datasets.base import Card, Dataset, File, Protocol, Version
 from evalign.datasets.store import Store
@@ -48,8 +46,6 @@ CARD = Card(
         "A row's fnlwgt is dropped, as in the papers.",
         "The text has a split of 64/16/20, but 19782 negatives in the oversampled training part (BtG Table 10) are "
         "80 % of the 24720 in adult.data: the printed numbers were taken on adult.test. The paper protocol does that.",
-        "age_as_text: BtG's code numbers the ages of adult.test apart from those of adult.data, so that no test age was "
-        "seen in training; that is why the papers' scores on Adult are as low as they are.",
         "paper: categories are numbered in alphabetical order (trap 7), a missing value being one of them, the first.",
         "52 exact duplicates, kept.",
     ),
@@ -64,32 +60,15 @@ SOURCE = TableSource(
 )
 
 
-def load(store: Store, protocol: Protocol, *, age_as_text: bool = False) -> Dataset:
-    """`age_as_text` numbers ages as BtG's code does, by order of appearance, those of the test part anew.
-
-    Its reader takes the first line of adult.test, which is no data, for a row; ages there become text, text and
-    numbers together become categories, and "39" is another one than 39. A network sees no test age in training.
-    """
+def load(store: Store, protocol: Protocol) -> Dataset:
     raw = SOURCE.load(store)
     X = raw.frame.drop(columns=DROPPED)
-    if age_as_text and raw.official_test is not None:
-        X["age"] = _appearance(X["age"], raw.official_test)
     for name in CATEGORIES:
         if protocol == "paper":
             X[name] = X[name].astype("category").cat.codes.astype("int64")
         else:  # text, for an encoder to one-hot; what is unknown is missing, not a category of its own
             X[name] = X[name].mask(X[name] == "?")
     return Dataset(CARD, X, raw.y, raw.classes, protocol, official_test=raw.official_test)
-
-
-def _appearance(age: pd.Series, test: NDArray[np.bool_]) -> NDArray[np.int64]:
-    codes = np.zeros(len(age), dtype=np.int64)
-    seen = 0
-    for part in (~test, test):
-        codes[part], found = pd.factorize(age[part])
-        codes[part] += seen
-        seen += len(found)
-    return codes
 
 
 def _renamed(frame: pd.DataFrame) -> pd.DataFrame:

@@ -30,7 +30,6 @@ QUIRKS: dict[str, str] = {
     "auroc_of_cuts": "AUROC is that of thresholded predictions, i.e. balanced accuracy",
     "wmw_of_positives": "WMW compares positives with positives",
     "dice_per_sample": "Dice sums within a sample, not over the batch",
-    "age_as_text": "ages of Adult's test part are numbered apart from those of its training part",
     "one_split": "all trials share one split and differ in initial weights only",
     "macro_f1": "the F1 column has macro F1 where other rows have F1 of the positive class",
 }
