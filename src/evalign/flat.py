@@ -47,7 +47,9 @@ def flatten(
         y, counted = torch.where(valid, target, 0).long(), valid.to(dtype)
     if sample_weight is not None:
         counted = counted * checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
-    logits = input.to(dtype)
+    # On a GPU half precision is read as it is by a kernel that counts in float32: no copy of the batch.
+    as_it_is = from_logits and offset is None and input.is_cuda
+    logits = input if as_it_is else input.to(dtype)
     if task == "binary":
         y, counted, logits = y.reshape(-1), counted.reshape(-1), logits.reshape(-1)
     elif task == "multiclass":

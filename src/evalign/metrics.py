@@ -8,8 +8,8 @@ quotient is 0/0; with nan the class is left out of the mean.
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
-from typing import Literal
+from functools import cache, partial, wraps
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -199,9 +199,20 @@ METRICS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
+@cache
 def is_averaged(name: str) -> bool:
     """Whether a metric has one score per class, so that `average` says how they are combined."""
     return name in METRICS and "average" in inspect.signature(METRICS[name]).parameters
+
+
+def quotient(name: str, c: Confusion, *, beta: Beta | None = None) -> tuple[Tensor, Tensor]:
+    """The two parts of a metric that is a quotient of counts averaged over classes, before they are divided.
+
+    >>> quotient("recall", Confusion.hard(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1])))
+    (tensor([1., 1.], dtype=torch.float64), tensor([2., 1.], dtype=torch.float64))
+    """
+    options = {} if beta is None else {"beta": beta}
+    return METRICS[name](c, average=_PARTS, **options)  # type: ignore[return-value]
 
 
 def resolve(metric: str | MetricFunction, *, average: Average = "macro", beta: Beta | None = None) -> MetricFunction:
@@ -224,7 +235,12 @@ def resolve(metric: str | MetricFunction, *, average: Average = "macro", beta: B
     return partial(METRICS[metric], **options)
 
 
+_PARTS: Any = "parts"
+
+
 def _average(c: Confusion, top: Tensor, bottom: Tensor, average: Average | None, zero_division: float) -> Tensor:
+    if average is _PARTS:
+        return top, bottom  # type: ignore[return-value]
     if average is not None:
         checks.check_choice("average", average, AVERAGES)
     if average == "micro":

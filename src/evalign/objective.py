@@ -13,12 +13,13 @@ from torch import Tensor
 
 from evalign import checks, curves, membership, metrics
 from evalign.confusion import Confusion, Task
-from evalign.kernels import compiled
+from evalign.kernels import dispatch
 from evalign.kernels.columns import ColumnCounts, column_counts
-from evalign.kernels.points import FivePoints, grid
+from evalign.kernels.points import FivePoints, Settings
+from evalign.kernels.quotients import MOST_CLASSES, quotient
 from evalign.kernels.rows import row_counts
 from evalign.metrics import Average, Beta, MetricFunction
-from evalign.numerics import finite_gradient, safe_divide
+from evalign.numerics import counting_dtype, finite_gradient, safe_divide
 from evalign.steps import StepChoice
 from evalign.sums import Sums, rows_behind
 
@@ -87,26 +88,26 @@ class Objective:
             return self._fused(logits, y, weight, temperature)
         return self.confusion(logits, y, weight, temperature), None
 
+    def _has_fused_form(self) -> bool:
+        five_points = self.step.step in ("annealed", "linear")
+        return self.backend == "auto" and five_points and (self.task != "multiclass" or self.thresholds is None)
+
     def _fuses(self, logits: Tensor, weight: Tensor, temperature: float | Tensor) -> bool:
-        """Whether a fused form takes this batch: it has a gradient for the logits alone, and five-point steps."""
+        """Whether a fused form takes this batch: it has a gradient for the logits alone."""
         learned = isinstance(temperature, Tensor) and temperature.requires_grad
-        if self.backend != "auto" or weight.requires_grad or learned or self.step.step not in ("annealed", "linear"):
+        if learned or weight.requires_grad or not self._has_fused_form():
             return False
-        if not checks.can_look_at(logits):
-            return False
-        if self.task == "multiclass":
-            return self.thresholds is None
-        return logits.dtype == torch.float32 and compiled.available()
+        return dispatch.takes(logits) or (self.task == "multiclass" and checks.can_look_at(logits))
 
     def _fused(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
     ) -> tuple[Confusion, Tensor | None]:
-        points = FivePoints(*self.step.five_points(temperature))
+        settings = self._settings(logits, temperature)
         if self.task == "multiclass":
-            tp, predicted, losses, actual = row_counts(logits, y, weight, points, self.label_smoothing)
+            tp, predicted, losses, actual = row_counts(logits, y, weight, settings)
             total = actual.sum()  # rounded like its parts, so that one class alone has a share of exactly 1
         else:
-            tp, predicted, losses, actual, total = self._fused_columns(logits, y, weight, points)
+            tp, predicted, losses, actual, total = self._fused_columns(logits, y, weight, settings)
         entropy = safe_divide(losses, total.sum()) if self.anchor else None
         if isinstance(self.thresholds, tuple):  # labels are counted as often as predictions: for each threshold
             actual, total = actual.expand_as(tp), total.expand(tp.shape[0], *total.shape)
@@ -117,13 +118,21 @@ class Objective:
         )  # fmt: skip
         return confusion, entropy
 
-    def _fused_columns(self, logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints) -> ColumnCounts:
+    def _settings(self, logits: Tensor, temperature: float | Tensor) -> Settings:
+        if self.step.step == "annealed" and isinstance(temperature, Tensor) and temperature.is_cuda:
+            points = FivePoints(0.0, 0.0, temperature)
+        else:
+            points = FivePoints(*self.step.five_points(temperature))
+        if self.task == "multiclass":
+            return Settings(points, self.label_smoothing, bool(self.anchor))
         taus = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds or 0.5,)
-        two = self.task == "binary"
-        z, y, weight = (x[None] if two else x.t() for x in (logits, y, weight))
-        counts = column_counts(
-            z, y, weight, grid(taus, points), smoothing=self.label_smoothing, losses=bool(self.anchor), two_classes=two
-        )
+        return Settings(points, self.label_smoothing, bool(self.anchor), taus)
+
+    def _fused_columns(self, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> ColumnCounts:
+        if self.task == "binary":
+            counts = column_counts(logits[:, None], y[:, None], weight[:, None], settings, two_classes=True)
+        else:
+            counts = column_counts(logits, y, weight, settings)
         if isinstance(self.thresholds, tuple):
             return counts
         return counts._replace(tp=counts.tp[0], predicted=counts.predicted[0])
@@ -131,6 +140,7 @@ class Objective:
     def confusion(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Confusion:
         """The soft counts of a batch, eager; with a grid of thresholds, one set of counts for each."""
         step = self.step.at(temperature)
+        logits = logits.to(counting_dtype(logits.dtype))
         p = logits.softmax(-1) if self.task == "multiclass" else logits.sigmoid()
         if isinstance(self.thresholds, tuple):
             s = membership.grid(p, step, self.thresholds)
@@ -142,9 +152,28 @@ class Objective:
 
     def metric_term(self, confusion: Confusion, beta: Beta | None = None) -> Tensor:
         """1 - M(C), and 0 for a batch without a counted label."""
+        beta = self.beta if beta is None else beta
+        if self._is_quotient(confusion, beta):
+            from evalign.kernels.triton_metric import quotient_loss
+
+            form = quotient(str(self.metric), confusion.outcomes, beta, self.label_smoothing)  # type: ignore[arg-type]
+            return quotient_loss(confusion, form, self.average)
         confusion = confusion.smoothed(self.label_smoothing)
         score = self.score(confusion, beta)
         return torch.where(confusion.total.sum() == 0, 0.0 * score, 1 - score)
+
+    def _is_quotient(self, c: Confusion, beta: Beta | None) -> bool:
+        """Whether one kernel takes the metric: on a GPU its dozens of tiny operations cost more than the counts."""
+        return (
+            c.tp.is_cuda
+            and c.tp.dim() == 1
+            and c.num_classes <= MOST_CLASSES
+            and self.backend == "auto"
+            and isinstance(self.metric, str)
+            and metrics.is_averaged(self.metric)
+            and (beta is None or isinstance(beta, (int, float)))
+            and dispatch.takes(c.tp)
+        )
 
     def score(self, c: Confusion, beta: Beta | None = None) -> Tensor:
         if self.metric == "auroc":
@@ -177,6 +206,7 @@ class Objective:
 
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, task: Task, label_smoothing: float = 0.0) -> Tensor:
     """Weighted mean of the cross-entropy (multiclass) or the binary one (binary, multilabel)."""
+    logits = logits.to(counting_dtype(logits.dtype))
     if task == "multiclass":
         each = F.cross_entropy(logits, y, reduction="none", label_smoothing=label_smoothing)
     else:

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evalign.kernels import dispatch
 from evalign.kernels.interface import once
-from evalign.kernels.points import Lines
+from evalign.kernels.points import Settings
 
 
 class ColumnCounts(NamedTuple):
@@ -20,46 +21,30 @@ class ColumnCounts(NamedTuple):
 
 
 def column_counts(
-    logits: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    lines: tuple[Lines, ...],
-    *,
-    smoothing: float = 0.0,
-    losses: bool = True,
-    two_classes: bool = False,
+    logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, *, two_classes: bool = False
 ) -> ColumnCounts:
-    """Counts of logits, 0/1 labels and weights (L, M); without `losses` their cross-entropies are left at 0.
+    """Counts of logits, 0/1 labels and weights (M, L) at every threshold of the settings.
 
     With `two_classes` the one column there is gives counts of both its classes: (G, 2), (2,), and total ().
 
-    >>> lines = (Lines(left=0.25, room=0.25, tau=0.5, below=0.4, middle=1.6, above=0.4),)
-    >>> counts = column_counts(torch.tensor([[0.0, 10.0]]), torch.tensor([[1, 1]]), torch.ones(1, 2), lines)
+    >>> from evalign.kernels.points import FivePoints
+    >>> settings = Settings(FivePoints(low=0.1, reach=0.5), thresholds=(0.5,))
+    >>> counts = column_counts(torch.tensor([[0.0], [10.0]]), torch.tensor([[1], [1]]), torch.ones(2, 1), settings)
     >>> counts.tp, counts.total
     (tensor([[1.5000]]), tensor([2.]))
     """
-    options = (lines, smoothing, losses, two_classes)
-    return ColumnCounts(*_Columns.apply(logits, y, weight, *options))  # type: ignore[no-untyped-call]
+    return ColumnCounts(*_Columns.apply(logits, y, weight, settings, two_classes))  # type: ignore[no-untyped-call]
 
 
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        logits: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        lines: tuple[Lines, ...],
-        smoothing: float,
-        with_losses: bool,
-        two_classes: bool,
+        ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, two_classes: bool
     ) -> tuple[Tensor, ...]:
-        from evalign.kernels import compiled_columns
-
         kept = (logits.detach().contiguous(), y.contiguous(), weight.detach().contiguous())
         ctx.save_for_backward(*kept)
-        ctx.settings, ctx.two_classes = (lines, smoothing), two_classes
-        tp, predicted, losses, actual, total = compiled_columns.forward(kept, lines, smoothing, with_losses)
+        ctx.kernel, ctx.settings, ctx.two_classes = dispatch.columns(logits), settings, two_classes
+        tp, predicted, losses, actual, total = ctx.kernel.forward(kept, settings)
         if two_classes:
             tn = total - actual - predicted + tp
             tp, predicted = torch.cat([tn, tp], 1), torch.cat([total - predicted, predicted], 1)
@@ -72,15 +57,15 @@ class _Columns(torch.autograd.Function):
     def backward(
         ctx: Any, tp: Tensor | None, predicted: Tensor | None, losses: Tensor | None, actual: None, total: None
     ) -> tuple[Tensor | None, ...]:
-        from evalign.kernels import compiled_columns
-
         kept = ctx.saved_tensors
         with torch.no_grad():
-            zero = kept[0].new_zeros(len(ctx.settings[0]), 2 if ctx.two_classes else kept[0].shape[0])
+            columns = 2 if ctx.two_classes else kept[0].shape[1]
+            zero = kept[2].new_zeros(len(ctx.settings.thresholds), columns) if tp is None or predicted is None else None
             tp, predicted = zero if tp is None else tp, zero if predicted is None else predicted
+            assert tp is not None
+            assert predicted is not None
             if ctx.two_classes:
                 predicted = predicted[:, 1:] - predicted[:, :1] - tp[:, :1]
                 tp = tp[:, 1:] + tp[:, :1]
-            lines, smoothing = ctx.settings
-            gradient = compiled_columns.backward(kept, lines, smoothing, tp, predicted, losses)
-        return once(gradient), None, None, None, None, None, None
+            gradient = ctx.kernel.backward(kept, ctx.settings, tp, predicted, losses)
+        return once(gradient), None, None, None, None

@@ -10,7 +10,7 @@ from torch import Tensor
 from evalign.kernels import row_loops
 from evalign.kernels.compiled import in_threads, parts
 from evalign.kernels.interface import Counts, Slopes
-from evalign.kernels.points import FivePoints
+from evalign.kernels.points import FivePoints, Settings
 
 
 @lru_cache
@@ -21,13 +21,13 @@ def _numbers(points: FivePoints, smoothing: float) -> NDArray[np.float32]:
 Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def forward(z: Tensor, y: Tensor, weight: Tensor, points: FivePoints, smoothing: float) -> tuple[Counts, Kept]:
-    (n, d), z, y, weight = z.shape, z.detach(), y.contiguous(), weight.contiguous()
+def forward(z: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, Kept]:
+    (n, d), z, y, weight = z.shape, z.detach().contiguous(), y.contiguous(), weight.contiguous()
     stats, places = torch.empty(n, 4), torch.empty(n, 2, dtype=torch.int32)
     ranges = parts(n, n * d)
     sums = np.zeros((len(ranges), 3, d))
     array = z.numpy()
-    fixed = (array, array.view(np.int32), y.numpy(), weight.numpy(), _numbers(points, smoothing))
+    fixed = (array, array.view(np.int32), y.numpy(), weight.numpy(), _numbers(settings.points, settings.smoothing))
     kept = stats.numpy(), places.numpy()
     jobs = [
         partial(row_loops.forward, *fixed, start, stop, *kept, part)
@@ -38,10 +38,10 @@ def forward(z: Tensor, y: Tensor, weight: Tensor, points: FivePoints, smoothing:
     return Counts(tp, predicted, torch.tensor(losses, dtype=z.dtype), actual), (z, y, weight, stats, places)
 
 
-def backward(kept: Kept, points: FivePoints, smoothing: float, slopes: Slopes) -> Tensor:
+def backward(kept: Kept, settings: Settings, slopes: Slopes) -> Tensor:
     z, y, weight, stats, places = (x.detach().numpy() for x in kept)
     gradient = torch.empty(z.shape)
-    numbers = _numbers(points, smoothing)
+    numbers = _numbers(settings.points, settings.smoothing)
     by_losses = np.float32(0 if slopes.losses is None else slopes.losses.item())
     by = slopes.tp.detach().numpy(), slopes.predicted.detach().numpy(), by_losses, gradient.numpy()
     in_threads(

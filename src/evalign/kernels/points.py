@@ -1,18 +1,21 @@
 """The two five-point steps as numbers that a kernel can take."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
+
+from torch import Tensor
 
 
 class FivePoints(NamedTuple):
     """A step whose threshold is tau <= 1/2 of its row: lines that meet at tau (1 -+ reach) with values low, 1 - low.
 
     With x = p / tau: h = a x below 1 - reach, 1/2 + b (x - 1) up to 1 + reach. `annealed` has low = T and
-    reach = 5 T / 2, `linear` low = delta and reach = 1/2.
+    reach = 5 T / 2, `linear` low = delta and reach = 1/2. On a GPU the annealed step's `temperature` is read where it
+    is, in place of both numbers: asking for its value would stop the queue, and freeze it in a CUDA graph.
     """
 
     low: float
     reach: float
+    temperature: Tensor | None = None
 
     @property
     def a(self) -> float:  # of no effect where the outer line has no length (T = 0.4)
@@ -24,6 +27,7 @@ class FivePoints(NamedTuple):
 
     def numbers(self) -> tuple[float, float, float, float, float]:
         """a, b, low, and the ends of the middle line over tau, the left one below 0 where there is no outer line."""
+        assert self.temperature is None
         return self.a, self.b, self.low, 1 - self.reach if self.reach < 1 else -1.0, 1 + self.reach
 
 
@@ -53,5 +57,10 @@ class Lines(NamedTuple):
         return cls(left, room, tau, below, (1 - 2 * points.low) / (2 * half), above)
 
 
-def grid(thresholds: Sequence[float], points: FivePoints) -> tuple[Lines, ...]:
-    return tuple(Lines.at(tau, points) for tau in thresholds)
+class Settings(NamedTuple):
+    """What a fused loss is told besides its batch; `thresholds` are those of yes/no problems."""
+
+    points: FivePoints
+    smoothing: float = 0.0
+    losses: bool = True  # whether cross-entropies are wanted
+    thresholds: tuple[float, ...] = ()

@@ -1,44 +1,36 @@
 """Soft multiclass counts with the dynamic threshold, and cross-entropy, with an analytic backward.
 
-`compiled_rows` has the loops for float32 on a CPU, `torch_rows` the same in torch's operations.
+`compiled_rows` has the loops for float32 on a CPU, `triton_rows` the kernels for a GPU, `torch_rows` the same in
+torch's operations.
 """
 
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from evalign.kernels import compiled, torch_rows
+from evalign.kernels import dispatch
 from evalign.kernels.interface import Counts, once, slopes
-from evalign.kernels.points import FivePoints
+from evalign.kernels.points import Settings
 
 
-def row_counts(logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, smoothing: float = 0.0) -> Counts:
+def row_counts(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> Counts:
     """Counts of logits (M, C), labels y (M,) and weights (M,); losses are those of labels smoothed over the classes.
 
-    >>> counts = row_counts(torch.eye(3), torch.tensor([0, 1, 1]), torch.ones(3), FivePoints(low=0.2, reach=0.5))
+    >>> from evalign.kernels.points import FivePoints
+    >>> settings = Settings(FivePoints(low=0.2, reach=0.5))
+    >>> counts = row_counts(torch.eye(3), torch.tensor([0, 1, 1]), torch.ones(3), settings)
     >>> counts.actual.tolist(), round(float(counts.predicted.sum()), 4)
     ([1.0, 2.0, 0.0], 3.0)
     """
-    return Counts(*RowCounts.apply(logits, y, weight, points, smoothing))  # type: ignore[no-untyped-call]
-
-
-def _kernel(logits: Tensor) -> ModuleType:
-    if logits.dtype != torch.float32 or not compiled.available():
-        return torch_rows
-    from evalign.kernels import compiled_rows
-
-    return compiled_rows
+    return Counts(*RowCounts.apply(logits, y, weight, settings))  # type: ignore[no-untyped-call]
 
 
 class RowCounts(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, smoothing: float
-    ) -> tuple[Tensor, ...]:
-        ctx.kernel, ctx.settings = _kernel(logits), (points, smoothing)
-        counts, kept = ctx.kernel.forward(logits.contiguous(), y, weight, points, smoothing)
+    def forward(ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Tensor, ...]:
+        ctx.kernel, ctx.settings = dispatch.rows(logits), settings
+        counts, kept = ctx.kernel.forward(logits, y, weight, settings)
         ctx.save_for_backward(*kept)
         ctx.mark_non_differentiable(counts.actual)
         ctx.set_materialize_grads(False)
@@ -52,8 +44,8 @@ class RowCounts(torch.autograd.Function):
         kept = ctx.saved_tensors
         if given is None:
             if losses is None:
-                return (None,) * 5
+                return None, None, None, None
             given = losses.new_empty(kept[0].shape[1])
         with torch.no_grad():
-            gradient = ctx.kernel.backward(kept, *ctx.settings, slopes(given, tp, predicted, losses))
-        return once(gradient), None, None, None, None
+            gradient = ctx.kernel.backward(kept, ctx.settings, slopes(given, tp, predicted, losses))
+        return once(gradient), None, None, None

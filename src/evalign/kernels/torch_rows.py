@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from evalign.kernels.interface import Counts, Slopes
-from evalign.kernels.points import FivePoints
+from evalign.kernels.points import FivePoints, Settings
 from evalign.numerics import sum_by_label
 
 CHUNK = 1 << 20  # entries worked on at once: a few buffers of this size stay in a core's cache
@@ -35,9 +35,8 @@ class _Rows(NamedTuple):
     total: Tensor
 
 
-def forward(
-    logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, smoothing: float
-) -> tuple[Counts, tuple[Tensor, ...]]:
+def forward(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, tuple[Tensor, ...]]:
+    points, smoothing, *_ = settings
     p, d = torch.softmax(logits, 1), logits.shape[1]
     rows, at_label, predicted = _forward(p, y, weight, points)
     tp = sum_by_label(weight * at_label, y, d)
@@ -51,7 +50,8 @@ def forward(
     return Counts(tp, predicted, losses.sum(), sum_by_label(weight, y, d)), (p, y, weight, *rows)
 
 
-def backward(kept: tuple[Tensor, ...], points: FivePoints, smoothing: float, slopes: Slopes) -> Tensor:
+def backward(kept: tuple[Tensor, ...], settings: Settings, slopes: Slopes) -> Tensor:
+    points, smoothing, *_ = settings
     p, y, weight, *rest = kept
     gradient = torch.empty_like(p)
     anchor = p.new_zeros(()) if slopes.losses is None else slopes.losses
