@@ -1,15 +1,19 @@
 """Forward + backward of our losses and every rival's as a multiple of cross-entropy, in one interleaved run.
 
-    python benchmarks/bench_loss.py                      # writes benchmarks/results/bench_loss.csv
-    python benchmarks/bench_loss.py --device cuda --sizes 8192x1000
+    python benchmarks/bench_loss.py                                   # writes benchmarks/results/bench_loss.csv
+    python benchmarks/bench_loss.py --sizes 8192x1000 --compiled --out results.csv
+    python benchmarks/bench_loss.py --device cuda --only ours --sizes 4096x32768 --out results.csv
 
 Rounds interleave all contenders, so that a busy machine slows all of them alike; each ratio is the median over
 rounds of (time / cross-entropy's time in the same round). A second cross-entropy row is the control: it should
-read 1.0. Peak memory and the bytes kept for backward are measured in runs of their own.
+read 1.0. Peak memory and the bytes kept for backward are measured in runs of their own. `copy` is one copy of the
+logits: a loss has to read them twice and write its gradient once, so 1.5 copies are the least time there is, and
+`of_copy` is what fraction of that bandwidth was reached. Rows are written after every size.
 """
 
 import argparse
 import csv
+import io
 import os
 import platform
 import statistics
@@ -35,6 +39,7 @@ from evalign.baselines import (
     SigmoidF1Loss,
     WMWLoss,
 )
+from evalign.files import write_atomically
 
 SIZES = [(128, 10), (1024, 10), (65536, 10), (1024, 257), (8192, 257), (8192, 1000)]
 BINARY = [(20, 1), (1024, 1), (8192, 1), (100_000, 1)]
@@ -79,6 +84,14 @@ def binary_contenders(n: int) -> dict[str, Loss]:
     if n <= 25:  # a game of n^2 variables, solved for every batch
         losses["rival: ap-perf F1"] = APPerfLoss()
     return losses
+
+
+def chosen(losses: dict[str, Loss], only: str, device: str) -> dict[str, Loss]:
+    """All of them, or cross-entropy and ours; as modules they follow the logits to their device."""
+    kept = {name: loss for name, loss in losses.items() if only == "all" or not name.startswith("rival")}
+    if only == "fused":
+        kept = {name: loss for name, loss in kept.items() if "eager" not in name}
+    return {name: loss.to(device) if isinstance(loss, torch.nn.Module) else loss for name, loss in kept.items()}
 
 
 def run(loss: Loss, logits: Tensor, target: Tensor) -> None:
@@ -134,46 +147,75 @@ def peak_bytes(loss: Loss, logits: Tensor, target: Tensor) -> int:
     return peak
 
 
-def measure(n: int, d: int, device: str, rounds: int) -> list[dict[str, object]]:
+def measure(
+    n: int, d: int, device: str, rounds: int, only: str = "all", compiled: bool = False
+) -> list[dict[str, object]]:
     torch.manual_seed(0)
     logits = torch.randn((n, d) if d > 1 else (n,), device=device, requires_grad=True)
     target = torch.randint(0, max(2, d), (n,), device=device)
-    losses = contenders(n, d)
-    repeats = {name: max(1, round(0.02 / seconds(loss, logits, target, 3))) for name, loss in losses.items()}
+    losses = chosen(contenders(n, d), only, device)
+    if compiled and d > 1:
+        torch.compiler.reset()
+        losses["cross_entropy compiled"] = torch.compile(F.cross_entropy)
+    # Two first runs: compilers and allocators do theirs.
+    warm = {name: min(seconds(loss, logits, target, 1) for _ in range(3)) for name, loss in losses.items()}
+    repeats = {name: max(1, round(0.02 / once)) for name, once in warm.items()}
     times: dict[str, list[float]] = {name: [] for name in losses}
+    copies = []
     for _ in range(rounds):
         for name, loss in losses.items():
             times[name].append(seconds(loss, logits, target, repeats[name]))
-    base = next(iter(times.values()))
+        copies.append(copy_seconds(logits))
+    base, copy = next(iter(times.values())), statistics.median(copies)
     rows = []
     for name, loss in losses.items():
         ratios = [t / b for t, b in zip(times[name], base, strict=True)]
         low, *_, high = statistics.quantiles(ratios, n=5)
+        median = statistics.median(times[name])
+        first, *_, last = statistics.quantiles(times[name], n=5)
         rows.append(
             {
                 "n": n,
                 "d": d,
                 "loss": name,
-                "ms": round(1e3 * statistics.median(times[name]), 4),
+                "ms": round(1e3 * median, 4),
+                "ms_p20": round(1e3 * first, 4),
+                "ms_p80": round(1e3 * last, 4),
                 "ratio": round(statistics.median(ratios), 2),
                 "ratio_p20": round(low, 2),
                 "ratio_p80": round(high, 2),
                 "peak_mib": round(peak_bytes(loss, logits, target) / 2**20, 2),
                 "kept_mib": round(bytes_kept(loss, logits, target) / 2**20, 2),
+                "of_copy": round(1.5 * copy / median, 3),
             }
         )
     return rows
 
 
-def circumstances(device: str) -> dict[str, object]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+def copy_seconds(logits: Tensor) -> float:
+    times = []
+    with torch.no_grad():
+        into = torch.empty_like(logits)
+        for _ in range(5):
+            if logits.is_cuda:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            into.copy_(logits)
+            if logits.is_cuda:
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def circumstances(device: str, commit: str | None = None) -> dict[str, object]:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
     return {
         "device": name,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit or found.stdout.strip() or "unknown",
     }
 
 
@@ -182,19 +224,26 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sizes", nargs="*", default=[f"{n}x{d}" for n, d in SIZES + BINARY], help="NxD ...")
+    parser.add_argument("--only", choices=["all", "ours", "fused"], default="all", help="leave out rivals, and eager")
+    parser.add_argument("--compiled", action="store_true", help="cross-entropy through torch.compile as well")
+    parser.add_argument("--commit", help="where there is no repository to ask")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench_loss.csv")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
     for size in options.sizes:
         n, d = map(int, size.split("x"))
-        for row in measure(n, d, options.device, options.rounds):
-            rows.append({**row, **circumstances(options.device)})
-            print("{n:>7} {d:>5}  {loss:24} {ms:>9} ms  {ratio:>6}x  {peak_mib:>8} MiB".format(**row), flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+        for row in measure(n, d, options.device, options.rounds, options.only, options.compiled):
+            rows.append({**row, **circumstances(options.device, options.commit)})
+            print("{n:>7} {d:>6}  {loss:24} {ms:>9} ms  {ratio:>6}x  {peak_mib:>8} MiB".format(**row), flush=True)
+        save(options.out, rows)
+
+
+def save(path: Path, rows: list[dict[str, object]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 if __name__ == "__main__":

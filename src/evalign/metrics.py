@@ -8,7 +8,7 @@ quotient is 0/0; with nan the class is left out of the mean.
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from typing import Any, Literal
 
 import torch
@@ -199,10 +199,12 @@ METRICS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-@cache
+_AVERAGED = frozenset(name for name, metric in METRICS.items() if "average" in inspect.signature(metric).parameters)
+
+
 def is_averaged(name: str) -> bool:
     """Whether a metric has one score per class, so that `average` says how they are combined."""
-    return name in METRICS and "average" in inspect.signature(METRICS[name]).parameters
+    return name in _AVERAGED
 
 
 def quotient(name: str, c: Confusion, *, beta: Beta | None = None) -> tuple[Tensor, Tensor]:

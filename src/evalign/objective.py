@@ -156,7 +156,7 @@ class Objective:
         if self._is_quotient(confusion, beta):
             from evalign.kernels.triton_metric import quotient_loss
 
-            form = quotient(str(self.metric), confusion.outcomes, beta, self.label_smoothing)  # type: ignore[arg-type]
+            form = quotient(str(self.metric), confusion.outcomes, beta, self.label_smoothing)
             return quotient_loss(confusion, form, self.average)
         confusion = confusion.smoothed(self.label_smoothing)
         score = self.score(confusion, beta)

@@ -103,4 +103,4 @@ class QuotientLoss(torch.autograd.Function):
 def quotient_loss(c: Confusion, quotient: Quotient, average: str) -> Tensor:
     """1 - the averaged metric, 0 for counts of nothing; `c` before its labels are smoothed."""
     arguments = (c.tp, c.predicted, c.actual, c.total, c.present, quotient, average, c.multilabel)
-    return QuotientLoss.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+    return QuotientLoss.apply(*arguments)  # type: ignore[no-any-return]

@@ -182,10 +182,10 @@ def gradient_kernel(
     at_first = tl.load(by_predicted + first, mask=counts, other=0.0)
     at_label = tl.load(by_tp + label, mask=counts, other=0.0)
     is_first = label == first
-    e = tl.exp(tl.load(start + label, mask=counts, other=0.0).to(tl.float32) - largest)
-    x = _scaled(e, e_second)
-    label_scaled = tl.where(x >= cut, b, a) * x
-    label_h = tl.where(is_first, value, _step(x, a, b, cut))
+    label_e = tl.exp(tl.load(start + label, mask=counts, other=0.0).to(tl.float32) - largest)
+    label_x = _scaled(label_e, e_second)
+    label_scaled = tl.where(label_x >= cut, b, a) * label_x
+    label_h = tl.where(is_first, value, _step(label_x, a, b, cut))
     mean = (dot_h + value * at_first + label_h * at_label) / total_h
     share = weight / total_h
     entropy = tl.zeros([ROWS], tl.float32)

@@ -1,0 +1,157 @@
+"""Fused losses against the eager ones on a GPU: values, gradients, CUDA graphs, torch.compile, bits.
+
+    python benchmarks/check_gpu.py --out check_gpu.json
+
+For a machine without pytest. The eager form is computed in float64 from the same logits; errors are relative to the
+largest gradient. The last line says how many checks failed, and the exit status whether any did.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evalign import MetricLoss, membership
+from evalign.files import write_atomically
+
+CLASSES = [2, 3, 41, 257, 1024, 1271, 50257]
+ROWS = [1, 37, 1000, 100_000]
+
+
+def value_and_gradient(
+    loss: MetricLoss, logits: Tensor, target: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    x = logits.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    value = loss(x, target, weight)
+    (gradient,) = torch.autograd.grad(-1.7 * value, x)
+    return value.detach(), gradient
+
+
+def errors(metric: Any, logits: Tensor, target: Tensor, weight: Tensor | None = None, **options: Any) -> list[float]:
+    """|loss - eager loss|, and the largest difference of a gradient over the largest gradient."""
+    fused = MetricLoss(metric, **options).to(logits.device)
+    eager = MetricLoss(metric, backend="eager", **options).to(logits.device)
+    value, gradient = value_and_gradient(fused, logits, target, weight)
+    expected, slope = value_and_gradient(eager, logits.double(), target, weight)
+    difference = (gradient.double() - slope).abs().max() if slope.numel() else slope.sum()
+    size = slope.abs().max() if slope.numel() else slope.sum()
+    return [abs(value.item() - expected.item()), (difference / (size + 1e-12)).item()]
+
+
+def batch(n: int, d: int, task: str = "multiclass") -> tuple[Tensor, Tensor, Tensor]:
+    shape = (n,) if task == "binary" else (n, d)
+    labels = (n,) if task == "multiclass" else shape
+    target = torch.randint(0, d if task == "multiclass" else 2, labels, device="cuda")
+    target[torch.rand(labels, device="cuda") < 0.1] = -100
+    return 2 * torch.randn(shape, device="cuda"), target, torch.rand(labels, device="cuda")
+
+
+def shapes() -> dict[str, list[float]]:
+    found = {}
+    for d in CLASSES:
+        for n in ROWS:
+            if n * d <= 60_000_000:
+                found[f"rows {n} x {d}"] = errors("f1", *batch(n, d), anchor=0.5, label_smoothing=0.1)
+    for name, metric in (("mcc", "mcc"), ("jaccard", "jaccard"), ("function", lambda c: c.tp[1] / c.predicted[1])):
+        found[name] = errors(metric, *batch(3000, 12))
+    for temperature in (0.05, 0.3, 0.39):
+        found[f"temperature {temperature}"] = errors("f1", *batch(2000, 20), temperature=temperature)
+    for task in ("binary", "multilabel"):
+        for threshold in (None, 0.3, membership.BTG_GRID):
+            data = batch(10_000, 6, task)
+            found[f"{task} {threshold}"] = errors("f1", *data, task=task, threshold=threshold, anchor=1.0)
+    z, y, w = batch(500, 300)
+    found["transposed"] = errors("f1", z.t().contiguous().t(), y, w)
+    found["part of rows"] = errors("f1", torch.cat([z, z], 1)[:, :300], y, w)
+    found["dense"] = errors("f1", torch.randn(4, 5, 16, 16, device="cuda"), torch.randint(0, 5, (4, 16, 16)).cuda())
+    return found
+
+
+def half_precision() -> dict[str, list[float]]:
+    z, y, w = batch(2000, 300)
+    return {str(dtype): errors("f1", z.to(dtype), y, w, anchor=1.0) for dtype in (torch.float16, torch.bfloat16)}
+
+
+def graph_errors() -> list[float]:
+    """A recorded step, replayed on another batch at another temperature, gives what that step gives by itself."""
+    loss = MetricLoss("f1", anchor=1.0).cuda()
+    z, y, _ = batch(4096, 100)
+    x = z.clone().requires_grad_()
+
+    def step() -> tuple[Tensor, Tensor]:
+        value = loss(x, y)
+        (gradient,) = torch.autograd.grad(value, x)
+        return value, gradient
+
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value, gradient = step()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    loss.temperature = 0.1
+    graph.replay()
+    torch.cuda.synchronize()
+    expected, slope = step()
+    return [(value - expected).abs().item(), ((gradient - slope).abs().max() / slope.abs().max()).item()]
+
+
+def compiled_errors() -> list[float]:
+    z, y, w = batch(1000, 50)
+    plain = MetricLoss("f1", anchor=1.0).cuda()
+    built: Any = torch.compile(plain, fullgraph=True)
+    value, gradient = value_and_gradient(built, z, y, w)
+    expected, slope = value_and_gradient(plain, z, y, w)
+    return [(value - expected).abs().item(), ((gradient - slope).abs().max() / slope.abs().max()).item()]
+
+
+def bits() -> list[float]:
+    z, y, w = batch(70_000, 33)
+    loss = MetricLoss("f1", anchor=1.0).cuda()
+    first, second = (value_and_gradient(loss, z, y, w) for _ in range(2))
+    return [float(not torch.equal(a, b)) for a, b in zip(first, second, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("check_gpu.json"))
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    checks: list[tuple[str, float, Callable[[], Any]]] = [
+        ("shapes", 1e-4, shapes),
+        ("half", 2e-2, half_precision),
+        ("the same bits twice", 1e-30, lambda: {"bits": bits()}),
+        ("CUDA graph", 1e-5, lambda: {"graph": graph_errors()}),
+        ("torch.compile", 1e-4, lambda: {"compile": compiled_errors()}),
+    ]
+    found: dict[str, Any] = {}
+    failed = 0
+    for name, bound, check in checks:
+        try:
+            for case, error in check().items():
+                right = all(e <= bound for e in error)
+                failed += not right
+                found[f"{name}: {case}"] = {"errors": error, "right": right}
+                if not right:
+                    print("WRONG", name, case, error, flush=True)
+        except Exception as error:  # the others are still worth knowing
+            failed += 1
+            found[name] = {"error": f"{type(error).__name__}: {error}"[:2000], "right": False}
+            print("FAILED", name, found[name]["error"], flush=True)
+        write_atomically(options.out, json.dumps(found, indent=1))
+        print("done", name, flush=True)
+    print(f"{len(found)} checks, {failed} failed", flush=True)
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
