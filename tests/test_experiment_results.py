@@ -63,6 +63,19 @@ def test_the_rival_was_trained_like_ours(papers: Path) -> None:
     assert anchored["CE argmax"].comparison.difference == pytest.approx(0.2, abs=0.02)
 
 
+def test_our_recipe_counts_once_for_a_data_set(papers: Path) -> None:
+    write_report(papers, "btg/1/honest/mammography.anchored", honest(0.8, 0), decide_for="f1")
+    write_report(papers, "btg/1/honest/mammography.ce", honest(0.7, 1), decide_for="f1")
+    write_report(papers, "checks/ablation/honest/yeast.anchored", honest(0.5, 2), decide_for="f1")
+    write_report(papers, "checks/ablation/honest/yeast.ce", honest(0.4, 3), decide_for="f1")
+    found = [duel for duel in duels(papers, OURS, "f1") if duel.rival.title == "CE argmax"]
+    assert [(duel.field.table, duel.dataset) for duel in found] == [
+        ("btg-1", "mammography"),
+        ("checks-ablation", "yeast"),
+    ]
+    assert found[0].comparison.difference == pytest.approx(0.1, abs=0.02)
+
+
 def test_borrowed_rows_are_read_where_they_are(papers: Path) -> None:
     """East-1 has its own cross-entropy and another table's trees; its own come first."""
     write_report(papers, "east/1/honest/adult.f1", honest(0.5, 5))

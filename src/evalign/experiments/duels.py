@@ -29,7 +29,7 @@ class Field:
 
 
 PAPER_FIELDS = (Field("btg-1", "bce"), Field("east-1", "ce"))
-ANCHORED_FIELDS = (Field("checks-ablation", "ce"),)  # the other tables' anchored rows are the same training again
+ANCHORED_FIELDS = (Field("btg-1", "ce"), Field("checks-ablation", "ce"))
 TREES = (("forest", "forest"), ("boosting", "boosting"))
 ANCHORED = "anchored"
 
@@ -53,8 +53,13 @@ class Duel(NamedTuple):
 
 def duels(papers: Path, ours: Contender, metric: str) -> list[Duel]:
     """Every duel of one contender under the honest protocol, corrected (Holm) as one family."""
-    fields = ANCHORED_FIELDS if ours.cell == ANCHORED else PAPER_FIELDS
-    found = [duel for field in fields for duel in _met(papers, field, ours, metric)]
+    if ours.cell != ANCHORED:
+        found = [duel for field in PAPER_FIELDS for duel in _met(papers, field, ours, metric)]
+    else:
+        found = []
+        for field in ANCHORED_FIELDS:  # our recipe is the same in every table: a data set counts once
+            met = {duel.dataset for duel in found}
+            found += [duel for duel in _met(papers, field, ours, metric) if duel.dataset not in met]
     corrected = holm([duel.p for duel in found])
     return [duel._replace(p=p) for duel, p in zip(found, corrected, strict=True)]
 
