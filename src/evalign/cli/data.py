@@ -122,3 +122,13 @@ def note_classes(judge: Judge, truth: Any, note: Note) -> None:
         note(f"no test row has the class {quoted(absent)}; a macro average counts it as 0")
     if few := [name for name, count in zip(judge.names, counts, strict=True) if 0 < count < 10]:
         note(f"fewer than 10 test rows have the class {quoted(few)}; its scores say little")
+
+
+def note_batches(judge: Judge, counts: dict[str, int], batch_size: int, note: Note) -> None:
+    """Say which classes a batch will usually miss: their part of the metric is learned from few batches."""
+    total = sum(counts.values())
+    if missed := [name for name in judge.names if (1 - counts[name] / total) ** batch_size > 0.5]:
+        note(
+            f"a batch of {batch_size} rows will usually have no row of the class {quoted(missed)}; "
+            "evalign advise tells how large a batch the metric needs"
+        )

@@ -74,6 +74,8 @@ def run(
     from evalign.cli.folder import MODEL, RunFolder
     from evalign.comparison.aims import Judge
     from evalign.comparison.run import Comparison, split
+    from evalign.training.batches import default_batch_size
+    from evalign.training.recipes import find_recipe
 
     folder = RunFolder(out)
     folder.check()
@@ -82,6 +84,9 @@ def run(
     parts = (loaded.table, loaded.test) if loaded.test is not None else split(loaded.table, test_size, settings.seed)
     facts = loaded.describe()
     data.note_positive(judge, facts["classes"], output.note)
+    recipe = find_recipe(settings.recipe)
+    batch_size = recipe.batch_size or default_batch_size(round(0.8 * len(parts[0])))
+    data.note_batches(judge, facts["classes"], batch_size, output.note)
     del loaded  # the parts are copies, and the whole may be large
     with output.warnings_as_notes():
         trials = _train(judge, settings, *parts, output, interrupt)
