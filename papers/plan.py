@@ -120,7 +120,8 @@ def east(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
             replace(stage, name="cross-entropy", metric=False, anchor=1.0, rate=None),
         )
     elif cell == "dice":
-        method, stage = Method("dice", {"squash": True, "per_sample": False}), replace(stage, rate=None)
+        method, stage = Method("dice", {"squash": True, "per_sample": paper}), replace(stage, rate=None)
+        quirks = ("dice_per_sample", *quirks) if paper else quirks
     else:
         options = {
             **METRIC,

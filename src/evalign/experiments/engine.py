@@ -13,6 +13,7 @@ from evalign.experiments.store import Cell, held
 
 Engine = Literal["joblib", "ray"]
 ENGINES: tuple[Engine, ...] = ("joblib", "ray")
+WAVE = 4
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,13 @@ def run_cells(
             yield run_cell(cell.path, data_dir, device, trials)
         return
     with _backend(engine, device, jobs):
-        tasks = (joblib.delayed(run_cell)(cell.path.resolve(), data_dir, device, trials) for cell in todo)
-        yield from joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(tasks)
+        tasks = [joblib.delayed(run_cell)(cell.path.resolve(), data_dir, device, trials) for cell in todo]
+        if engine == "joblib":
+            yield from joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(tasks)
+            return
+        # Ray's backend tells of a whole call at once, so a call has few cells.
+        for start in range(0, len(tasks), WAVE * jobs):
+            yield from joblib.Parallel(n_jobs=jobs, batch_size=1)(tasks[start : start + WAVE * jobs])
 
 
 def _backend(engine: Engine, device: str, jobs: int) -> Any:
@@ -76,6 +82,6 @@ def _backend(engine: Engine, device: str, jobs: int) -> Any:
             from ray.util.joblib import register_ray
         except ImportError:
             raise ValueError("--engine ray needs Ray; install it with: pip install 'evalign[ray]'") from None
-        register_ray()
+        register_ray()  # type: ignore[no-untyped-call]
         return joblib.parallel_config("ray")
     return joblib.parallel_config("loky", inner_max_num_threads=max(1, (joblib.cpu_count() or 1) // jobs))
