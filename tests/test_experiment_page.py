@@ -10,11 +10,11 @@ import pytest
 from scipy import stats
 
 from evalign import steps
-from evalign.experiments.cells import FilledTable, fill
-from evalign.experiments.facts import Fact
-from evalign.experiments.figures import imbalance, trade_off
-from evalign.experiments.page import render_page, summary, write_page
-from evalign.experiments.step_figures import (
+from evalign.experiments.shown.cells import FilledTable, fill
+from evalign.experiments.shown.facts import Fact
+from evalign.experiments.shown.figures import imbalance, trade_off
+from evalign.experiments.shown.page import render_page, summary, write_page
+from evalign.experiments.shown.step_figures import (
     STEP_FIGURES,
     TEMPERATURES,
     hard_score,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evalign.experiments.cells import fill
-from evalign.experiments.documents import refreshed, write_document
-from evalign.experiments.duels import ANCHORED, ANCHORED_FIELDS, PAPER_FIELDS, Contender, duels, rivals, tally
-from evalign.experiments.reproduction import effects, reproduction_blocks
-from evalign.experiments.results import CONTESTS, main, results_blocks
+from evalign.experiments.shown.cells import fill
+from evalign.experiments.shown.documents import refreshed, write_document
+from evalign.experiments.shown.duels import ANCHORED, ANCHORED_FIELDS, PAPER_FIELDS, Contender, duels, rivals, tally
+from evalign.experiments.shown.reproduction import effects, reproduction_blocks
+from evalign.experiments.shown.results import CONTESTS, main, results_blocks
 from evalign.experiments.tables import load_table
 from made_up_reports import PAPERS, copy_tables, write_report
 

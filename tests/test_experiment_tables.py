@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from evalign.datasets import load, names
-from evalign.experiments.cells import fill, read_report
-from evalign.experiments.facts import count_facts, facts_of
+from evalign.experiments.shown.cells import fill, read_report
+from evalign.experiments.shown.facts import count_facts, facts_of
+from evalign.experiments.shown.terminal import show
+from evalign.experiments.shown.wording import mark, not_run, state_of
 from evalign.experiments.tables import all_tables, find_papers, load_table, parse_table, table_names
-from evalign.experiments.terminal import show
-from evalign.experiments.wording import mark, not_run, state_of
 from made_up_reports import PAPERS, copy_tables, write_report
 
 MAMMOGRAPHY = {"f1": [0.62, 0.66, 0.60], "accuracy": [0.98, 0.98, 0.98], "auroc": [0.9, 0.9, 0.9]}

@@ -114,7 +114,7 @@ def command(
         )  # fmt: skip
     _show(output, home, named, list_tables, data_dir)
     if report:
-        from evalign.experiments.page import write_page
+        from evalign.experiments.shown.page import write_page
 
         output.show(f"Page: {write_page(home, out, data_dir)}")
     for one in failed:
@@ -195,10 +195,10 @@ def found_device(device: str) -> str:
 
 
 def _show(output: "Output", papers: Path, named: "list[Table]", list_tables: bool, data_dir: Path | None) -> None:
-    from evalign.experiments.cells import fill
-    from evalign.experiments.facts import count_facts
+    from evalign.experiments.shown.cells import fill
+    from evalign.experiments.shown.facts import count_facts
+    from evalign.experiments.shown.terminal import show
     from evalign.experiments.tables import all_tables
-    from evalign.experiments.terminal import show
 
     rows = [state(papers, table) for table in (all_tables(papers) if list_tables else named)]
     output.json({"tables": rows})

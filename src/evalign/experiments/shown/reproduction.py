@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from evalign.experiments.cells import FilledTable, Measured, Number, fill, measure, read_report, report_path
-from evalign.experiments.documents import markdown_table
-from evalign.experiments.significance import LEVEL, against_printed, holm
+from evalign.experiments.shown.cells import FilledTable, Measured, Number, fill, measure, read_report, report_path
+from evalign.experiments.shown.documents import markdown_table
+from evalign.experiments.shown.significance import LEVEL, against_printed, holm
+from evalign.experiments.shown.wording import NONE, measured_number, not_run, printed_number
 from evalign.experiments.tables import all_tables
-from evalign.experiments.wording import NONE, measured_number, not_run, printed_number
 
 WITHOUT = "-without-"
 LEAST = 0.0005  # an effect below is none at three decimals

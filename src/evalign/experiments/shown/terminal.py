@@ -6,9 +6,18 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from evalign.experiments.cells import FilledTable, Number
-from evalign.experiments.facts import Fact
-from evalign.experiments.wording import LEGEND, NONE, columns, mark, measured_number, not_run, printed_number, state_of
+from evalign.experiments.shown.cells import FilledTable, Number
+from evalign.experiments.shown.facts import Fact
+from evalign.experiments.shown.wording import (
+    LEGEND,
+    NONE,
+    columns,
+    mark,
+    measured_number,
+    not_run,
+    printed_number,
+    state_of,
+)
 
 LABEL, NUMBER = 32, 20  # columns that a row's name and a number take
 COLOURS = {"▲": "green", "▼": "red", "≈": "dim", "≠": "dim"}

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from evalign.experiments.cells import FilledTable, Measured, Number
-from evalign.experiments.significance import PRINTED_TRIALS
+from evalign.experiments.shown.cells import FilledTable, Measured, Number
+from evalign.experiments.shown.significance import PRINTED_TRIALS
 from evalign.experiments.tables import Printed, Table
 
 NONE = "–"

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from evalign.experiments.cells import FilledTable
-from evalign.experiments.drawn import TINTS, WIDTH, Drawn, shared_legend
+from evalign.experiments.shown.cells import FilledTable
+from evalign.experiments.shown.drawn import TINTS, WIDTH, Drawn, shared_legend
 from evalign.report.svg import OTHER, drawing, to_svg
 
 SOURCES = (("printed", "s:", OTHER), ("paper", "o-", TINTS[1]), ("honest", "D-", TINTS[0]))

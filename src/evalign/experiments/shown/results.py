@@ -1,7 +1,7 @@
 """docs/results.md: what holds and what does not, from the reports of the honest protocol alone.
 
-python -m evalign.experiments.results            write the blocks of docs/results.md and docs/reproduction.md
-python -m evalign.experiments.results --check    fail where they are not up to date
+python -m evalign.experiments.shown.results            write the blocks of docs/results.md and docs/reproduction.md
+python -m evalign.experiments.shown.results --check    fail where they are not up to date
 """
 
 import argparse
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from evalign.experiments.cells import FilledTable, fill
-from evalign.experiments.documents import markdown_table, write_document
-from evalign.experiments.duels import ANCHORED, Contender, Duel, duels, tally
-from evalign.experiments.reproduction import reproduction_blocks
-from evalign.experiments.significance import holm, over_splits
+from evalign.experiments.shown.cells import FilledTable, fill
+from evalign.experiments.shown.documents import markdown_table, write_document
+from evalign.experiments.shown.duels import ANCHORED, Contender, Duel, duels, tally
+from evalign.experiments.shown.reproduction import reproduction_blocks
+from evalign.experiments.shown.significance import holm, over_splits
+from evalign.experiments.shown.wording import NONE, measured_number, stars
 from evalign.experiments.tables import find_papers, load_table
-from evalign.experiments.wording import NONE, measured_number, stars
 
 # Block of the document, metric, and whose training is judged by it.
 CONTESTS: tuple[tuple[str, str, Contender], ...] = (

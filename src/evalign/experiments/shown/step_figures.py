@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evalign import Confusion, metrics, steps
-from evalign.experiments.drawn import TINTS, WIDTH, Drawn, shared_legend
+from evalign.experiments.shown.drawn import TINTS, WIDTH, Drawn, shared_legend
 from evalign.membership import dynamic
 from evalign.report.svg import drawing, to_svg
 

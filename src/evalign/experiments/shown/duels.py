@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from evalign.experiments.cells import Measured, measure, read_report, report_path
-from evalign.experiments.significance import Comparison, holm, over_splits
+from evalign.experiments.shown.cells import Measured, measure, read_report, report_path
+from evalign.experiments.shown.significance import Comparison, holm, over_splits
 from evalign.experiments.tables import Row, Table, load_table
 
 DECISIONS = ("argmax", "tuned", "plug_in")

@@ -8,13 +8,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from evalign.experiments.cells import FilledTable, fill
-from evalign.experiments.drawn import Drawn
-from evalign.experiments.facts import Fact, count_facts
-from evalign.experiments.figures import imbalance, trade_off
-from evalign.experiments.step_figures import STEP_FIGURES
+from evalign.experiments.shown.cells import FilledTable, fill
+from evalign.experiments.shown.drawn import Drawn
+from evalign.experiments.shown.facts import Fact, count_facts
+from evalign.experiments.shown.figures import imbalance, trade_off
+from evalign.experiments.shown.step_figures import STEP_FIGURES
+from evalign.experiments.shown.wording import LEGEND, columns, mark, measured_number, not_run, printed_number, state_of
 from evalign.experiments.tables import all_tables
-from evalign.experiments.wording import LEGEND, columns, mark, measured_number, not_run, printed_number, state_of
 from evalign.files import write_atomically
 
 TRADE_OFFS = ("btg-4", "btg-s6")
@@ -31,7 +31,7 @@ def render_page(
     filled: Sequence[FilledTable], facts: Mapping[str, Sequence[Fact]] | None = None, created: str | None = None
 ) -> str:
     environment = Environment(
-        loader=PackageLoader("evalign.experiments", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("evalign.experiments.shown", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template("page.html.j2").render(

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from evalign.experiments.report import Report, load_report
-from evalign.experiments.significance import Comparison, against_printed, holm
+from evalign.experiments.shown.significance import Comparison, against_printed, holm
 from evalign.experiments.tables import Printed, Row, Table
 
 State = Literal["not planned", "no config", "not run", "partial", "complete"]
