@@ -1,6 +1,7 @@
 """Stacked trials are the trials one by one."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from evalign import metrics
 from evalign.networks import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
+from evalign.training.batches import Batches
 from evalign.training.loop import Rows, train
+from evalign.training.progress import Controller
 from evalign.training.recipes import Recipe, Stage
 from evalign.training.scores import argmax_score
-from evalign.training.trials import Trial, train_trials
+from evalign.training.trials import Trial, _Stack, train_trials
 
 OBJECTIVE = Objective("mcc", "multiclass", StepChoice("annealed"))
 SCORE = argmax_score(metrics.mcc)
@@ -126,3 +129,84 @@ def test_no_trial_or_two_steps_are_refused():
         train_trials(
             lambda: network(0.0), table(), [trial, replace(trial, recipe=linear)], OBJECTIVE, SCORE, batch_size=40
         )
+
+
+def binary_trial(epochs: int = 3) -> Trial:
+    stage = Stage("ce", metric=False, anchor=1.0, learning_rate=0.01, epochs=epochs, patience=99, monitor="entropy")
+    return Trial(
+        torch.arange(200), torch.arange(200, 260), Recipe("r", "", (stage,)), seed=5, watch=torch.arange(260, 300)
+    )
+
+
+def test_one_output_is_trained_as_torch_trains_it():
+    """The stacked step against torch's own AdamW and binary cross-entropy, on the same batches."""
+    rows = table()
+    rows = replace(rows, y=(rows.y > 0).long())
+    make = lambda: mlp(4, 1, (8,), 0.0).double()  # noqa: E731
+    stack = _Stack(
+        make, rows, [binary_trial()], OBJECTIVE, argmax_score(metrics.accuracy), 40, "binary", False, False, None
+    )
+    torch.manual_seed(5)
+    alone = make()
+    optimiser = torch.optim.AdamW(alone.parameters(), lr=0.01, weight_decay=1e-2)
+    batches = Batches(200, 40, seed=5)
+    for _ in range(3):
+        stack.epoch()
+        for index in batches.epoch():
+            loss = (
+                nn.functional.binary_cross_entropy_with_logits(
+                    alone(rows.x[index]).squeeze(1), rows.y[index].double(), rows.weight[index], reduction="sum"
+                )
+                / rows.weight[index].sum()
+            )
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        for name, value in alone.named_parameters():
+            torch.testing.assert_close(stack.parameters.views[name][0], value, rtol=1e-9, atol=1e-9)
+        p = torch.sigmoid(alone(rows.x[200:260])).squeeze(1) > 0.5
+        right = (p == (rows.y[200:260] == 1)).double()
+        weight = rows.weight[200:260]
+        assert stack.histories[0][-1].score == pytest.approx(float((right * weight).sum() / weight.sum()))
+
+
+def test_watched_rows_are_told_of_every_epoch_and_choose_nothing():
+    rows = table()
+    rows = replace(rows, y=(rows.y > 0).long())
+    make = lambda: mlp(4, 1, (8,), 0.0).double()  # noqa: E731
+
+    def watch(logits, y, weight):
+        return torch.stack([logits.sum(), y.double().sum()])
+
+    def go(**options):
+        return train_trials(
+            make,
+            rows,
+            [binary_trial(6)],
+            OBJECTIVE,
+            argmax_score(metrics.accuracy),
+            batch_size=40,
+            task="binary",
+            **options,
+        )[0]
+
+    seen, unseen = go(watch=watch), go()
+    assert all(torch.equal(seen.state[name], unseen.state[name]) for name in seen.state)
+    assert all(epoch.watched[1] == float(rows.y[260:].sum()) for epoch in seen.history)
+    kept = [epoch for epoch in seen.history if epoch.best][-1]
+    network = make()
+    network.load_state_dict(seen.state)
+    assert kept.watched[0] == pytest.approx(float(network(rows.x[260:]).sum().detach()))
+
+
+@pytest.mark.parametrize("form", ["geometric", "linear", "cosine"])
+def test_cooling_goes_from_the_start_to_the_end_and_only_down(form):
+    stage = Stage("m", True, 1.0, 1e-3, epochs=9, patience=9, temperature=0.2, cool_to=0.05, cooling=form)
+    controller, seen = Controller(stage), []
+    for _ in range(9):
+        seen.append(controller.temperature)
+        controller.step(loss=1.0, entropy=1.0, score=0.0)
+    assert (seen[0], seen[-1]) == pytest.approx((0.2, 0.05))
+    assert all(a > b for a, b in pairwise(seen))
+    middle = {"geometric": (0.2 * 0.05) ** 0.5, "linear": 0.125, "cosine": 0.125}[form]
+    assert seen[4] == pytest.approx(middle)
