@@ -21,48 +21,7 @@ from bench_loss import circumstances, save
 from torch import Tensor, nn
 
 from evalign import MetricLoss
-from evalign.networks.mlp import mlp
-
-# Redmon and Farhadi 2017, Table 6: widths of convolutions, 1 x 1 where negative, 0 for a pooling.
-DARKNET19 = (
-    32,
-    0,
-    64,
-    0,
-    128,
-    -64,
-    128,
-    0,
-    256,
-    -128,
-    256,
-    0,
-    512,
-    -256,
-    512,
-    -256,
-    512,
-    0,
-    1024,
-    -512,
-    1024,
-    -512,
-    1024,
-)
-
-
-def darknet19(classes: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    width = 3
-    for size in DARKNET19:
-        if size == 0:
-            layers.append(nn.MaxPool2d(2))
-            continue
-        kernel = 1 if size < 0 else 3
-        layers += [nn.Conv2d(width, abs(size), kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(abs(size))]
-        layers.append(nn.LeakyReLU(0.1))
-        width = abs(size)
-    return nn.Sequential(*layers, nn.Conv2d(width, classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+from evalign.networks import darknet19, mlp
 
 
 def problem(name: str, device: str) -> tuple[nn.Module, Tensor, Tensor]:
