@@ -52,6 +52,7 @@ class EASTClassifier(MetricClassifier):
     validation_fraction: share of every class held out for early stopping and for the decision.
     class_weight: None, "balanced" or a mapping, as in scikit-learn.
     stratified: whether every batch gets its share of every class.
+    refit: train once more on all rows, validation ones too, each stage as long as it was best (twice the time).
     numeric: numbers "standard" (scaled), "quantile" (ranked to a normal shape) or "both" (a column of each).
     device: "auto", "cpu", "cuda", ...
     amp: whether the network runs in bfloat16; worth it for wide layers on a GPU.
@@ -86,6 +87,7 @@ class EASTClassifier(MetricClassifier):
         class_weight: Any = None,
         stratified: bool = False,
         numeric: Numeric = "both",
+        refit: bool = False,
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
         amp: bool = False,
@@ -107,6 +109,7 @@ class EASTClassifier(MetricClassifier):
         self.class_weight = class_weight
         self.stratified = stratified
         self.numeric = numeric
+        self.refit = refit
         self.random_state = random_state
         self.device = device
         self.amp = amp
@@ -138,22 +141,27 @@ class EASTClassifier(MetricClassifier):
 
         train_rows = on_device(division.train, division.train_weight)
         valid_rows = on_device(division.valid, division.valid_weight)
-        self.network_ = self._make_network(train_rows.x.shape[1], seed).to(self._device)
         score = metrics.resolve(self.metric, average=self._average, beta=self._beta)
         size = self.batch_size
         if size == "auto":
             size = recipe.batch_size or default_batch_size(len(train_rows))
         recipe = recipe.for_rows(len(train_rows), size)
-        with epoch_bar(recipe, self._metric_name, enabled=bool(self.verbose)) as show:
-            history = train(
-                self.network_, train_rows, valid_rows, recipe, self._objective(), argmax_score(score),
-                batch_size=size, seed=seed, stratified=self.stratified, amp=self.amp,
-                on_epoch=both(show, on_epoch),
-            )  # fmt: skip
+
+        def trained(rows: Rows, recipe: Recipe) -> list[Epoch]:
+            self.network_ = self._make_network(rows.x.shape[1], seed).to(self._device)
+            with epoch_bar(recipe, self._metric_name, enabled=bool(self.verbose)) as show:
+                return train(
+                    self.network_, rows, valid_rows, recipe, self._objective(), argmax_score(score), batch_size=size,
+                    seed=seed, stratified=self.stratified, amp=self.amp, on_epoch=both(show, on_epoch),
+                )  # fmt: skip
+
+        history = trained(train_rows, recipe)
         self.history_ = [vars(epoch) for epoch in history]
         self.temperature_ = next((e.temperature for e in reversed(history) if e.best), recipe.stages[-1].temperature)
         p = predict_logits(self.network_, valid_rows.x).double().softmax(1).cpu().numpy()
         self.decision_ = self._learn_decision(p, codes[division.valid], division.valid_weight)
+        if self.refit:  # the decision stays: it was learned on rows that the network had not seen
+            trained(train_rows.joined(valid_rows), recipe.repeated(history))
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:

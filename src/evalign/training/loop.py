@@ -35,6 +35,9 @@ class Rows:
     def __getitem__(self, index: Tensor) -> "Rows":
         return Rows(self.x[index], self.y[index], self.weight[index])
 
+    def joined(self, other: "Rows") -> "Rows":
+        return Rows(*(torch.cat(pair) for pair in zip(vars(self).values(), vars(other).values(), strict=True)))
+
     def __len__(self) -> int:
         return len(self.y)
 

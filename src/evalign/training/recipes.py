@@ -1,9 +1,13 @@
 """Recipes: what is minimised when, as data. docs/recipes.md tells what was tried and measured."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from evalign import checks
+
+if TYPE_CHECKING:
+    from evalign.training.progress import Epoch
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Stage:
     max_stale: int = 3
     step: str = "annealed"
     weight_decay: float = 1e-2
+    stop_at: int | None = None  # ends after that many epochs and keeps the last, whatever validation says
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,15 @@ class Recipe:
         if self.updates is None:
             return self
         return self.limited(max(40, round(self.updates / max(1, round(n / batch_size)))))
+
+    def repeated(self, history: "Sequence[Epoch]") -> "Recipe":
+        """The same recipe for rows that include those of validation: every stage ends where it was best before."""
+        stages = []
+        for stage in self.stages:
+            own = [epoch for epoch in history if epoch.stage == stage.name]
+            last = max((i for i, epoch in enumerate(own, 1) if epoch.best), default=1)
+            stages.append(replace(stage, stop_at=last))
+        return replace(self, stages=tuple(stages))
 
     def scaled(self, factor: float) -> "Recipe":
         """The same recipe with every learning rate multiplied."""
