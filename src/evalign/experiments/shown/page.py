@@ -31,8 +31,8 @@ def render_page(
     filled: Sequence[FilledTable], facts: Mapping[str, Sequence[Fact]] | None = None, created: str | None = None
 ) -> str:
     environment = Environment(
-        loader=PackageLoader("evalign.experiments.shown", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("evalign.experiments.shown", "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template("page.html.j2").render(
         tables=[_table(one, (facts or {}).get(one.table.name, ())) for one in filled],
