@@ -44,19 +44,22 @@ def assert_like_eager(logits, target, sample_weight=None, *, rtol=2e-5, scale=1.
 
 
 def fused(loss, logits, target):
-    """Whether a backward node of the loss is one of ours."""
+    """The backward nodes of the loss that are ours."""
     names, nodes = set(), [loss(logits.requires_grad_(), target).grad_fn]
     while nodes:
         node = nodes.pop()
         names.add(type(node).__name__)
         nodes += [parent for parent, _ in node.next_functions if parent is not None]
-    return bool(names & {"RowCountsBackward", "_ColumnsBackward"})
+    return names & {"RowCountsBackward", "_ColumnsBackward", "WholeLossBackward"}
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_loss_picks_the_compiled_form_by_itself(task):
     logits, target = batch(8, 3, task)
-    assert fused(MetricLoss("f1", task=task), logits, target)
+    assert fused(MetricLoss("f1", task=task), logits, target) == {"WholeLossBackward"}
+    counts = "RowCountsBackward" if task == "multiclass" else "_ColumnsBackward"
+    assert fused(MetricLoss("mcc", task=task), logits, target) == {counts}
+    assert fused(MetricLoss("f1", task=task, memory=0.9), logits, target) == {counts}
     assert not fused(MetricLoss("f1", task=task, backend="eager"), logits, target)
 
 

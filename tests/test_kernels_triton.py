@@ -1,20 +1,14 @@
 """The Triton kernels, run by Triton's interpreter where there is no GPU, give what torch's operations give."""
 
-import itertools
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from evalign import MetricLoss, membership, metrics
-from evalign.confusion import Confusion
-from evalign.kernels import compiled_columns, torch_rows, triton_columns, triton_metric, triton_rows
+from evalign import MetricLoss, membership
+from evalign.kernels import compiled_columns, torch_rows, triton_columns, triton_rows
 from evalign.kernels.interface import Slopes
 from evalign.kernels.points import FivePoints, Settings
-from evalign.kernels.quotients import quotient
-from evalign.objective import Objective
-from evalign.steps import StepChoice
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter computes masked entries too, and says so where they are nan.
@@ -144,52 +138,6 @@ def test_columns(shape, thresholds):
         found = [*triton_columns.forward(kept, there)]
         found.append(triton_columns.backward(kept, there, *map(on_device, slopes), on_device(by_losses)))
         assert_close([x.cpu() for x in found], [x.double() for x in wanted])
-
-
-def counts(d, seed=0, multilabel=False, absent=()):
-    generator = torch.Generator().manual_seed(seed)
-    actual = 10 * torch.rand(d, generator=generator) + 1
-    actual[list(absent)] = 0
-    tp = actual * torch.rand(d, generator=generator)
-    predicted = tp + 5 * torch.rand(d, generator=generator)
-    total = 2 * (actual + predicted) if multilabel else actual.sum()
-    tensors = [on_device(x) for x in (tp, actual, predicted, total, actual > 0)]
-    return tensors, multilabel
-
-
-AVERAGED = [name for name in metrics.METRICS if metrics.is_averaged(name)]
-
-
-@pytest.mark.parametrize(("metric", "average"), [*itertools.product(AVERAGED, metrics.AVERAGES)])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_quotients_are_the_metrics_by_autograd(metric, average, smoothing):
-    for d, multilabel, absent in ((2, False, ()), (5, False, (1, 3)), (5, True, (0,)), (40, False, range(40))):
-        if average == "binary" and (d != 2 or multilabel):
-            continue
-        (tp, actual, predicted, total, present), _ = counts(d, multilabel=multilabel, absent=absent)
-        found = []
-        for fused in (True, False):
-            x, q = tp.clone().requires_grad_(), predicted.clone().requires_grad_()
-            c = Confusion(x, actual, q, total, present=present, multilabel=multilabel)
-            if fused:
-                form = quotient(metric, 2 if multilabel else d, label_smoothing=smoothing)
-                loss = triton_metric.quotient_loss(c, form, average)
-            else:
-                objective = Objective(
-                    metric, "multilabel" if multilabel else "multiclass", StepChoice("linear"), average=average,
-                    label_smoothing=smoothing,
-                )  # fmt: skip
-                loss = objective.metric_term(c)
-            found.append([loss.detach(), *torch.autograd.grad(-2.5 * loss, [x, q], materialize_grads=True)])
-        for ours, theirs in zip(*found, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("beta", [0.5, 2.0])
-def test_beta_is_part_of_the_quotient(beta):
-    form = quotient("fbeta", 4, beta=beta)
-    assert form.top == pytest.approx((1 + beta**2, 0, 0, 0))
-    assert form.bottom == pytest.approx((0, beta**2, 1, 0))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

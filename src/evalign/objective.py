@@ -18,6 +18,7 @@ from evalign.kernels.columns import ColumnCounts, column_counts
 from evalign.kernels.points import FivePoints, Settings
 from evalign.kernels.quotients import MOST_CLASSES, quotient
 from evalign.kernels.rows import row_counts
+from evalign.kernels.whole import Plan, whole_loss
 from evalign.metrics import Average, Beta, MetricFunction
 from evalign.numerics import counting_dtype, finite_gradient, safe_divide
 from evalign.steps import StepChoice
@@ -44,6 +45,9 @@ class Objective:
     def __call__(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2, beta: Beta | None = None
     ) -> Tensor:
+        beta = self.beta if beta is None else beta
+        if self._is_whole(logits, weight, temperature, beta):
+            return self._whole(logits, y, weight, temperature, beta)
         confusion, entropy = self.counts(logits, y, weight, temperature)
         loss = self.metric_term(confusion, beta)
         if self.anchor:
@@ -51,6 +55,26 @@ class Objective:
                 entropy = cross_entropy(logits, y, weight, self.task, self.label_smoothing)
             loss = loss + self.anchor * entropy
         return loss
+
+    def _is_whole(self, logits: Tensor, weight: Tensor, temperature: float | Tensor, beta: Beta | None) -> bool:
+        """Whether all of it is one node of autograd: what a small batch costs is operations, not arithmetic."""
+        return (
+            self._is_quotient(logits.shape[-1], beta)
+            and not isinstance(self.thresholds, tuple)
+            and self._fuses(logits, weight, temperature)
+            and dispatch.takes(logits)
+        )
+
+    def _whole(
+        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor, beta: Beta | None
+    ) -> Tensor:
+        two = self.task == "binary"
+        outcomes = logits.shape[1] if self.task == "multiclass" else 2
+        form = quotient(str(self.metric), outcomes, beta, self.label_smoothing)
+        plan = Plan(self._settings(logits, temperature), form, self.average, self.anchor, two)
+        if two:
+            logits, y, weight = logits[:, None], y[:, None], weight[:, None]
+        return whole_loss(logits, y, weight, plan)
 
     def sums(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2, *, rows: bool = False
@@ -153,7 +177,8 @@ class Objective:
     def metric_term(self, confusion: Confusion, beta: Beta | None = None) -> Tensor:
         """1 - M(C), and 0 for a batch without a counted label."""
         beta = self.beta if beta is None else beta
-        if self._is_quotient(confusion, beta):
+        tp = confusion.tp
+        if tp.is_cuda and tp.dim() == 1 and self._is_quotient(tp.shape[0], beta) and dispatch.takes(tp):
             from evalign.kernels.triton_metric import quotient_loss
 
             form = quotient(str(self.metric), confusion.outcomes, beta, self.label_smoothing)
@@ -162,17 +187,14 @@ class Objective:
         score = self.score(confusion, beta)
         return torch.where(confusion.total.sum() == 0, 0.0 * score, 1 - score)
 
-    def _is_quotient(self, c: Confusion, beta: Beta | None) -> bool:
-        """Whether one kernel takes the metric: on a GPU its dozens of tiny operations cost more than the counts."""
+    def _is_quotient(self, classes: int, beta: Beta | None) -> bool:
+        """Whether value and slopes of the metric come from two linear forms, without its dozens of operations."""
         return (
-            c.tp.is_cuda
-            and c.tp.dim() == 1
-            and c.num_classes <= MOST_CLASSES
+            classes <= MOST_CLASSES
             and self.backend == "auto"
             and isinstance(self.metric, str)
             and metrics.is_averaged(self.metric)
             and (beta is None or isinstance(beta, (int, float)))
-            and dispatch.takes(c.tp)
         )
 
     def score(self, c: Confusion, beta: Beta | None = None) -> Tensor:

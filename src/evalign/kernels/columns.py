@@ -36,6 +36,18 @@ def column_counts(
     return ColumnCounts(*_Columns.apply(logits, y, weight, settings, two_classes))  # type: ignore[no-untyped-call]
 
 
+def by_class(tp: Tensor, predicted: Tensor, actual: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Counts of class 0 and class 1, (G, 2), (G, 2), (2,) and (), from those of the one column."""
+    tn = total - actual - predicted + tp
+    tp, predicted = torch.cat([tn, tp], 1), torch.cat([total - predicted, predicted], 1)
+    return tp, predicted, torch.cat([total - actual, actual]), total[0]
+
+
+def by_column(tp: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives by the column's tp and predicted from those by the counts of both classes."""
+    return tp[:, 1:] + tp[:, :1], predicted[:, 1:] - predicted[:, :1] - tp[:, :1]
+
+
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -46,9 +58,7 @@ class _Columns(torch.autograd.Function):
         ctx.kernel, ctx.settings, ctx.two_classes = dispatch.columns(logits), settings, two_classes
         tp, predicted, losses, actual, total = ctx.kernel.forward(kept, settings)
         if two_classes:
-            tn = total - actual - predicted + tp
-            tp, predicted = torch.cat([tn, tp], 1), torch.cat([total - predicted, predicted], 1)
-            actual, total = torch.cat([total - actual, actual]), total[0]
+            tp, predicted, actual, total = by_class(tp, predicted, actual, total)
         ctx.mark_non_differentiable(actual, total)
         ctx.set_materialize_grads(False)
         return tp, predicted, losses, actual, total
@@ -65,7 +75,6 @@ class _Columns(torch.autograd.Function):
             assert tp is not None
             assert predicted is not None
             if ctx.two_classes:
-                predicted = predicted[:, 1:] - predicted[:, :1] - tp[:, :1]
-                tp = tp[:, 1:] + tp[:, :1]
+                tp, predicted = by_column(tp, predicted)
             gradient = ctx.kernel.backward(kept, ctx.settings, tp, predicted, losses)
         return once(gradient), None, None, None, None

@@ -10,6 +10,7 @@ from torch import Tensor
 from evalign.confusion import Confusion
 from evalign.kernels.interface import once
 from evalign.kernels.quotients import Quotient
+from evalign.numerics import safe_divide
 
 AVERAGES = ("macro", "micro", "weighted", "binary")
 
@@ -54,6 +55,8 @@ def quotient_kernel(
             share = tl.where(tl.sum(weight, 0) == 0.0, share, weight)
         elif MASKED:
             share = tl.load(present + k, mask=inside, other=0).to(tl.float32)
+        else:
+            share = tl.where(label > 0.0, 1.0, 0.0)
         added = tl.sum(share, 0)
         share = tl.where(added == 0.0, 0.0, share / tl.where(added == 0.0, 1.0, added))
     value = tl.sum(tl.where(share == 0.0, 0.0, share * score), 0)
@@ -65,42 +68,57 @@ def quotient_kernel(
     tl.store(slopes + d + k, -share * (t2 - score * b2) / safe, mask=inside)
 
 
+def value_and_slopes(
+    tp: Tensor,
+    predicted: Tensor,
+    actual: Tensor,
+    total: Tensor,
+    quotient: Quotient,
+    average: str,
+    *,
+    per_label: bool,
+    present: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """1 - the averaged metric of soft counts (0 for counts of nothing), and its derivatives by tp and predicted.
+
+    A macro mean is over the classes that are `present`, by default those with a label.
+    """
+    d = tp.shape[0]
+    both = tp.new_empty(2 * d + 1)
+    tp, predicted, actual, total = (x.contiguous() for x in (tp, predicted, actual, total))
+    quotient_kernel[(1,)](
+        tp, actual, predicted, total, tp if present is None else present, both[2 * d :], both, d,
+        *quotient.top, *quotient.bottom, *quotient.weight, AVERAGE=AVERAGES.index(average),
+        MASKED=present is not None, PER_LABEL=per_label, BLOCK=triton.next_power_of_2(max(d, 2)),
+        num_warps=4 if d <= 2048 else 16,
+    )  # fmt: skip
+    return both[2 * d], both[:d], both[d : 2 * d]
+
+
+def anchored(loss: Tensor, losses: Tensor, total: Tensor, anchor: float) -> tuple[Tensor, Tensor]:
+    """loss + anchor * losses / total, and its derivative by `losses`."""
+    mass = total.sum()
+    slope = safe_divide(torch.full_like(mass, anchor), mass)
+    return loss + slope * losses, slope
+
+
 class QuotientLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        tp: Tensor,
-        predicted: Tensor,
-        actual: Tensor,
-        total: Tensor,
-        present: Tensor | None,
-        quotient: Quotient,
-        average: str,
-        per_label: bool,
-    ) -> Tensor:
-        d = tp.shape[0]
-        both = tp.new_empty(2 * d + 1)
-        tp, predicted, actual = tp.contiguous(), predicted.contiguous(), actual.contiguous()
-        quotient_kernel[(1,)](
-            tp, actual, predicted, total, tp if present is None else present, both[2 * d :], both, d,
-            *quotient.top, *quotient.bottom, *quotient.weight, AVERAGE=AVERAGES.index(average),
-            MASKED=present is not None, PER_LABEL=per_label, BLOCK=triton.next_power_of_2(max(d, 2)),
-            num_warps=4 if d <= 2048 else 16,
-        )  # fmt: skip
-        ctx.save_for_backward(both)
-        return both[2 * d]
+    def forward(ctx: Any, tp: Tensor, predicted: Tensor, c: Confusion, quotient: Quotient, average: str) -> Tensor:
+        loss, by_tp, by_predicted = value_and_slopes(
+            tp, predicted, c.actual, c.total, quotient, average, per_label=c.multilabel, present=c.present
+        )
+        ctx.save_for_backward(by_tp, by_predicted)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
-        (both,) = ctx.saved_tensors
+        by_tp, by_predicted = ctx.saved_tensors
         with torch.no_grad():
-            scaled = by_loss * both[:-1]
-        scaled = once(scaled)
-        d = scaled.shape[0] // 2
-        return scaled[:d], scaled[d:], None, None, None, None, None, None
+            by_tp, by_predicted = by_loss * by_tp, by_loss * by_predicted
+        return once(by_tp), once(by_predicted), None, None, None
 
 
 def quotient_loss(c: Confusion, quotient: Quotient, average: str) -> Tensor:
     """1 - the averaged metric, 0 for counts of nothing; `c` before its labels are smoothed."""
-    arguments = (c.tp, c.predicted, c.actual, c.total, c.present, quotient, average, c.multilabel)
-    return QuotientLoss.apply(*arguments)  # type: ignore[no-any-return]
+    return QuotientLoss.apply(c.tp, c.predicted, c, quotient, average)  # type: ignore[no-any-return]

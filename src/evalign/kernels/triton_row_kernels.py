@@ -56,40 +56,40 @@ def stats_kernel(
     inside = rows < n
     start = z + rows * stride
     minus = float("-inf")
-    largest, second_largest = tl.full([ROWS], minus, tl.float32), tl.full([ROWS], minus, tl.float32)
-    first, second = tl.zeros([ROWS], tl.int32), tl.zeros([ROWS], tl.int32)
-    total, added = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    # Every lane keeps its own two largest: a reduction in each turn of the loop would cost more than the rest of it.
+    best, runner_up = tl.full([ROWS, BLOCK], minus, tl.float32), tl.full([ROWS, BLOCK], minus, tl.float32)
+    best_at, runner_up_at = tl.zeros([ROWS, BLOCK], tl.int32), tl.zeros([ROWS, BLOCK], tl.int32)
     for at in range(0, d, BLOCK):
         j = at + tl.arange(0, BLOCK)
+        here = j[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
         mask = inside[:, None] & (j < d)[None, :]
         x = tl.load(start[:, None] + j[None, :], mask=mask, other=minus).to(tl.float32)
-        one, place = tl.max(x, 1, return_indices=True)
-        place = place.to(tl.int32) + at
-        rest = tl.where(j[None, :] == place[:, None], minus, x)
-        two, next_place = tl.max(rest, 1, return_indices=True)
-        next_place = next_place.to(tl.int32) + at
-        # Of the four the two largest stay; a tie goes to the one seen first.
-        leads = one > largest
-        loser, loser_place = tl.where(leads, largest, one), tl.where(leads, first, place)
-        other, other_place = tl.where(leads, two, second_largest), tl.where(leads, next_place, second)
-        prefers = (loser > other) | ((loser == other) & (loser_place < other_place))
-        second_largest, second = tl.where(prefers, loser, other), tl.where(prefers, loser_place, other_place)
-        new, first = tl.where(leads, one, largest), tl.where(leads, place, first)
-        # Where all so far is -inf, its distance to itself is nan, and must not be taken.
-        base = tl.where(new == minus, 0.0, new)
-        total = total * tl.exp(largest - base) + tl.sum(tl.exp(x - base[:, None]), 1)
-        largest = new
-        if SMOOTHING:
-            added += tl.sum(tl.where(mask, x, 0.0), 1)
+        leads = x > best
+        loser, loser_at = tl.where(leads, best, x), tl.where(leads, best_at, here)
+        best, best_at = tl.where(leads, x, best), tl.where(leads, here, best_at)
+        follows = loser > runner_up
+        runner_up, runner_up_at = tl.where(follows, loser, runner_up), tl.where(follows, loser_at, runner_up_at)
+    lane = tl.arange(0, BLOCK)[None, :]
+    largest, winner = tl.max(best, 1, return_indices=True)
+    won = lane == winner[:, None]
+    first = tl.sum(tl.where(won, best_at, 0), 1)
+    left, left_at = tl.where(won, runner_up, best), tl.where(won, runner_up_at, best_at)
+    second_largest, winner = tl.max(left, 1, return_indices=True)
+    second = tl.sum(tl.where(lane == winner[:, None], left_at, 0), 1)
     e_second = tl.exp(second_largest - largest)
-    total_h = tl.zeros([ROWS], tl.float32)
+    totals, totals_h = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
+    totals_z = tl.zeros([ROWS, BLOCK], tl.float32)
     for at in range(0, d, BLOCK):
         j = at + tl.arange(0, BLOCK)
         mask = inside[:, None] & (j < d)[None, :]
         x = tl.load(start[:, None] + j[None, :], mask=mask, other=minus).to(tl.float32)
-        x = _scaled(tl.exp(x - largest[:, None]), e_second[:, None])
-        h = _step(x, a, b, cut)
-        total_h += tl.sum(tl.where(mask & (j[None, :] != first[:, None]), h, 0.0), 1)
+        e = tl.exp(x - largest[:, None])
+        h = _step(_scaled(e, e_second[:, None]), a, b, cut)
+        totals += tl.where(mask, e, 0.0)
+        totals_h += tl.where(mask & (j[None, :] != first[:, None]), h, 0.0)
+        if SMOOTHING:
+            totals_z += tl.where(mask, x, 0.0)
+    total, total_h, added = tl.sum(totals, 1), tl.sum(totals_h, 1), tl.sum(totals_z, 1)
     value, _, _ = _top(1.0 / total, (1.0 + e_second) / (2.0 * total), low, b, c)
     tl.store(stats + rows, largest, mask=inside)
     tl.store(stats + n + rows, e_second, mask=inside)
@@ -163,8 +163,8 @@ def gradient_kernel(
     second = tl.load(places + n + rows, mask=counts, other=0)
     label = tl.load(y + rows, mask=counts, other=0).to(tl.int32)
     start = z + rows * stride
-    dot_h, dot_scaled = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
-    sum_scaled = tl.zeros([ROWS], tl.float32)
+    dots_h, dots_scaled = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
+    sums_scaled = tl.zeros([ROWS, BLOCK], tl.float32)
     for at in range(0, d, BLOCK):
         j = at + tl.arange(0, BLOCK)
         slope = tl.load(by_predicted + j, mask=j < d, other=0.0)[None, :]
@@ -174,9 +174,10 @@ def gradient_kernel(
         others = mask & (j[None, :] != first[:, None])
         h = tl.where(others, _step(x, a, b, cut), 0.0)
         scaled = tl.where(others, tl.where(x >= cut, b, a) * x, 0.0)
-        dot_h += tl.sum(h * slope, 1)
-        dot_scaled += tl.sum(scaled * slope, 1)
-        sum_scaled += tl.sum(scaled, 1)
+        dots_h += h * slope
+        dots_scaled += scaled * slope
+        sums_scaled += scaled
+    dot_h, dot_scaled, sum_scaled = tl.sum(dots_h, 1), tl.sum(dots_scaled, 1), tl.sum(sums_scaled, 1)
     p, tau = 1.0 / total, (1.0 + e_second) / (2.0 * total)
     value, top_slope, by_tau = _top(p, tau, low, b, c)
     at_first = tl.load(by_predicted + first, mask=counts, other=0.0)
