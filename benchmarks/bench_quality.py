@@ -2,15 +2,18 @@
 
     python benchmarks/bench_quality.py --data-dir DIR                     # all sets, stacked trials
     python benchmarks/bench_quality.py --data-dir DIR --sets yeast --engine single   # EASTClassifier itself
+    python benchmarks/bench_quality.py --data-dir DIR --methods booster "stock LightGBM" "stock XGBoost"
     python benchmarks/bench_quality.py --summary                          # the table from the stored rows
 
-Rows go to benchmarks/results/bench_quality.csv as soon as a set and method are done; what is there is not run again.
+Rows go to benchmarks/results/bench_quality.csv as soon as a set and method are done (boosters: as soon as a split is);
+what is there is not run again.
 `--engine stacked` trains the ten splits as one stacked network, which equals training them one by one
 (tests/test_trials.py) and saves a GPU's time; columns that a split lacks are zeros there.
 """
 
 import argparse
 import platform
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +28,12 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
 
 from evalign import EASTClassifier, decision, metrics
+from evalign.comparison.aims import Validation
+from evalign.comparison.held_out import KeepsBooster
+from evalign.comparison.stock import StockBooster
 from evalign.decision import Rule
 from evalign.distinct import distinct_rows, divide_rows
+from evalign.files import write_atomically
 from evalign.metrics import Average
 from evalign.networks import mlp
 from evalign.objective import Objective
@@ -50,6 +57,7 @@ TREES: dict[str, Callable[[int], Any]] = {
     "random forest": lambda seed: RandomForestClassifier(300, random_state=seed, n_jobs=-1),
     "histogram gradient boosting": lambda seed: HistGradientBoostingClassifier(random_state=seed, early_stopping=True),
 }
+BOOSTED = ("booster", "booster, cross-entropy", "stock LightGBM", "stock XGBoost")  # on the table as it is
 Matrix = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
@@ -171,17 +179,41 @@ def tree_probabilities(make: Callable[[int], Any], made: list[Part], classes: in
 
 def decided(valid: Any, test: Any, part: Part, classes: int) -> dict[str, float]:
     """Test F1 of argmax, tuned and plug-in decisions, learned on the validation rows."""
+    return decided_by(Validation(valid, part.valid_y, part.valid_weight), test, part.test_y, classes)
+
+
+def decided_by(valid: Validation, test: Any, truth: Ints, classes: int) -> dict[str, float]:
     average, labels = average_and_labels(classes)
-    weight = part.valid_weight
+    p, options = valid.probabilities, {"average": average, "sample_weight": valid.weight}
     rules = {
         "argmax": Rule("argmax", classes),
-        "tuned": decision.tuned(valid, part.valid_y, "f1", average=average, sample_weight=weight),
-        "plug-in": decision.plug_in(valid, "f1", average=average, sample_weight=weight, margin=1 / len(valid)),
+        "tuned": decision.tuned(p, valid.labels, "f1", **options),  # type: ignore[arg-type]
+        "plug-in": decision.plug_in(p, "f1", margin=1 / len(p), **options),  # type: ignore[arg-type]
     }
     return {
-        name: float(f1_score(part.test_y, rule.predict(test), average=average, labels=labels, zero_division=0.0))
+        name: float(f1_score(truth, rule.predict(test), average=average, labels=labels, zero_division=0.0))
         for name, rule in rules.items()
     }
+
+
+def boosted_scores(method: str, X: pd.DataFrame, y: Ints, seed: int, jobs: int) -> Iterator[dict[str, Any]]:
+    """One split of a booster on the raw table: ours, or a library's own objective stopped by held-out log-loss."""
+    dev, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=seed, stratify=y)
+    started = time.process_time()
+    if method.startswith("booster"):
+        recipe = "cross_entropy" if "cross-entropy" in method else "anchored"
+        model: Any = KeepsBooster(recipe=recipe, random_state=seed, n_jobs=jobs)
+    else:
+        model = StockBooster(method.removeprefix("stock ").lower(), random_state=seed, n_jobs=jobs)
+    model.fit(X.iloc[dev], y[dev])
+    seconds = round(time.process_time() - started, 2)
+    scores = decided_by(model.validation_, model.predict_proba(X.iloc[test]), y[test], int(y.max()) + 1)
+    if method.startswith("booster"):  # what it decides by itself
+        average, labels = average_and_labels(int(y.max()) + 1)
+        own = f1_score(y[test], model.predict(X.iloc[test]), average=average, labels=labels, zero_division=0.0)
+        scores["own"] = float(own)
+    for rule, score in scores.items():
+        yield {"decision": rule, "split": seed, "score": round(score, 6), "cpu_seconds": seconds}
 
 
 def summary(rows: pd.DataFrame) -> str:
@@ -203,6 +235,17 @@ def summary(rows: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def _is_stored(stored: pd.DataFrame, name: str, method: str, split: int | None = None) -> bool:
+    if stored.empty:
+        return False
+    found = stored[(stored.set == name) & (stored.method == method)]
+    return not found.empty if split is None else bool((found.split == split).any())
+
+
+def store(rows: pd.DataFrame, path: Path) -> None:
+    write_atomically(path, rows.to_csv(index=False))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
@@ -211,6 +254,7 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--engine", choices=["stacked", "single"], default="stacked")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--jobs", type=int, default=-1, help="threads of boosters")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--summary", action="store_true")
     options = parser.parse_args()
@@ -224,14 +268,25 @@ def main() -> None:
     for name in options.sets:
         todo = [
             method for method in options.methods
-            if stored.empty or stored[(stored.set == name) & (stored.method == method)].empty
+            if method in BOOSTED or not _is_stored(stored, name, method)
         ]  # fmt: skip
         if not todo:
             continue
         X, y = load(name, options.data_dir)
         classes = int(y.max()) + 1
-        made = list(parts(X, y, options.splits)) if options.engine == "stacked" or {*todo} & {*TREES} else []
+        encoded = {*todo} - {*BOOSTED} if options.engine == "stacked" else {*todo} & {*TREES}
+        made = list(parts(X, y, options.splits)) if encoded else []
         for method in todo:
+            if method in BOOSTED:
+                known = {"set": name, "method": method, "engine": "trees", "device": device_name}
+                for seed in range(options.splits):
+                    if _is_stored(stored, name, method, seed):
+                        continue
+                    rows = [{**known, **row} for row in boosted_scores(method, X, y, seed, options.jobs)]
+                    stored = pd.concat([stored, pd.DataFrame(rows)], ignore_index=True)
+                    store(stored, options.out)
+                    print(name, method, seed, {row["decision"]: row["score"] for row in rows}, flush=True)
+                continue
             if method in NETWORKS and options.engine == "single":
                 rows = list(single_scores(NETWORKS[method], X, y, options.splits, options.device))
             else:
@@ -248,8 +303,7 @@ def main() -> None:
             known = {"set": name, "method": method, "engine": engine, "device": device_name, "torch": torch.__version__}
             rows = [{**known, **row} for row in rows]
             stored = pd.concat([stored, pd.DataFrame(rows)], ignore_index=True)
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            stored.to_csv(options.out, index=False)
+            store(stored, options.out)
             print(summary(pd.DataFrame(rows)), flush=True)
 
 

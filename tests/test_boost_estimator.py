@@ -279,3 +279,9 @@ def test_damaged_and_foreign_files_are_refused(rare, tmp_path):
         EASTClassifier.load(path)
     with pytest.raises(ValueError, match="only a metric given by name"):
         small(lambda c: metrics.accuracy(c), rounds=3).fit(*rare).save(tmp_path / "other")
+
+
+def test_a_tuned_rule_that_changes_nothing_is_argmax():
+    X, y = load_iris(return_X_y=True)
+    easy = y > 0
+    assert small(decision="tuned").fit(X, easy).decision_.kind == "argmax"

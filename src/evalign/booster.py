@@ -1,15 +1,17 @@
 """EASTBooster: boosted trees trained on the metric they are judged by, with scikit-learn's interface."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from evalign import checks
+from evalign import checks, metrics
 from evalign.boosting.folds import fold_rows
 from evalign.boosting.libraries import LIBRARIES, find_library
 from evalign.boosting.objective import ScoreObjective, cooling
@@ -18,11 +20,15 @@ from evalign.boosting.table import TreeTable
 from evalign.boosting.training import Monitor, train_folds
 from evalign.boosting.trees import Rows, TreeOptions, Trees
 from evalign.columns import as_table
+from evalign.confusion import Confusion
+from evalign.decision import Rule
 from evalign.distinct import distinct_rows
 from evalign.metric_classifier import BetaByLabel, Decision, MetricClassifier
 from evalign.metrics import Average, MetricFunction
 from evalign.training.progress import Epoch
 
+FEW = 2  # held-out rows for which a tuned rule may differ from argmax and not be worth it
+MARGIN = 1e-4  # of the metric, below which two rules are one
 MONITORS = ("score", "loss", "entropy")
 
 
@@ -35,7 +41,10 @@ class EASTBooster(MetricClassifier):
 
     Parameters
     ----------
-    metric, average, beta, pos_label, decision, subject_to, class_weight: as in `EASTClassifier`.
+    metric, average, beta, pos_label, subject_to, class_weight: as in `EASTClassifier`.
+    decision: as there, but "tuned" is the default: every row was held out once, which is enough to calibrate by. A
+        tuned rule that decides otherwise than argmax for two held-out rows at most, or with the same score, gives
+        way to it.
     recipe: "anchored" (cross-entropy + metric), "cross_entropy", "paper" or "btg" (the metric alone), or a
         `BoostRecipe`.
     library: "lightgbm" or "xgboost"; both come with the extra `boost`.
@@ -51,7 +60,8 @@ class EASTBooster(MetricClassifier):
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `history_` (a row per round), `rounds_` (trees kept
     for each score), `temperature_`, `decision_` (the rule), `encoder_`, `trees_` (one ensemble per fold), `start_`
-    (the scores that trees add to: the classes' shares).
+    (the scores that trees add to: the classes' shares), and after `fit` only `held_out_` (positions of the held-out
+    rows, fold after fold, equal rows by their first).
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -68,12 +78,12 @@ class EASTBooster(MetricClassifier):
         beta: BetaByLabel = None,
         pos_label: Any = None,
         recipe: str | BoostRecipe = "anchored",
-        decision: Decision = "plug_in",
+        decision: Decision = "tuned",
         subject_to: str | Sequence[str] | None = None,
         library: Literal["lightgbm", "xgboost"] = "lightgbm",
         folds: int = 5,
         rounds: int = 1000,
-        patience: int = 50,
+        patience: int = 30,
         monitor: Monitor = "loss",
         learning_rate: float = 0.1,
         leaves: int = 31,
@@ -152,6 +162,7 @@ class EASTBooster(MetricClassifier):
         self.temperature_ = trained.history[trained.rounds - 1].temperature
         valid = np.concatenate([d.valid for d in divisions])
         valid_weight = np.concatenate([d.valid_weight for d in divisions])
+        self.held_out_ = kept[valid]
         p = _as_columns(objective.probabilities(trained.scores.astype(np.float64)))
         self.decision_ = self._learn_decision(p, codes[valid], valid_weight)
         return self
@@ -195,23 +206,32 @@ class EASTBooster(MetricClassifier):
         for name in ("columns", "rows"):
             checks.check_number(name, getattr(self, name), low=0.0, high=1.0, open_low=True)
 
+    def _learn_decision(self, p: NDArray[np.float64], codes: NDArray[np.int64], weight: NDArray[np.float64]) -> Rule:
+        rule = super()._learn_decision(p, codes, weight)
+        if self.decision != "tuned" or self.subject_to is not None:
+            return rule
+        # Not asked for more: a rule that looks worse by a little is often better on new rows (docs/boosting.md).
+        plain = Rule("argmax", len(self.classes_))
+        decided, most_probable = rule.predict(p), plain.predict(p)
+        differs = np.count_nonzero(decided != most_probable) > FEW
+        scores = [self._held_out_score(labels, codes, weight) for labels in (decided, most_probable)]
+        return rule if differs and abs(scores[0] - scores[1]) > MARGIN else plain
+
+    def _held_out_score(self, predicted: Any, codes: Any, weight: Any) -> float:
+        labels, truth, weights = (torch.from_numpy(x) for x in (predicted, codes, weight))
+        confusion = Confusion.hard(labels, truth, len(self.classes_), sample_weight=weights)
+        return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(confusion))
+
     def _objective(self) -> ScoreObjective:
         recipe = find_recipe(self.recipe)
         cooled = recipe.temperature if recipe.cool_to is None else cooling(recipe.temperature, recipe.cool_to)
         return ScoreObjective(
-            self.metric, task="binary" if len(self.classes_) == 2 else "multiclass", average=self._soft_average,
+            self.metric, task="binary" if len(self.classes_) == 2 else "multiclass", average=self._average,
             beta=self._beta, step=recipe.step, temperature=cooled, anchor=recipe.anchor, metric_weight=recipe.metric,
             floor=self.floor,
         )  # fmt: skip
 
-    @property
-    def _soft_average(self) -> Average | None:
-        """Of two classes any average goes; of more the metric says which."""
-        return self._average
-
     def _tree_options(self, seed: int) -> TreeOptions:
-        import os
-
         threads = self.n_jobs if self.n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + self.n_jobs)
         return TreeOptions(
             self.learning_rate, self.leaves, self.min_rows, self.l2, self.columns, self.rows, threads,

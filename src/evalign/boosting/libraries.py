@@ -35,3 +35,10 @@ def find_library(name: str) -> Library:
         raise ImportError(
             f"library={name!r} needs the package {name}; install it with pip install 'evalign[boost]'"
         ) from None
+
+
+def is_installed(name: str) -> bool:
+    """Whether a library can be imported, without importing it."""
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None

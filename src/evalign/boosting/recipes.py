@@ -24,8 +24,8 @@ RECIPES: dict[str, BoostRecipe] = {
         BoostRecipe(
             "anchored",
             "Cross-entropy and the metric together from the first round: a new tree corrects what the others got "
-            "wrong, so there is nothing to warm up.",
-            anchor=1.0,
+            "wrong, so there is nothing to warm up. Anchor 3 as for networks: probabilities stay usable.",
+            anchor=3.0,
             metric=1.0,
         ),
         BoostRecipe("paper", "The metric alone (EAST), cooled.", anchor=0.0, metric=1.0, cool_to=0.05),

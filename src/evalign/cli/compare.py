@@ -31,7 +31,7 @@ def command(
     splits: Splits = 5,
     drop: o.Drop = None,
     recipe: o.RecipeName = "anchored",
-    decision: o.Decision = "plug_in",
+    decision: o.Decision = None,
     epochs: o.Epochs = None,
     hidden: o.Hidden = "512,256,128",
     seed: o.Seed = 0,
@@ -39,7 +39,8 @@ def command(
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
-    """Compare our training with cross-entropy, a random forest and gradient boosting over several splits.
+    """Compare our network and our boosted trees with cross-entropy, LightGBM, XGBoost, a random forest and histogram
+    gradient boosting over several splits.
 
     Each gets argmax, a tuned and a plug-in decision, learned on rows held out of its training part. With --test the
     test rows stay the same, and a split only draws another seed. Ctrl-C keeps the splits that are complete. Writes
@@ -71,8 +72,10 @@ def run(
     folder: Any,
     output: Any,
     interrupt: Interrupt,
+    *,
+    boosted: bool = True,
 ) -> None:
-    """Compare on a loaded table and finish; `evalign demo` comes here too."""
+    """Compare on a loaded table and finish; `evalign demo` comes here too, without what is `boosted`."""
     from evalign.cli.data import note_classes, note_columns, note_positive
     from evalign.cli.finish import finish
     from evalign.comparison import contenders as c
@@ -85,6 +88,7 @@ def run(
     note_positive(judge, facts["classes"], output.note)
     listed = [
         c.ours(judge, recipe=settings.recipe, **shared),
+        *(boosters(judge, settings, output.note) if boosted else ()),
         c.cross_entropy(judge, rival_of=settings.recipe, **shared),
         *(c.rival(one, judge) for one in c.RIVALS),
     ]
@@ -114,4 +118,17 @@ def run(
         f"early stopping used {held_out} rows held out of the rest, the same ones for all. Splits overlap, so "
         "standard errors are somewhat too small."
     )
-    finish(name, comparison, settings, facts, sizes, protocol, folder, output)
+    own = settings.decision_of("network")
+    finish(name, comparison, settings, facts, sizes, protocol, folder, output, decision=own)
+
+
+def boosters(judge: Any, settings: o.Settings, note: Any) -> list[Any]:
+    """Our boosted trees, and the libraries as they come; what is not installed is left out and told."""
+    from evalign.boosting.libraries import is_installed
+    from evalign.comparison import contenders as c
+
+    here = {name: is_installed(name) for name in c.BOOSTED}
+    if lacking := [name for name, found in here.items() if not found]:
+        note(f"left out: {' and '.join(lacking)}, not installed; pip install 'evalign[boost]' brings them")
+    listed = [c.ours_boosted(judge, recipe=settings.recipe, **settings.for_trees())] if here["lightgbm"] else []
+    return listed + [make(judge) for name, make in c.BOOSTED.items() if here[name]]

@@ -53,7 +53,7 @@ def command(
         # Batches this small are not worth sharing: on a busy machine two threads took over ten minutes, waiting for
         # each other, where one takes half a minute.
         with threadpool_limits(1):
-            run(NAME, loaded, settings, splits, 0.2, folder, output, interrupt)
+            run(NAME, loaded, settings, splits, 0.2, folder, output, interrupt, boosted=False)
     output.show(
         f"Next:   evalign fit {data} --target {TARGET} --positive {POSITIVE} --metric f1 --out my-run; "
         "then your own table"

@@ -23,9 +23,11 @@ def finish(
     protocol: str,
     folder: RunFolder,
     output: Output,
+    *,
+    decision: str,
     **more: Any,
 ) -> dict[str, Any]:
-    """Write result and report, show the table; returns the result."""
+    """Write result and report, show the table; returns the result. `decision` is that of our reference."""
     result: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -33,11 +35,11 @@ def finish(
         "command_line": shlex.join(["evalign", *(output.words or [command])]),
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "versions": versions(),
-        "settings": settings.to_json(),
+        "settings": settings.to_json() | {"decision": decision},
         "data": data,
         "split": split,
         "protocol": protocol,
-        **build_result(comparison, ("ours", settings.decision), seed=settings.seed),
+        **build_result(comparison, ("ours", decision), seed=settings.seed),
         **more,
         "notes": output.notes,
     }
@@ -60,7 +62,8 @@ def as_table(result: dict[str, Any]) -> Any:
     limits = list(result["table"][0]["limits"])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("training + decision", no_wrap=True)
-    for name in (result["metric"]["title"], spread, "ours minus it", spread, *limits):
+    columns = [result["metric"]["title"], spread, "ours minus it", spread, *(["p"] if several else [])]
+    for name in (*columns, *limits):
         table.add_column(name, justify="right", no_wrap=not limits)
     for row in result["table"]:
         own = [row["contender"], row["decision"]] == result["reference"]
@@ -70,7 +73,9 @@ def as_table(result: dict[str, Any]) -> Any:
             low, high = row["interval"]
             spreads = f"{score(low)} to {score(high)}", " to ".join(map(signed, row["difference_interval"]))
         held = [score(row["limits"][name]) + " missed" * (name in row["missed"]) for name in limits]
-        gap = ("–", "–") if own else (signed(row["difference"]), spreads[1])
+        gap = ["–", "–"] if own else [signed(row["difference"]), spreads[1]]
+        if several:
+            gap.append("–" if own or row["p"] is None else f"{row['p']:.2g}")
         table.add_row(
             row["title"], score(row["score"]), spreads[0], *gap, *held,
             style="bold" if own else None,

@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from evalign.comparison.aims import Aim
 
+MODELS = ("auto", "network", "boost")
 DATA, GOAL, TRAINING, OUTPUT = "Data", "What to be good at", "Training", "Output"
 
 Data = Annotated[
@@ -67,9 +68,27 @@ RecipeName = Annotated[
     str, typer.Option("--recipe", help="anchored, paper, btg or cross_entropy.", rich_help_panel=TRAINING)
 ]
 Decision = Annotated[
+    str | None,
+    typer.Option(
+        "--decision",
+        help="How probabilities become labels: plug_in (the default), tuned (that of boosted trees) or argmax.",
+        rich_help_panel=TRAINING,
+    ),
+]
+Model = Annotated[
     str,
     typer.Option(
-        "--decision", help="How probabilities become labels: plug_in, tuned or argmax.", rich_help_panel=TRAINING
+        "--model",
+        help="network, boost (trees; needs the extra boost), or auto: both, and the better on held-out rows is kept.",
+        rich_help_panel=TRAINING,
+    ),
+]
+Budget = Annotated[
+    float,
+    typer.Option(
+        "--budget",
+        help="Of --model auto: seconds for both models together; who runs out of time keeps what is best so far.",
+        rich_help_panel=TRAINING,
     ),
 ]
 Epochs = Annotated[
@@ -96,15 +115,18 @@ class Settings:
     positive: str | None = None
     subject_to: tuple[str, ...] = ()
     recipe: str = "anchored"
-    decision: str = "plug_in"
+    decision: str | None = None  # None is each model's own default
     epochs: int | None = None
     hidden: tuple[int, ...] = (512, 256, 128)
     seed: int = 0
     device: str = "auto"
+    model: str = "network"
+    budget: float = 600.0
 
     def check(self) -> None:
         """Whatever can be told wrong before a table is read, which may take long."""
         from evalign import checks, decision, metrics
+        from evalign.boosting.libraries import is_installed
         from evalign.comparison.aims import DECISIONS
         from evalign.training.recipes import find_recipe
 
@@ -120,7 +142,12 @@ class Settings:
         if self.subject_to and self.decision == "argmax":
             raise ValueError("--subject-to needs --decision plug_in or tuned, got argmax")
         find_recipe(self.recipe)
-        checks.check_choice("decision", self.decision, DECISIONS)
+        checks.check_choice("model", self.model, MODELS)
+        checks.check_number("budget", self.budget, low=0.0, open_low=True)
+        if self.model == "boost" and not is_installed("lightgbm"):
+            raise ValueError("--model boost needs LightGBM, which is not installed; pip install 'evalign[boost]'")
+        if self.decision is not None:
+            checks.check_choice("decision", self.decision, DECISIONS)
         if self.epochs is not None:
             checks.check_number("epochs", self.epochs, low=1)
         check_device(self.device)
@@ -132,7 +159,21 @@ class Settings:
 
     def for_network(self) -> dict[str, Any]:
         """Options that our classifier and its cross-entropy rival share."""
-        return {"hidden": self.hidden, "epochs": self.epochs, "device": self.device, "decision": self.decision}
+        return {
+            "hidden": self.hidden,
+            "epochs": self.epochs,
+            "device": self.device,
+            "decision": self.decision_of("network"),
+        }
+
+    def for_trees(self) -> dict[str, Any]:
+        """Options that our boosted trees and their cross-entropy rival share; an epoch is a round."""
+        rounds = {} if self.epochs is None else {"rounds": self.epochs}
+        return {"decision": self.decision_of("boost"), **rounds}
+
+    def decision_of(self, model: str) -> str:
+        """The decision asked for, or what the model does by itself."""
+        return self.decision or {"network": "plug_in", "boost": "tuned"}[model]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -79,14 +79,14 @@ def command(
 def load_model(folder: Path, device: str) -> tuple[Any, str | None]:
     """The model of a folder or file, and the name of the target it was trained on where that is known."""
     from evalign.cli.folder import MODEL, read_result
-    from evalign.estimator import EASTClassifier
+    from evalign.saving import load_model as load
 
     path = folder / MODEL if folder.is_dir() else folder
     if not path.is_file():
         where = f"the folder {folder} has no {MODEL}" if folder.is_dir() else f"{folder} does not exist"
         raise ValueError(f"{where}; give the folder that evalign fit wrote")
-    model = EASTClassifier.load(path)
-    if device != "auto":
+    model = load(path)
+    if device != "auto" and hasattr(model, "network_"):
         model.device = device
         model.network_.to(model._device)
     result = read_result(path.parent)

@@ -9,10 +9,11 @@ from sklearn.dummy import DummyClassifier
 from evalign import checks
 from evalign.baselines import trees
 from evalign.comparison.aims import DECISIONS, Judge
-from evalign.comparison.held_out import KeepsValidation
+from evalign.comparison.held_out import KeepsBooster, KeepsValidation
+from evalign.comparison.stock import StockBooster
 from evalign.training.recipes import Recipe, find_recipe
 
-OURS = "ours"
+OURS, OURS_BOOSTED = "ours", "ours_boosted"
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,7 @@ def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "pl
 
     def make(seed: int) -> KeepsValidation:
         return KeepsValidation(
-            judge.aim.metric,
-            average=judge.aim.average,
-            beta=judge.beta if judge.beta is None or isinstance(judge.beta, float | int) else by_label(judge),
-            pos_label=judge.positive,
-            subject_to=judge.subject_to or None,
+            **_aimed(judge),
             recipe=recipe,
             decision=decision,  # type: ignore[arg-type]
             random_state=seed,
@@ -46,6 +43,29 @@ def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "pl
         )
 
     return Contender(OURS, f"ours ({find_recipe(recipe).name})", make)
+
+
+def ours_boosted(
+    judge: Judge, *, recipe: str = "anchored", decision: str = "tuned", name: str = OURS_BOOSTED, **options: Any
+) -> Contender:
+    """`EASTBooster` for a judge's metric; `options` are the booster's other ones."""
+
+    def make(seed: int) -> KeepsBooster:
+        return KeepsBooster(
+            **_aimed(judge),
+            recipe=recipe,
+            decision=decision,  # type: ignore[arg-type]
+            random_state=seed,
+            **options,
+        )
+
+    return Contender(name, f"ours (boosted trees, {recipe})", make)
+
+
+def boosted_cross_entropy(judge: Judge, **options: Any) -> Contender:
+    """The same trees, folds and seed with cross-entropy alone."""
+    contender = ours_boosted(judge, recipe="cross_entropy", **options)
+    return replace(contender, name="cross_entropy", title="cross-entropy, same trees")
 
 
 def cross_entropy(judge: Judge, *, rival_of: str | Recipe = "anchored", **options: Any) -> Contender:
@@ -80,6 +100,19 @@ def gradient_boosting(judge: Judge) -> Contender:
     return Contender("gradient_boosting", "gradient boosting", trees.gradient_boosting)
 
 
+def stock_lightgbm(judge: Judge) -> Contender:
+    """LightGBM with its own objective and defaults, stopped by held-out log-loss."""
+    return Contender("lightgbm", "LightGBM", lambda seed: StockBooster("lightgbm", random_state=seed))
+
+
+def stock_xgboost(judge: Judge) -> Contender:
+    """XGBoost with its own objective and defaults, stopped by held-out log-loss."""
+    return Contender("xgboost", "XGBoost", lambda seed: StockBooster("xgboost", random_state=seed))
+
+
+# Those that need the extra `boost`, by the package that each needs.
+BOOSTED: dict[str, Callable[[Judge], Contender]] = {"lightgbm": stock_lightgbm, "xgboost": stock_xgboost}
+
 RIVALS: dict[str, Callable[[Judge], Contender]] = {
     "random_forest": random_forest,
     "gradient_boosting": gradient_boosting,
@@ -91,6 +124,17 @@ def rival(name: str, judge: Judge) -> Contender:
     """A rival that needs no options, by name."""
     checks.check_choice("contender", name, RIVALS)
     return RIVALS[name](judge)
+
+
+def _aimed(judge: Judge) -> dict[str, Any]:
+    """A judge's metric as our classifiers' options."""
+    return {
+        "metric": judge.aim.metric,
+        "average": judge.aim.average,
+        "beta": judge.beta if judge.beta is None or isinstance(judge.beta, float | int) else by_label(judge),
+        "pos_label": judge.positive,
+        "subject_to": judge.subject_to or None,
+    }
 
 
 def by_label(judge: Judge) -> dict[Any, float]:

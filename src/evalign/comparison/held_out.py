@@ -6,6 +6,8 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils import check_random_state
 
+from evalign.booster import EASTBooster
+from evalign.columns import as_table
 from evalign.comparison.aims import Codes, Floats, Validation
 from evalign.decision import Rule
 from evalign.distinct import distinct_rows, divide_rows
@@ -25,7 +27,21 @@ class Keeps(MetricClassifier):
 
 
 class KeepsValidation(Keeps, EASTClassifier):
-    """`EASTClassifier` with its validation rows."""
+    """`EASTClassifier` with its validation rows, and their positions in the table as `held_out_`."""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, **options: Any) -> Self:
+        super().fit(X, y, sample_weight, **options)
+        # Found anew from the seed, since the classifier itself has no use for them.
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        table = as_table(X)
+        codes, weight = self._labels_and_weights(table, y, sample_weight)
+        rows, weight = distinct_rows(table, codes, weight)
+        self.held_out_ = rows[divide_rows(codes[rows], weight, self.validation_fraction, seed).valid]
+        return self
+
+
+class KeepsBooster(Keeps, EASTBooster):
+    """`EASTBooster` with the rows that its folds held out."""
 
 
 class HeldOut(ClassifierMixin, BaseEstimator):

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from evalign.comparison.aims import Aim, Codes, Floats, Judge
 from evalign.comparison.contenders import Contender
-from evalign.comparison.held_out import HeldOut, KeepsValidation
+from evalign.comparison.held_out import HeldOut, Keeps
+from evalign.comparison.stock import StockBooster
 from evalign.decision import Rule
 from evalign.distinct import split_rows
 from evalign.training.progress import Epoch
@@ -109,18 +110,20 @@ def evaluate(
     """Fit, learn every decision rule on the rows held out of development, and only then look at the test rows."""
     started = time.perf_counter()
     estimator = contender.make(seed)
-    network = isinstance(estimator, KeepsValidation)
-    if network:
+    ours = isinstance(estimator, Keeps)
+    if ours:
         estimator.fit(development.X, development.y, on_epoch=on_epoch)
         rules = {name: judge.rule(name, estimator.validation_) for name in contender.decisions}
         rules |= {estimator.decision: estimator.decision_} if estimator.decision in rules else {}
     else:
         # Labels as the judge's codes, so that the same rows are held out as for a network.
-        estimator = HeldOut(estimator, random_state=seed).fit(development.X, judge.codes(development.y))
+        by_itself = isinstance(estimator, StockBooster)
+        estimator = estimator if by_itself else HeldOut(estimator, random_state=seed)
+        estimator.fit(development.X, judge.codes(development.y))
         rules = {name: judge.rule(name, estimator.validation_) for name in contender.decisions}
     seconds = time.perf_counter() - started
     p = estimator.predict_proba(test.X)
-    p = np.ascontiguousarray(p[:, judge.order]) if network else p
+    p = np.ascontiguousarray(p[:, judge.order]) if ours else p
     predictions = {name: rule.predict(p) for name, rule in rules.items()}
     return Trial(contender, estimator, rules, p, predictions, judge.codes(test.y), seconds)
 

@@ -36,7 +36,7 @@ def verdict(result: dict[str, Any]) -> str:
     """What the table says about ours, in a sentence that does not flatter."""
     name, reference = result["metric"]["title"], result["reference"]
     ours = next(row for row in result["table"] if [row["contender"], row["decision"]] == reference)
-    rivals = [row for row in result["table"] if row["contender"] not in (reference[0], "majority")]
+    rivals = [row for row in result["table"] if row["contender"] != "majority" and not _is_ours(row)]
     begin = f"{ours['title'].capitalize()} reached {name} {score(ours['score'])}"
     if ours["limits"]:
         values = ", ".join(f"{text}: {score(value)}" for text, value in ours["limits"].items())
@@ -49,6 +49,10 @@ def verdict(result: dict[str, Any]) -> str:
     words = [f"{begin}, the strongest rival ({best['title']}) {score(best['score'])}: {_gap(best)}."]
     words += [f"Against cross-entropy + argmax, what is mostly used: {_gap(row)}." for row in usual if row is not best]
     return " ".join(words)
+
+
+def _is_ours(row: dict[str, Any]) -> bool:
+    return str(row["contender"]).startswith("ours")
 
 
 def _gap(row: dict[str, Any]) -> str:

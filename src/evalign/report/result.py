@@ -31,7 +31,8 @@ def build_result(
     if comparison.splits == 1:
         _add_intervals(table, comparison, reference, repeats, seed)
     shown = shown_in_detail(lines, reference)
-    networks = [trial for trial in comparison.trials if hasattr(trial.estimator, "history_")]
+    shown_histories = (reference[0], "cross_entropy")
+    trained = [t for t in comparison.trials if t.contender.name in shown_histories and hasattr(t.estimator, "history_")]
     return {
         "metric": {"name": judge.aim.name, "title": metric_title(judge), "average": judge.average, "beta": judge.beta},
         "classes": judge.names,
@@ -43,7 +44,7 @@ def build_result(
         "per_class": [per_class(line, judge, repeats, seed) for line in shown],
         "curves": precision_recall(comparison.trials, judge) if len(judge.classes) == 2 else [],
         "rules": [_rules(trial) for trial in comparison.trials],
-        "history": {trial.contender.title: thinned(trial.estimator.history_) for trial in networks},
+        "history": {trial.contender.title: thinned(trial.estimator.history_) for trial in trained},
     }
 
 
@@ -71,7 +72,7 @@ def shown_in_detail(lines: Sequence[Line], reference: tuple[str, str]) -> list[L
     """The reference, cross-entropy as it is mostly used, with the reference's decision, and the best other model."""
     by_key = {(line.contender, line.decision): line for line in lines}
     keys = [reference, ("cross_entropy", "argmax"), ("cross_entropy", "plug_in")]
-    others = [key for key in by_key if key[0] not in ("cross_entropy", "majority", reference[0])]
+    others = [key for key in by_key if key[0] not in ("cross_entropy", "majority") and not key[0].startswith("ours")]
     return [by_key[key] for key in dict.fromkeys([*keys, *others[:1]]) if key in by_key]
 
 
@@ -114,6 +115,7 @@ def _entry(line: Line, judge: Judge) -> dict[str, Any]:
         "scores": list(line.scores),
         "difference": line.difference,
         "difference_error": line.difference_error,
+        "p": line.p,
         "limits": line.limits,
         "missed": judge.missed(line.limits),
         "seconds": round(line.seconds, 3),
