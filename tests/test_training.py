@@ -8,10 +8,10 @@ from sklearn.metrics import f1_score
 from torch import nn
 
 from evalign import metrics
-from evalign.networks import mlp
+from evalign.networks import Pictures, mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.loop import Rows, batch_loss, predict_logits, train
+from evalign.training.loop import Rows, at_stage, batch_loss, predict_logits, train, validate
 from evalign.training.progress import Controller
 from evalign.training.recipes import RECIPES, Recipe, Stage, find_recipe
 from evalign.training.scores import argmax_score
@@ -158,3 +158,79 @@ def test_recipes_are_found_by_name_and_bounded():
     assert [stage.metric for stage in RECIPES["anchored"].stages] == [False, True]
     assert RECIPES["cross_entropy"].epochs >= RECIPES["anchored"].epochs
     assert not any(stage.anchor for stage in RECIPES["paper"].stages)
+
+
+@pytest.mark.parametrize("shape", [(24,), (24, 1), (8, 3)])
+def test_binary_logits_of_any_shape_have_the_loss_of_flat_ones(shape):
+    generator = torch.Generator().manual_seed(0)
+    z, y = torch.randn(shape, generator=generator), (torch.rand(shape, generator=generator) < 0.4).long()
+    y = y.squeeze(1) if shape == (24, 1) else y
+    objective = Objective("f1", "binary", StepChoice("linear"), average="binary")
+    weight = torch.rand(len(y), generator=generator)
+    rows = Rows(z, y, weight)  # the "network" hands its input on
+    each = weight.repeat_interleave(y.numel() // len(y))
+    expected = objective(z.flatten(), y.flatten(), each, 0.2)
+    stage = replace(METRIC, anchor=0.0, step="linear")
+    assert float(batch_loss(nn.Identity(), rows, stage, replace(objective, anchor=0.0), 0.2)) == pytest.approx(
+        float(expected)
+    )
+    score = argmax_score(metrics.resolve("f1", average="binary"))
+    values = validate(nn.Identity(), rows, stage, objective, score, 0.2)
+    predicted = (z.flatten() > 0).long()
+    assert values["score"] == pytest.approx(f1_score(y.flatten(), predicted, sample_weight=each))
+    entropy = nn.functional.binary_cross_entropy_with_logits(z.flatten(), y.flatten().float(), weight=each)
+    assert values["entropy"] == pytest.approx(float(entropy) * y.numel() / float(each.sum()), rel=1e-5)
+
+
+def test_one_logit_for_two_labels_is_refused():
+    rows = Rows.of(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
+    with pytest.raises(ValueError, match="one logit for every label"):
+        batch_loss(nn.Identity(), rows, CE, replace(OBJECTIVE, task="binary"), 0.2)
+
+
+def test_any_term_is_minimised_beside_its_anchor_and_other_rows_are_watched():
+    rows = Rows.of(torch.randn(30, 2, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 2)
+
+    def term(logits, y, weight, temperature):
+        return (weight * (logits.sigmoid() - y) ** 2).sum() / weight.sum() + 0 * temperature
+
+    network = nn.Linear(2, 1)
+    stage = Stage("brier", metric=True, anchor=0.5, learning_rate=0.1, epochs=4, patience=4)
+    history = train(
+        network, rows, rows, Recipe("r", "", (stage,)), term, SCORE, task="binary", batch_size=30,
+        watch=lambda z, y, w: torch.stack([z.mean(), y.sum() / w.sum()]), watch_rows=rows,
+    )  # fmt: skip
+    assert history[-1].loss < history[0].loss
+    kept = [epoch for epoch in history if epoch.best][-1]
+    with torch.no_grad():
+        z = network(rows.x).squeeze(1)
+        entropy = nn.functional.binary_cross_entropy_with_logits(z, rows.y.float())
+    assert kept.watched == pytest.approx((float(z.mean()), 0.5), rel=1e-4)
+    assert kept.loss == pytest.approx(float(((z.sigmoid() - rows.y) ** 2).mean() + 0.5 * entropy), rel=1e-4)
+
+
+def test_bytes_give_float_logits_in_pieces_of_any_size():
+    x = torch.randint(0, 256, (9, 4, 4, 3), dtype=torch.uint8)
+    network = nn.Sequential(Pictures((0.5,) * 3, (0.2,) * 3), nn.Flatten(), nn.Linear(48, 2))
+    whole = predict_logits(network, x)
+    assert whole.dtype == torch.float32
+    with torch.no_grad():
+        torch.testing.assert_close(whole, network(x))
+    assert predict_logits(network, x, amp=True).dtype == torch.float32
+    assert Rows.of(x, torch.zeros(9)).weight.dtype == torch.float32
+
+
+def test_the_last_epoch_is_kept_where_the_stage_says_so():
+    controller = Controller(replace(CE, monitor="last"))
+    assert [controller.step(loss=x, entropy=x, score=-x) for x in (0.1, 0.5, 0.3)] == [True] * 3
+
+
+def test_a_step_that_is_a_function_stays():
+    """A stage names a step; an objective that brings its own keeps it, here none at all."""
+    own = Objective("f1", "multiclass", StepChoice(lambda p, threshold: p))
+    rows, network = blobs(), fresh(0.0).requires_grad_(False)
+    loss = batch_loss(network, rows, METRIC, at_stage(own, replace(METRIC, anchor=0.0)), 0.2)
+    p = network(rows.x).softmax(1)
+    actual, predicted = rows.y.bincount(), p.sum(0)
+    tp = torch.stack([p[rows.y == k, k].sum() for k in range(3)])
+    assert float(loss) == pytest.approx(float(1 - (2 * tp / (actual + predicted)).mean()), rel=1e-5)

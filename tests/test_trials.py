@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from evalign import metrics
-from evalign.networks import mlp
+from evalign.networks import PairNetwork, mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Batches
@@ -210,3 +210,65 @@ def test_cooling_goes_from_the_start_to_the_end_and_only_down(form):
     assert all(a > b for a, b in pairwise(seen))
     middle = {"geometric": (0.2 * 0.05) ** 0.5, "linear": 0.125, "cosine": 0.125}[form]
     assert seen[4] == pytest.approx(middle)
+
+
+def frames(n: int = 60) -> Rows:
+    """Rows with three labels each, as the pairs of a graph."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 2, (n, 3), generator=generator)
+    x = torch.randn(n, 9, generator=generator, dtype=torch.float64)
+    x[:, 6:] += y
+    return Rows(x, y, torch.rand(n, generator=generator, dtype=torch.float64) + 0.5)
+
+
+def pairs() -> nn.Module:
+    return PairNetwork(3, 2, 1, hidden=4, rounds=1).double()
+
+
+def test_graphs_stacked_are_graphs_one_by_one():
+    rows, objective = frames(), Objective("f1", "binary", StepChoice("linear"), average="binary")
+    score = argmax_score(metrics.resolve("f1", average="binary"))
+
+    def watch(logits, y, weight):
+        return torch.stack([(weight * logits).sum(), (weight * y).sum()])
+
+    made = []
+    for s in range(3):
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(s))
+        stage = Stage("m", metric=True, anchor=0.3 * s, learning_rate=0.02, epochs=4, patience=2, step="linear")
+        made.append(Trial(order[:40], order[40:50], Recipe("r", "", (stage,)), seed=s, watch=order[50:]))
+    results = train_trials(pairs, rows, made, objective, score, batch_size=13, task="binary", watch=watch)
+    for trial, result in zip(made, results, strict=True):
+        torch.manual_seed(trial.seed)
+        alone = pairs()
+        assert trial.watch is not None
+        history = train(
+            alone, rows[trial.train], rows[trial.valid], trial.recipe, objective, score, batch_size=13, seed=trial.seed,
+            watch=watch, watch_rows=rows[trial.watch],
+        )  # fmt: skip
+        assert_same(alone.state_dict(), history, result)
+        for ours, theirs in zip(history, result.history, strict=True):
+            assert ours.watched == pytest.approx(theirs.watched)
+
+
+def test_graphs_have_no_class_to_be_drawn_by():
+    trial = Trial(torch.arange(40), torch.arange(40, 60), trials()[0].recipe)
+    with pytest.raises(ValueError, match="no class to be drawn by"):
+        train_trials(pairs, frames(), [trial], OBJECTIVE, SCORE, batch_size=13, task="binary", oversample=True)
+
+
+def test_a_step_that_is_a_function_is_not_replaced_by_a_stages():
+    rows, own = table(), Objective("f1", "multiclass", StepChoice(lambda p, threshold: p))
+    results = [
+        train_trials(lambda: network(0.0), rows, trials()[:1], objective, SCORE, batch_size=40)[0].history[-1].loss
+        for objective in (own, replace(own, step=StepChoice("annealed")))
+    ]
+    assert results[0] != pytest.approx(results[1], rel=1e-3)
+
+
+def test_class_offsets_are_not_stacked():
+    trial = trials()[0]
+    stages = tuple(replace(stage, offset=1.0) for stage in trial.recipe.stages)
+    with pytest.raises(ValueError, match="no class offsets"):
+        train_trials(lambda: network(0.0), table(), [replace(trial, recipe=Recipe("r", "", stages))], OBJECTIVE, SCORE,
+                     batch_size=40)  # fmt: skip

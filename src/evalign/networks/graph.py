@@ -34,8 +34,8 @@ class PairNetwork(nn.Module):
         self.shape = (nodes, node_features, pair_features)
         ends = torch.combinations(torch.arange(nodes))
         # Both directions of every pair: the message into `first` comes from `second`.
-        self.register_buffer("first", torch.cat([ends[:, 0], ends[:, 1]]), persistent=False)
-        self.register_buffer("second", torch.cat([ends[:, 1], ends[:, 0]]), persistent=False)
+        self.register_buffer("first", torch.cat([ends[:, 0], ends[:, 1]]))
+        self.register_buffer("second", torch.cat([ends[:, 1], ends[:, 0]]))
         self.inlet = _layers(node_features, hidden, hidden)
         both = 2 * hidden + pair_features
         self.messages = nn.ModuleList(_layers(both, hidden, hidden) for _ in range(rounds))

@@ -70,7 +70,7 @@ class Controller:
 
     def step(self, *, loss: float, entropy: float, score: float) -> bool:
         """Take one epoch's validation values; True if its weights are the ones to keep."""
-        value = {"loss": loss, "entropy": entropy, "score": -score}[self.stage.monitor]
+        value = {"loss": loss, "entropy": entropy, "score": -score, "last": -self.epochs}[self.stage.monitor]
         self.epochs += 1
         if self.stage.stop_at is not None:
             self.finished = self.epochs >= self.stage.stop_at

@@ -16,7 +16,9 @@ class Stage:
 
     `epochs` bounds the stage. `patience` epochs without a better validation value end it, or, with a cooling
     `rate`, end one temperature; `cool_to` cools by the form `cooling` over `epochs` instead, whatever validation says.
-    `decay` "cosine" takes the learning rate to 0 over `epochs`.
+    `decay` "cosine" takes the learning rate to 0 over `epochs`. `monitor` "last" keeps the last epoch, whatever
+    validation says. With `offset` the metric's class offsets (evalign.offsets) at the validation confusion matrix of
+    the stage's start, times this number, are added to the logits in training and left off when predicting.
     """
 
     name: str
@@ -25,7 +27,7 @@ class Stage:
     learning_rate: float
     epochs: int
     patience: int
-    monitor: Literal["loss", "score", "entropy"] = "loss"
+    monitor: Literal["loss", "score", "entropy", "last"] = "loss"
     decay: Literal["none", "cosine"] = "none"
     temperature: float = 0.2
     rate: float | None = None
@@ -34,7 +36,11 @@ class Stage:
     max_stale: int = 3
     step: str = "annealed"
     weight_decay: float = 1e-2
+<<<<<<< HEAD
     stop_at: int | None = None  # ends after that many epochs and keeps the last, whatever validation says
+=======
+    offset: float = 0.0
+>>>>>>> ad08e14 (Training: checkpoints that resume bit for bit, binary logits of any shape, class offsets from a metric's gradient)
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,11 @@ CROSS_ENTROPY = Stage(
     decay="cosine",
 )  # fmt: skip
 
+OFFSET_STAGE = Stage(
+    "metric, offsets", metric=True, anchor=1.0, learning_rate=5e-4, epochs=40, patience=40, monitor="last",
+    decay="cosine", cool_to=0.1, offset=1.0,
+)  # fmt: skip
+
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -115,6 +126,18 @@ RECIPES: dict[str, Recipe] = {
                     "metric", metric=True, anchor=3.0, learning_rate=5e-4, epochs=80, patience=80, monitor="loss",
                     decay="cosine", cool_to=0.1,
                 ),
+            ),
+            updates=UPDATES,
+        ),
+        Recipe(
+            "anchored_offset",
+            "For networks that can fit every training row, which leaves a metric of those rows nothing to say: class "
+            "offsets, found from the metric's gradient at the validation confusion matrix and found anew half way, "
+            "keep the classes open that the metric gains most from.",
+            (
+                CROSS_ENTROPY,
+                OFFSET_STAGE,
+                replace(OFFSET_STAGE, name="metric, offsets anew", learning_rate=2e-4),
             ),
             updates=UPDATES,
         ),

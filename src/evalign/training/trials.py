@@ -19,14 +19,11 @@ from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
 from evalign.training.batches import Batches
 from evalign.training.loop import Rows, Score
+from evalign.training.outputs import Term, Watch, flat, probabilities_of
 from evalign.training.progress import Controller, Epoch
 from evalign.training.recipes import Recipe
 from evalign.training.replay import RECORDING, Replay
 from evalign.training.stacking import FlatParameters, StackedAdamW, dropout_widths, padded, with_shared_dropout
-
-# (logits, labels, weights, temperature) -> what a stage with `metric` minimises beside its anchor; vmappable
-Term = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-Watch = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, weights -> (k,) numbers to keep of every epoch
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,9 @@ def train_trials(
     """Train every trial by its recipe; returns the best weights and the history of each.
 
     `make_network` is called once per trial after seeding with the trial's seed, as for a network of its own; with
-    `task` "binary" it has one output. `objective` may be any other loss of the same form. On a GPU a step is
-    recorded once and replayed, and one generator draws the dropout of all trials.
+    `task` "binary" it has one output for every label of a row, which may have several, as the pairs of a graph.
+    `objective` may be any other loss of the same form. On a GPU a step is recorded once and replayed, and one generator
+    draws the dropout of all trials.
     """
     stack = _Stack(make_network, rows, trials, objective, score, batch_size, task, stratified, oversample, watch)
     while not all(stack.done):
@@ -80,10 +78,12 @@ def _term(objective: Objective | Term, trials: Sequence[Trial]) -> Term:
     steps = {stage.step for trial in trials for stage in trial.recipe.stages if stage.metric}
     if not trials or len(steps) > 1:
         raise ValueError(f"at least one trial is needed, and one step for all, got {len(trials)} with {sorted(steps)}")
+    if any(stage.offset for trial in trials for stage in trial.recipe.stages):
+        raise ValueError("stacked trials have no class offsets; train them one by one, or without offset")
     if not isinstance(objective, Objective):
         return objective
     step = next(iter(steps), objective.step.step)
-    if step != objective.step.step:
+    if step != objective.step.step and not callable(objective.step.step):  # a function is the objective's own
         objective = replace(objective, step=StepChoice(step))
     return replace(objective, anchor=0.0, backend="eager")  # the fused form does not vmap
 
@@ -104,6 +104,8 @@ class _Stack:
     ) -> None:
         trials = [replace(trial, recipe=trial.recipe.for_rows(len(trial.train), batch_size)) for trial in trials]
         self.term = _term(objective, trials)
+        if rows.y.dim() > 1 and (stratified or oversample):
+            raise ValueError("rows of many labels, such as graphs, have no class to be drawn by; leave that option off")
         self.rows, self.trials, self.score, self.task, self.watch = rows, trials, score, task, watch
         self.device, count = rows.x.device, len(trials)
         networks = []
@@ -207,13 +209,14 @@ class _Stack:
         """Loss, cross-entropy and, outside of training, hard score of every trial on its own rows."""
 
         def one(logits, y, weight, temperature, metric, anchor):  # type: ignore[no-untyped-def]
+            logits, y, weight = flat(logits, y, weight, self.task)
             entropy = cross_entropy(logits, y, weight, self.task)
             loss = anchor * entropy
             if self.uses_metric:
                 loss = loss + metric * self.term(logits, y, weight, temperature)
             if training:
                 return loss, entropy
-            return loss, entropy, self.score(self._probabilities(logits), y, weight).to(loss.dtype)
+            return loss, entropy, self.score(probabilities_of(logits, self.task), y, weight).to(loss.dtype)
 
         rows, logits = self.rows[index], self._logits(index, training=training)
         return vmap(one)(logits, rows.y, rows.weight * mask, self.temperature, self.metric, self.anchor)  # type: ignore[no-any-return]
@@ -225,22 +228,19 @@ class _Stack:
         def one(params, buffers, x):  # type: ignore[no-untyped-def]
             return functional_call(self.skeleton, (params, buffers), (x,))
 
-        logits: Tensor = vmap(one, randomness="different")(self.parameters.views, buffers, self.rows.x[index])
-        return logits.squeeze(-1) if self.task == "binary" else logits
-
-    def _probabilities(self, logits: Tensor) -> Tensor:
-        if self.task != "binary":
-            return logits.softmax(-1)
-        p = logits.sigmoid()
-        return torch.stack([1 - p, p], -1)
+        return vmap(one, randomness="different")(self.parameters.views, buffers, self.rows.x[index])  # type: ignore[no-any-return]
 
     def _look(self) -> Tensor:
         """What `watch` says of the rows that are watched, (S, k)."""
         assert self.watched is not None
         assert self.watch is not None
         index, mask = self.watched
-        rows = self.rows[index]
-        return vmap(self.watch)(self._logits(index, training=False), rows.y, rows.weight * mask)
+        watch, rows = self.watch, self.rows[index]
+
+        def one(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            return watch(*flat(logits, y, weight, self.task))
+
+        return vmap(one)(self._logits(index, training=False), rows.y, rows.weight * mask)
 
     @torch.no_grad()
     def _watch_width(self) -> int:

@@ -1,0 +1,58 @@
+"""What networks put out, for every shape a task may have: one number a row, one a pair of a graph, or one a class."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from evalign.confusion import Task
+
+# (logits, labels, weights, temperature) -> what a stage with `metric` minimises beside its anchor; vmappable
+Term = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Watch = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, weights -> (k,) numbers to keep of every epoch
+
+
+def flat(logits: Tensor, y: Tensor, weight: Tensor, task: Task) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, labels and weights as an objective takes them.
+
+    Binary logits (M,), (M, 1) or (F, E) and labels (M,) or (F, E) become vectors, a row's weight that of all its
+    pairs. Multiclass ones, (M, C) and (M,), stay.
+
+    >>> z, y, w = flat(torch.zeros(2, 3), torch.ones(2, 3), torch.tensor([1.0, 5.0]), "binary")
+    >>> z.shape, w.tolist()
+    (torch.Size([6]), [1.0, 1.0, 1.0, 5.0, 5.0, 5.0])
+    """
+    if task != "binary":
+        return logits, y, weight
+    if logits.numel() != y.numel():
+        raise ValueError(
+            f"a binary task has one logit for every label, got logits {tuple(logits.shape)} and labels "
+            f"{tuple(y.shape)}; give the network one output"
+        )
+    if weight.dim() < y.dim():
+        weight = weight.reshape(*weight.shape, *([1] * (y.dim() - weight.dim()))).expand(y.shape)
+    return logits.reshape(-1), y.reshape(-1), weight.reshape(-1)
+
+
+def probabilities_of(logits: Tensor, task: Task) -> Tensor:
+    """Probabilities (n, C) of flat logits; (n, 2) of binary ones.
+
+    >>> probabilities_of(torch.zeros(1), "binary")
+    tensor([[0.5000, 0.5000]])
+    """
+    if task != "binary":
+        return logits.softmax(-1)
+    p = logits.sigmoid()
+    return torch.stack([1 - p, p], -1)
+
+
+def with_offset(logits: Tensor, offset: Tensor | None, task: Task) -> Tensor:
+    """Flat logits with one number added for every class; a binary logit is the difference of two.
+
+    >>> with_offset(torch.zeros(1), torch.tensor([1.0, 3.0]), "binary")
+    tensor([2.])
+    """
+    if offset is None:
+        return logits
+    offset = offset.to(logits)
+    return logits + (offset[1] - offset[0] if task == "binary" else offset)
