@@ -36,11 +36,8 @@ class Stage:
     max_stale: int = 3
     step: str = "annealed"
     weight_decay: float = 1e-2
-<<<<<<< HEAD
     stop_at: int | None = None  # ends after that many epochs and keeps the last, whatever validation says
-=======
     offset: float = 0.0
->>>>>>> ad08e14 (Training: checkpoints that resume bit for bit, binary logits of any shape, class offsets from a metric's gradient)
 
 
 @dataclass(frozen=True)
