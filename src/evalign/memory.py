@@ -16,7 +16,7 @@ from evalign.confusion import Confusion
 from evalign.numerics import safe_divide
 from evalign.sums import Sums, standing_for
 
-ROWS_OF_RAREST = 100.0  # measured in docs/guides/batches.md
+ROWS_OF_RAREST = 100.0  # takes the bias out of the value; training did not tell it from 300 (docs/guides/batches.md)
 SAME_TEMPERATURE = 1.25  # counts of a temperature further away than this factor are of another loss
 
 Decay = float | Literal["auto"]
