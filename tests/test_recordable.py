@@ -25,6 +25,8 @@ def stacked_methods() -> dict[str, Path]:
         content = json.loads(path.read_text())
         if path.name.endswith(".report.json") or content["training"] is None or content["method"]["name"] == "ap_perf":
             continue
+        if "darknet" in content["network"].get("kind", "mlp"):
+            continue  # trained one by one
         key = json.dumps(
             [content["method"], content["network"]["outputs"], "mean_over_thresholds" in content["quirks"]]
         )

@@ -37,13 +37,19 @@ QUIRKS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Data:
-    """A data set of `evalign.datasets` as a protocol has it; `ratio` thins the positives to 1 : ratio."""
+    """A data set of `evalign.datasets` as a protocol has it; `ratio` thins the positives to 1 : ratio.
+
+    `tail` thins the classes of a training part exponentially, the last to 1 : tail, and leaves the test part as it is.
+    `inputs` of tables are scaled numbers ("standard") or these and their quantiles ("both"); of pictures, for what is
+    no network, the principal components that hold 80 % of the variance ("components").
+    """
 
     name: str
     protocol: Protocol
     options: dict[str, Any]
     ratio: int | None
-    inputs: Literal["standard", "both"]
+    inputs: Literal["standard", "both", "components"]
+    tail: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,9 +62,13 @@ class Method:
 
 @dataclass(frozen=True)
 class Network:
+    """`hidden` and `dropout` are those of "mlp" (of "graph" one width); `augment` shifts and mirrors pictures."""
+
     hidden: tuple[int, ...]
     dropout: float
     outputs: Literal["one", "classes"]
+    kind: Literal["mlp", "tiny_darknet", "darknet19", "graph"] = "mlp"
+    augment: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,7 @@ class Grid:
     batch_size: tuple[int, ...]
     select: Literal["score", "loss"]
     search: Literal["each", "once"]
+    offset: tuple[float, ...] = ()  # strengths of class offsets, for the stages that have any
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def run_cell(path: Path, data_dir: str | None, device: str, trials: int | None) 
             known = 0.0 if before is None else before.seconds
             report = run(
                 cell.config, report=before, data_dir=data_dir, device=device, trials=trials,
-                save=lambda report: save_report(report, where),
+                checkpoints=cell.path.parent, save=lambda report: save_report(report, where),
             )  # fmt: skip
         except (ValueError, OSError, RuntimeError) as error:
             return Done(cell.name, 0, 0.0, f"{type(error).__name__}: {error}")

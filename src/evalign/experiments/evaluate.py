@@ -1,6 +1,7 @@
 """Probabilities or outputs -> the scores of a report: one decision (honest), or means over thresholds (the papers)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,14 +45,41 @@ MULTICLASS: dict[str, MetricFunction] = {
 CUTS = len(BTG_GRID)
 
 
-def hard_scores(predicted: Ints, y: Ints, classes: int) -> dict[str, float]:
-    """Every metric of one decision.
+RARE = 3
+MOST_NAMED = 20  # of more classes than that nobody reads a report of each
+
+
+class Tail(NamedTuple):
+    """Of a long-tailed training part: its rows of every class, and a second metric that decisions are made for."""
+
+    counts: Ints
+    goal: str = "f1"
+
+
+def hard_scores(
+    predicted: Ints, y: Ints, classes: int, names: Sequence[str] = (), tail: Tail | None = None
+) -> dict[str, float]:
+    """Every metric of one decision; of named classes their precision and recall too, of a long tail what it is about.
 
     >>> hard_scores(np.array([1, 1, 0]), np.array([1, 0, 0]), 2)["f1"]
     0.6666666666666666
+    >>> hard_scores(np.array([1, 1, 2]), np.array([1, 0, 2]), 3, ("cat", "dog", "frog"))["precision_dog"]
+    0.5
     """
-    c = Confusion.hard(torch.from_numpy(predicted), torch.from_numpy(y), classes)
-    return {name: float(metric(c)) for name, metric in (BINARY if classes == 2 else MULTICLASS).items()}
+    labels = torch.from_numpy(predicted), torch.from_numpy(y)
+    c = Confusion.hard(*labels, classes)
+    scores = {name: float(metric(c)) for name, metric in (BINARY if classes == 2 else MULTICLASS).items()}
+    if 2 < classes == len(names) <= MOST_NAMED:
+        for name, metric in (("precision", metrics.precision), ("recall", metrics.recall)):
+            each = metric(c, average=None)
+            scores |= {f"{name}_{own}": float(value) for own, value in zip(names, each, strict=True)}
+    if tail is not None:
+        rarest = np.argsort(tail.counts, kind="stable")[:RARE]
+        scores["rare_recall"] = float(metrics.recall(c, average=None)[torch.from_numpy(rarest)].mean())
+        # Every class with its share of the training part instead of its share of the test part.
+        weight = torch.from_numpy((tail.counts / np.bincount(y, minlength=classes))[y])
+        scores["f1_train"] = float(MULTICLASS["f1"](Confusion.hard(*labels, classes, sample_weight=weight)))
+    return scores
 
 
 def auroc(positive: Floats, y: Ints) -> float:
@@ -61,18 +89,28 @@ def auroc(positive: Floats, y: Ints) -> float:
     return float(roc_auc_score(y, positive)) if 0 < y.sum() < len(y) else float("nan")
 
 
-def honest_scores(valid: Floats, valid_y: Ints, test: Floats, test_y: Ints, decide_for: str) -> Scores:
-    """Scores of three decisions, each learned on validation rows alone; `valid` and `test` are probabilities (n, C)."""
+def honest_scores(
+    valid: Floats,
+    valid_y: Ints,
+    test: Floats,
+    test_y: Ints,
+    decide_for: str,
+    names: Sequence[str] = (),
+    tail: Tail | None = None,
+) -> Scores:
+    """Scores of three decisions, each learned on validation rows alone; `valid` and `test` are probabilities (n, C).
+
+    With a `tail` there are two more, tuned and plug-in for its own goal.
+    """
     classes = test.shape[1]
-    average: Average | None = None
-    if metrics.is_averaged(decide_for):
-        average = "binary" if classes == 2 else "macro"
-    rules = {
-        "argmax": Rule("argmax", classes),
-        "tuned": decision.tuned(valid, valid_y, decide_for, average=average),
-        "plug_in": decision.plug_in(valid, decide_for, average=average, margin=1 / len(valid)),
-    }
-    scores = {name: hard_scores(rule.predict(test), test_y, classes) for name, rule in rules.items()}
+    rules = {"argmax": Rule("argmax", classes)}
+    for goal, suffix in [(decide_for, ""), *([] if tail is None else [(tail.goal, f"_{tail.goal}")])]:
+        average: Average | None = None
+        if metrics.is_averaged(goal):
+            average = "binary" if classes == 2 else "macro"
+        rules[f"tuned{suffix}"] = decision.tuned(valid, valid_y, goal, average=average)
+        rules[f"plug_in{suffix}"] = decision.plug_in(valid, goal, average=average, margin=1 / len(valid))
+    scores = {name: hard_scores(rule.predict(test), test_y, classes, names, tail) for name, rule in rules.items()}
     if classes == 2:
         ranking = auroc(test[:, 1], test_y)
         for own in scores.values():

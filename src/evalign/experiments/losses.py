@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from evalign.baselines.dice import dice_loss
 from evalign.experiments.config import Method
 from evalign.metrics import resolve
 from evalign.numerics import safe_divide
 from evalign.objective import Objective
 from evalign.steps import StepChoice, linear, sigmoid
-from evalign.training.trials import Term
+from evalign.training.outputs import Term
 
 SMALL = 1e-7
 
@@ -29,12 +30,12 @@ def build_term(method: Method, task: Any) -> Objective | Term:
         )
         return Objective(
             options["metric"], task, step, average=options["average"], thresholds=_thresholds(options["threshold"]),
-            beta=options["beta"],
+            beta=torch.tensor(options["beta"]) if isinstance(options["beta"], list) else options["beta"],
         )  # fmt: skip
     if method.name == "released":
         return _released(**options)
     if method.name == "dice":
-        return _dice(**options)
+        return _dice_of_classes(**options) if task == "multiclass" else _dice(**options)
     if method.name == "wmw":
         return _wmw(**options)
     raise ValueError(f"no loss named {method.name!r} can be stacked; known: metric, released, cross_entropy, dice, wmw")
@@ -94,6 +95,13 @@ def _dice(squash: bool, per_sample: bool) -> Term:
         if per_sample:
             return 1 - safe_divide((weight * overlap / (mass + SMALL)).sum(), weight.sum())
         return 1 - safe_divide(2 * (weight * overlap).sum(), (weight * mass).sum())
+
+    return term
+
+
+def _dice_of_classes(squash: bool, per_sample: bool) -> Term:
+    def term(logits: Tensor, y: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
+        return dice_loss(logits, y, squash=squash, per_sample=per_sample, sample_weight=weight)
 
     return term
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalign.datasets import Card, Dataset, Split, load, splits
+from evalign.datasets.base import Graphs
 from evalign.experiments.config import Config, Data
 from evalign.tables import TableEncoder
 
@@ -19,7 +20,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Part:
-    """One trial's rows: features scaled by what the training rows say, labels 0 … C - 1."""
+    """One trial's rows: features scaled by what the training rows say, labels 0 … C - 1, (n,) or (n, E) of graphs."""
 
     trial: int
     train: Matrix
@@ -28,6 +29,7 @@ class Part:
     valid_y: Ints
     test: Matrix
     test_y: Ints
+    names: tuple[str, ...] = ()  # of the classes
 
     def seed(self, config: Config) -> int:
         return config.seed + self.trial
@@ -92,7 +94,36 @@ def parts(config: Config, data_dir: str | Path | None, trials: list[int] | None 
 
 
 def _part(dataset: Dataset, split: Split, config: Config, trial: int) -> Part:
-    encoder = TableEncoder(numeric=config.data.inputs).fit(dataset.X, rows=split.train)
-    x = [encoder.transform(dataset.X, rows=rows) for rows in split]
-    y = [dataset.y[rows] for rows in split]
-    return Part(trial, x[0], y[0], x[1], y[1], x[2], y[2])
+    y, inputs, names = [dataset.y[rows] for rows in split], config.data.inputs, tuple[str, ...]()
+    if isinstance(dataset.X, Graphs):
+        whole = graph_rows(dataset.X, split.train)
+        x = [whole[rows] for rows in split]
+    elif isinstance(dataset.X, np.ndarray):
+        if inputs != "components":
+            raise ValueError(f"pictures need a network for pictures or the inputs 'components', got {inputs!r}")
+        x, names = components(dataset.X, split), dataset.classes
+    else:
+        if inputs == "components":
+            raise ValueError(f"inputs 'components' are those of pictures, {dataset.name} has none; use 'standard'")
+        encoder = TableEncoder(numeric=inputs).fit(dataset.X, rows=split.train)
+        x = [encoder.transform(dataset.X, rows=rows) for rows in split]
+    return Part(trial, x[0], y[0], x[1], y[1], x[2], y[2], names)
+
+
+def graph_rows(graphs: Graphs, train: Ints) -> Matrix:
+    """Graphs as rows, the nodes' features and then the pairs', each feature scaled by all nodes of `train`."""
+    found = []
+    for features in (graphs.nodes, graphs.pairs):
+        mean, std = features[train].mean((0, 1)), features[train].std((0, 1))
+        found.append(((features - mean) / np.where(std > 0, std, 1)).reshape(len(features), -1))
+    return np.concatenate(found, axis=1).astype(np.float32)
+
+
+def components(pictures: NDArray[np.uint8], split: Split, share: float = 0.8) -> list[Matrix]:
+    """The principal components of the training pictures that hold `share` of their variance (EAST, Table 2)."""
+    from sklearn.decomposition import PCA
+
+    x = [pictures[rows].reshape(len(rows), -1).astype(np.float32) / 255 for rows in split]
+    solver = "covariance_eigh" if len(x[0]) > x[0].shape[1] else "full"
+    model = PCA(share, svd_solver=solver).fit(x[0])
+    return [model.transform(part).astype(np.float32) for part in x]

@@ -1,20 +1,24 @@
 """run(config) -> report: the trials of a cell that are not there yet, kept as soon as they are done."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
+import torch
+from numpy.typing import NDArray
 
 from evalign.experiments.config import Config
-from evalign.experiments.evaluate import WATCHED, auroc, hard_scores, honest_scores
-from evalign.experiments.parts import Part, parts
+from evalign.experiments.evaluate import WATCHED, Tail, auroc, hard_scores, honest_scores
+from evalign.experiments.parts import Part, dataset_of, parts
+from evalign.experiments.pictures import picture_splits, takes_pictures, train_pictures
 from evalign.experiments.report import Report, Scores, TrialReport, environment
 from evalign.experiments.singles import ESTIMATORS, fit_estimator, train_alone
 from evalign.experiments.stacks import OnEpoch, Point, Trained, grid_points, train_points
+from evalign.training.outputs import probabilities_of
 
 Save = Callable[[Report], None]
+Ints = NDArray[np.int64]
 CHOSEN_BY_TEST = ("f1", "accuracy", "auroc")  # the released code keeps a best figure of these
 
 
@@ -27,8 +31,12 @@ def run(
     trials: int | None = None,
     save: Save | None = None,
     on_epoch: OnEpoch | None = None,
+    checkpoints: Path | None = None,
 ) -> Report:
-    """Complete `report`, or begin one; `trials` bounds how many there are to be. `save` gets it after every step."""
+    """Complete `report`, or begin one; `trials` bounds how many there are to be. `save` gets it after every step.
+
+    Networks for pictures leave their checkpoints in the folder `checkpoints` until their trial is in the report.
+    """
     report = Report(config) if report is None else report
     save = save or (lambda report: None)
     wanted = config.trials if trials is None else min(trials, config.trials)
@@ -38,6 +46,8 @@ def run(
     report.environment = environment(device)
     if config.method.name in ESTIMATORS or config.method.name == "ap_perf":
         _one_by_one(config, report, missing, data_dir, save, on_epoch)
+    elif takes_pictures(config):
+        _pictures(config, report, missing, data_dir, device, save, on_epoch, checkpoints)
     else:
         _stacked(config, report, missing, data_dir, device, save, on_epoch)
     return report
@@ -57,11 +67,54 @@ def _one_by_one(
             epochs, scores = 0, _estimator_scores(config, part)
         else:
             trained = train_alone(config, part, on_epoch)
-            epochs, scores = len(trained.history), _network_scores(config, part, trained)
+            epochs, scores = len(trained.history), _network_scores(config, trained, part.valid_y, part.test_y)
         seconds = time.perf_counter() - started
         report.trials.append(TrialReport(part.trial, part.seed(config), {}, epochs, round(seconds, 3), scores))
         report.seconds += seconds
         save(report)
+
+
+def _pictures(
+    config: Config,
+    report: Report,
+    missing: list[int],
+    data_dir: str | Path | None,
+    device: str,
+    save: Save,
+    on_epoch: OnEpoch | None,
+    checkpoints: Path | None,
+) -> None:
+    if config.grid is not None and config.grid.search == "once":
+        raise ValueError(
+            f"{config.cell}: networks for pictures search a grid anew for each trial; set search to 'each'"
+        )
+    dataset, points = dataset_of(config.data, data_dir), grid_points(config.grid)
+    torch.backends.cudnn.benchmark = True  # pictures of one size: the fastest algorithm is looked for once
+    pixels = torch.from_numpy(np.ascontiguousarray(dataset.X)).to(device)
+    for trial, split in picture_splits(config, dataset, missing):
+        started, files, candidates = time.perf_counter(), list[Path](), list[Trained]()
+        for i, point in enumerate(points):
+            file = None
+            if checkpoints is not None:
+                file = checkpoints / f"{Path(config.cell).name}.{config.sha256[:8]}.{trial}.{i}.safetensors"
+                files.append(file)
+            candidates.append(train_pictures(config, dataset, pixels, split, trial, point, file, on_epoch))
+        one = candidates[0]
+        if len(points) > 1:
+            tried = [_validation(candidate) for candidate in candidates]
+            report.grid = [entry for entry in report.grid if entry["trial"] != trial] + tried
+            one = candidates[points.index(_best_point(config, tried))]
+        y = dataset.y
+        tail = Tail(np.bincount(y[split.train], minlength=len(dataset.classes))) if config.data.tail else None
+        scores = _network_scores(config, one, y[split.valid], y[split.test], dataset.classes, tail)
+        seconds = time.perf_counter() - started
+        report.trials.append(
+            TrialReport(trial, config.seed + trial, one.point, len(one.history), round(seconds, 3), scores)
+        )
+        report.seconds += seconds
+        save(report)
+        for file in files:
+            file.unlink(missing_ok=True)
 
 
 def _stacked(
@@ -91,7 +144,7 @@ def _stacked(
             best = _best_point(config, [_validation(one) for one in candidates])
             candidates = [one for one in candidates if one.point == best]
         (one,) = candidates
-        scores = _network_scores(config, own[trial], one)
+        scores = _network_scores(config, one, own[trial].valid_y, own[trial].test_y)
         share = seconds / len(missing)
         report.trials.append(
             TrialReport(trial, own[trial].seed(config), one.point, len(one.history), round(share, 3), scores)
@@ -112,23 +165,29 @@ def _best_point(config: Config, tried: list[dict[str, object]]) -> Point:
     return dict(best["point"])  # type: ignore[call-overload, no-any-return]
 
 
-def _probabilities(logits: Tensor) -> np.ndarray:
-    z = logits.double()
-    if z.shape[1] > 1:
-        return z.softmax(1).numpy()
-    p = z.sigmoid().squeeze(1).numpy()
-    return np.stack([1 - p, p], axis=1)
-
-
-def _network_scores(config: Config, part: Part, trained: Trained) -> Scores:
-    valid, test = _probabilities(trained.valid), _probabilities(trained.test)
+def _network_scores(
+    config: Config,
+    trained: Trained,
+    valid_y: Ints,
+    test_y: Ints,
+    names: Sequence[str] = (),
+    tail: Tail | None = None,
+) -> Scores:
+    """The scores of a network's outputs; pairs of graphs count one by one."""
+    assert config.network is not None
+    binary = config.network.outputs == "one"
+    valid, test = (
+        probabilities_of(z.double().flatten() if binary else z.double(), "binary" if binary else "multiclass").numpy()
+        for z in (trained.valid, trained.test)
+    )
+    valid_y, test_y = valid_y.ravel(), test_y.ravel()
     if config.protocol == "honest":
-        return honest_scores(valid, part.valid_y, test, part.test_y, config.decide_for)
+        return honest_scores(valid, valid_y, test, test_y, config.decide_for, names, tail)
     if "mean_over_thresholds" in config.quirks:
-        return paper_scores(config, trained, auroc(test[:, 1], part.test_y))
-    scores = hard_scores(test.argmax(1), part.test_y, test.shape[1])
+        return paper_scores(config, trained, auroc(test[:, 1], test_y))
+    scores = hard_scores(test.argmax(1), test_y, test.shape[1], names, tail)
     if test.shape[1] == 2:
-        scores["auroc"] = auroc(test[:, 1], part.test_y)
+        scores["auroc"] = auroc(test[:, 1], test_y)
     return {"paper": scores}
 
 
@@ -162,8 +221,8 @@ def _estimator_scores(config: Config, part: Part) -> Scores:
     valid, test, predicted = fit_estimator(config, part)
     classes = test.shape[1]
     if config.protocol == "honest":
-        return honest_scores(valid, part.valid_y, test, part.test_y, config.decide_for)
-    scores = hard_scores(predicted, part.test_y, classes)
+        return honest_scores(valid, part.valid_y, test, part.test_y, config.decide_for, part.names)
+    scores = hard_scores(predicted, part.test_y, classes, part.names)
     if classes == 2:
         scores["auroc"] = (
             scores["balanced_accuracy"] if "auroc_of_cuts" in config.quirks else auroc(test[:, 1], part.test_y)

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from evalign.baselines.cross_entropy import class_weights
 from evalign.confusion import Task
+from evalign.datasets.cocktailparty import PEOPLE
 from evalign.experiments.config import Config, Grid
 from evalign.experiments.evaluate import watch_cuts
 from evalign.experiments.losses import build_term, metric_score
 from evalign.experiments.parts import Part
 from evalign.networks import mlp
+from evalign.networks.graph import pair_network
 from evalign.training.batches import Batches
 from evalign.training.loop import Rows, predict_logits
 from evalign.training.progress import Epoch
@@ -50,7 +52,7 @@ def grid_points(grid: Grid | None) -> list[Point]:
     """
     if grid is None:
         return [{}]
-    axes = {name: getattr(grid, name) for name in ("learning_rate", "dropout", "rate", "batch_size")}
+    axes = {name: getattr(grid, name) for name in ("learning_rate", "dropout", "rate", "batch_size", "offset")}
     axes = {name: values for name, values in axes.items() if values}
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
@@ -99,11 +101,13 @@ def _stack(
     made = []
     for part, point in members:
         train, valid, test = places[part.trial]
-        made.append(Trial(train, valid, _recipe(config, point), part.seed(config), point.get("dropout"), test))
+        made.append(Trial(train, valid, recipe_of(config, point), part.seed(config), point.get("dropout"), test))
     watches = "mean_over_thresholds" in config.quirks
     squash = config.method.name in ("metric", "released") or bool(config.method.options.get("squash"))
 
     def make() -> torch.nn.Module:
+        if network.kind == "graph":
+            return pair_network(PEOPLE, width, network.hidden)
         return mlp(width, 1 if task == "binary" else classes, network.hidden, network.dropout)
 
     results = train_trials(
@@ -127,11 +131,13 @@ def _weights(config: Config, part: Part, y: Any) -> Any:
     return class_weights(torch.from_numpy(part.train_y)).numpy()[y].astype(np.float32)
 
 
-def _recipe(config: Config, point: Point) -> Recipe:
+def recipe_of(config: Config, point: Point) -> Recipe:
     assert config.training is not None
     stages = config.training.stages
     if "learning_rate" in point:
         stages = tuple(replace(stage, learning_rate=point["learning_rate"]) for stage in stages)
     if "rate" in point:
         stages = tuple(replace(stage, rate=point["rate"]) if stage.rate is not None else stage for stage in stages)
+    if "offset" in point:
+        stages = tuple(replace(stage, offset=point["offset"]) if stage.offset else stage for stage in stages)
     return Recipe(config.cell, "", stages)

@@ -25,7 +25,8 @@ class Row:
 
     `folder` is where the cell's reports are, another table's where the row repeats its training. `extra` rows are ours,
     not the paper's. `incomparable` are metrics by data set ("*" is all) that the paper printed as something else than
-    the honest protocol measures: macro F1, the F1 of the other class, balanced accuracy called AUROC.
+    the honest protocol measures: macro F1, the F1 of the other class, balanced accuracy called AUROC. `decision` is the
+    row's own where it differs from the table's.
     """
 
     label: str
@@ -34,6 +35,7 @@ class Row:
     printed: Mapping[str, Mapping[str, Printed]] = field(default_factory=dict)
     extra: bool = False
     incomparable: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    decision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ def _row(content: dict[str, Any], name: str) -> Row:
 def _check_keys(content: dict[str, Any], kind: type, where: str, left_out: tuple[str, ...]) -> None:
     fields = kind.__dataclass_fields__  # type: ignore[attr-defined]
     optional = {"kind", "protocols", "extra", "incomparable", *left_out}
+    optional |= {"decision"} if kind is Row else set()
     if unknown := set(content) - set(fields):
         raise ValueError(f"{where} has the unknown key {min(unknown)!r}; known are {', '.join(fields)}")
     if missing := set(fields) - set(content) - optional:

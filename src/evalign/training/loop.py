@@ -65,6 +65,7 @@ def train(
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
     on_epoch: OnEpoch | None = None,
+    catch_interrupt: bool = True,
 ) -> list[Epoch]:
     """Take `network` through the stages of `recipe` and leave it with its best weights.
 
@@ -72,9 +73,9 @@ def train(
     the hard metric that validation data are judged by; `watch` keeps numbers of other rows, and no choice is made by
     them. Binary tasks have logits (M,), (M, 1) or (F, E), one for each label.
 
-    Ctrl-C ends training and keeps the best weights so far. With `checkpoint` everything is written there after every
-    `checkpoint_every` epochs, and a training that finds its own file goes on from it. A seed decides everything on a
-    CPU, interrupted or not.
+    Ctrl-C ends training and keeps the best weights so far, unless `catch_interrupt` is False. With `checkpoint`
+    everything is written there after every `checkpoint_every` epochs, and a training that finds its own file goes on
+    from it. A seed decides everything on a CPU, interrupted or not.
     """
     stages = recipe.for_rows(len(train_rows), batch_size).stages
     batches = Batches(len(train_rows), batch_size, seed=seed, labels=train_rows.y if stratified else None)
@@ -92,7 +93,7 @@ def train(
             "network": {name: list(value.shape) for name, value in network.state_dict().items()},
         }  # fmt: skip
         file = Checkpoint(checkpoint, run, checkpoint_every)
-    with torch.random.fork_rng(devices), contextlib.suppress(KeyboardInterrupt):
+    with torch.random.fork_rng(devices), contextlib.suppress(*([KeyboardInterrupt] if catch_interrupt else [])):
         torch.manual_seed(seed)  # for dropout; the caller's random numbers are left as they were
         if file is not None:
             file.restore(progress)

@@ -107,7 +107,9 @@ def _cells(papers: Path, table: Table) -> Iterator[Number]:
             paths = {name: report_path(papers, row, name, dataset) for name in table.protocols}
             for metric in table.metrics:
                 measured = {
-                    name: measure(read_report(path), table.decision[name], metric, empty=_empty(row, name, path))
+                    name: measure(
+                        read_report(path), row.decision or table.decision[name], metric, empty=_empty(row, name, path)
+                    )
                     for name, path in paths.items()
                 }
                 printed = row.printed.get(dataset, {}).get(metric)
