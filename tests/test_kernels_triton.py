@@ -1,5 +1,10 @@
 """The Triton kernels, run by Triton's interpreter where there is no GPU, give what torch's operations give."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -138,6 +143,15 @@ def test_columns(shape, thresholds):
         found = [*triton_columns.forward(kept, there)]
         found.append(triton_columns.backward(kept, there, *map(on_device, slopes), on_device(by_losses)))
         assert_close([x.cpu() for x in found], [x.double() for x in wanted])
+
+
+def test_every_kernel_compiles_for_a_gpu():
+    # The interpreter takes programs that the compiler refuses, such as a name that changes its shape in a loop.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).parent / "reference" / "compile_kernels.py"
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("True") == 8
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
