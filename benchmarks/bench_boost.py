@@ -38,8 +38,8 @@ def lightgbm_runs(
     x: Any, y: Any, cats: list[int], classes: int, rounds: int, threads: int
 ) -> dict[str, Callable[[], Any]]:
     params: dict[str, Any] = {"verbose": -1, "num_threads": threads, "force_row_wise": True, "seed": 0}
+    data = lightgbm.Dataset(x, y, categorical_feature=cats, params=dict(params), free_raw_data=False).construct()
     params |= {"num_class": classes} if classes > 2 else {}
-    data = lightgbm.Dataset(x, y, categorical_feature=cats, params=params, free_raw_data=False).construct()
     task: Any = "binary" if classes == 2 else "multiclass"
     own = "binary" if classes == 2 else "multiclass"
     return {

@@ -202,3 +202,13 @@ def test_what_does_not_fit_is_told_in_one_sentence(options, scores, y, message):
 def test_wrong_options_are_named_at_once(options, message):
     with pytest.raises(ValueError, match=message):
         ScoreObjective(**options)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_float32_scores_give_the_same_in_float32(task):
+    scores, y, weight = table(task)
+    objective = ScoreObjective("f1", task=task)
+    exact = objective.gradient(scores.astype(np.float32).astype(np.float64), y, weight)
+    for narrow, wide in zip(objective.gradient(scores.astype(np.float32), y, weight), exact, strict=True):
+        assert narrow.dtype == np.float32
+        np.testing.assert_allclose(narrow, wide, atol=2e-5)

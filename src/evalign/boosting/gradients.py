@@ -17,6 +17,7 @@ from torch import Tensor
 
 from evalign.boosting.lines import Lines
 from evalign.confusion import Confusion
+from evalign.kernels import compiled
 from evalign.objective import Objective
 
 FUSED = 1 << 22  # scores in a block of the fused form, which keeps one number for each
@@ -59,9 +60,9 @@ def metric_gradient(objective: Objective, table: Table, temperature: float) -> t
     (tensor(0.5000), tensor([ 0.1500, -0.1500]))
     """
     lines = Lines.of(objective, temperature)
-    if lines is not None:
-        return _by_lines(objective, table, lines)
-    return _by_blocks(objective, table, temperature)
+    if lines is None or (table.scores.dtype == torch.float32 and compiled.available()):
+        return _by_blocks(objective, table, temperature)
+    return _by_lines(objective, table, lines)
 
 
 def _by_lines(objective: Objective, table: Table, lines: Lines) -> tuple[Tensor, Tensor]:
@@ -92,8 +93,17 @@ def _by_blocks(objective: Objective, table: Table, temperature: float) -> tuple[
     def plain(part: Table) -> Confusion:
         return objective.confusion(part.scores, part.y, part.weight, temperature)
 
-    fused = objective.task == "multiclass" and objective.thresholds is None and objective.step.step in FUSED_STEPS
+    fused = objective.step.step in FUSED_STEPS and not isinstance(objective.thresholds, tuple)
+    fused &= objective.thresholds is None if objective.task == "multiclass" else table.scores.dtype == torch.float32
     size = FUSED if fused else EAGER
+    if fused and table.scores.numel() <= size:
+        # The fused form keeps a number a score for its way back, no graph: one pass does for what fits in a block.
+        scores = table.scores.detach().requires_grad_()
+        counts = counted(Table(scores, table.y, table.weight))
+        pull = _pull(objective, counts, lambda: _summed_matrix(plain, table))
+        if pull.matrix is None:
+            by_count = (pull.tp, pull.predicted)
+            return pull.value, torch.autograd.grad((counts.tp, counts.predicted), scores, by_count)[0]
     with torch.no_grad():
         confusion: Confusion = sum((counted(part) for _, part in table.blocks(size)), start=0)  # type: ignore[assignment]
     pull = _pull(objective, confusion, lambda: _summed_matrix(plain, table))

@@ -114,29 +114,31 @@ class ScoreObjective:
 
     def gradient(self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0) -> tuple[Array, Array]:
         """First and second derivative by every score, of the scores' shape and precision."""
-        return self.value_and_gradient(scores, y, weight, round=round)[1:]
+        return self._derivatives(self._table(scores, y, weight), round, np.shape(scores))[1:]
 
     def value_and_gradient(
         self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0
     ) -> tuple[float, Array, Array]:
-        """`loss`, and the derivatives, for the price of the derivatives."""
-        table = self._table(scores, y, weight)
-        anchor, total = self.objective.anchor, table.weight.sum()
+        """`loss`, and the derivatives, for little more than the derivatives cost."""
+        table, anchor = self._table(scores, y, weight), self.objective.anchor
+        lost, gradient, hessian = self._derivatives(table, round, np.shape(scores))
+        return lost + (anchor * self._entropy(table) if anchor else 0.0), gradient, hessian
+
+    def _derivatives(self, table: Table, round: int, shape: tuple[int, ...]) -> tuple[float, Array, Array]:
+        """The metric's part of the loss, and both derivatives of all of it."""
+        anchor, lost = self.objective.anchor, 0.0
         p = self._probabilities(table.scores)
         w = table.weight[:, None] if self.task == "multiclass" else table.weight
-        gradient, value = (p - self._targets(table)).mul_(anchor * w), 0.0
+        gradient = (p - self._targets(table)).mul_(w).mul_(anchor)
         hessian = (p * (1 - p)).mul_(self.curvature * (anchor or 1.0)).clamp_min_(self.floor).mul_(w)
-        if anchor:
-            value += anchor * self._entropy(table)
         if self.metric_weight:
-            lost, by_metric = metric_gradient(self.objective, table, self.temperature_at(round))
+            value, by_metric = metric_gradient(self.objective, table, self.temperature_at(round))
             # Cross-entropy of a multilabel task is a mean over all labels, so n counts labels there.
-            by_metric.mul_(self.metric_weight * float(total))
+            by_metric.mul_(self.metric_weight * float(table.weight.sum()))
             gradient += by_metric
             hessian.add_(by_metric.abs_(), alpha=self.damping)
-            value += self.metric_weight * float(lost)
-        shape = np.shape(scores)
-        return value, gradient.numpy().reshape(shape), hessian.numpy().reshape(shape)
+            lost = self.metric_weight * float(value)
+        return lost, gradient.numpy().reshape(shape), hessian.numpy().reshape(shape)
 
     def loss(self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0) -> float:
         """What is minimised, as a mean: anchor x cross-entropy + metric_weight x (1 - soft metric)."""
