@@ -1,12 +1,13 @@
 """Writes the configs of every table from its table.json; run it after a change, and commit what it writes.
 
-    python papers/plan.py            # all tables of data in tables; images and graphs have plans of their own
+    python papers/plan.py            # all tables; plan_pictures.py has what is said of pictures and graphs
 
 What it decides is in the configs, where `evalign reproduce` reads it; nothing here is read when a cell runs. A config
 that differs from the one there is written anew, and its report, which no longer matches, is refused.
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +28,7 @@ TABLES = {
     "mf": ["2"],
     "checks": ["ablation", "imbalance", "cooling"],
 }
-IMAGES = ("cifar10", "caltech256")
+IMAGES = ("cifar10", "caltech256", "caltech101")  # the second cannot be had, the third stands in for it
 EXTRA = ("anchored", "ce", "forest", "boosting")
 # The papers stop by patience alone; a bound keeps the longest trial of a stack from deciding its cost.
 BTG_EPOCHS = {
@@ -235,14 +236,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="say which configs would change, and change none")
     check = parser.parse_args().check
+    import plan_pictures  # which takes what is above from here
+
     changed = []
-    for paper, tables in TABLES.items():
-        for table in tables:
-            for path, config in plan(paper, table):
-                if not path.exists() or read_config(path) != config:
-                    changed.append(path)
-                    if not check:
-                        write_atomically(path, to_json(config))
+    plans = [plan(paper, table) for paper, tables in TABLES.items() for table in tables]
+    plans += [
+        plan_pictures.plan_pictures(paper, table) for paper, tables in plan_pictures.TABLES.items() for table in tables
+    ]
+    for path, config in itertools.chain(*plans):
+        if not path.exists() or read_config(path) != config:
+            changed.append(path)
+            if not check:
+                write_atomically(path, to_json(config))
     print("\n".join(map(str, changed)) if check else f"{len(changed)} configs written")
 
 

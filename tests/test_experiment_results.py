@@ -142,7 +142,7 @@ def test_effects_of_quirks(papers: Path) -> None:
         "| btg-1 | paper | 23 of 24 | cocktailparty (6 rows), adult (6 rows), mammography (5 rows), "
         in blocks["not-run"]
     )
-    assert "| east-1 | honest | 54 of 54 | all | no config yet |" in blocks["not-run"]
+    assert "| east-1 | honest | 63 of 63 | all | no config yet |" in blocks["not-run"]
     assert blocks["missed"] == "No measured number is clearly off."
     # Without spread and far off: it is listed, with the quirk that moves it.
     scores["paper"]["f1"] = [0.9, 0.9]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +15,16 @@ from evalign.datasets import Card, Dataset
 from evalign.datasets.base import Graphs
 from evalign.experiments import parts as parts_module
 from evalign.experiments import run as run_module
-from evalign.experiments.config import Config, Data, Grid, Method, Network, Training, from_json, to_json
+from evalign.experiments.config import Config, Data, Grid, Method, Network, Training, from_json, read_config, to_json
 from evalign.experiments.evaluate import Tail, hard_scores, honest_scores
 from evalign.experiments.longtail import tail_counts, tail_split
 from evalign.experiments.losses import build_term
 from evalign.experiments.parts import components, graph_rows, parts
 from evalign.experiments.pictures import picture_splits
-from evalign.experiments.report import Report, load_report, report_path, save_report
+from evalign.experiments.report import Report, TrialReport, load_report, report_path, save_report
 from evalign.experiments.run import run
+from evalign.experiments.shown.cells import fill
+from evalign.experiments.tables import load_table
 from evalign.training.recipes import Stage
 
 NAMES = ("bird", "dog", "frog")
@@ -264,3 +267,70 @@ def test_new_fields_left_at_their_defaults_change_no_checksum():
     assert set(text["network"]) == {"hidden", "dropout", "outputs"}
     assert "tail" not in text["data"]
     assert from_json(to_json(config())) == config()
+
+
+PAPERS = Path(__file__).parent.parent / "papers"
+
+
+def test_every_cell_of_pictures_and_graphs_runs_for_an_epoch(tmp_path):
+    """One config of every method, stage and protocol that is planned, on made-up pictures and the smallest network."""
+    tried: dict[str, Path] = {}
+    for path in sorted(PAPERS.glob("*/*/*/*.json")):
+        if path.name.endswith(".report.json"):
+            continue
+        own = read_config(path)
+        if own.network is None or own.network.kind == "mlp":
+            continue
+        assert own.training is not None
+        forms = [(stage.metric, stage.rate is None, stage.step, bool(stage.offset)) for stage in own.training.stages]
+        key = [own.method.name, own.method.options.get("metric"), own.network.outputs, own.network.kind == "graph",
+               own.training.class_weight, own.quirks, forms]  # fmt: skip
+        tried.setdefault(json.dumps(key), path)
+    assert len(tried) > 20
+    for path in tried.values():
+        own = read_config(path)
+        assert own.training is not None
+        assert own.network is not None
+        graph = own.network.kind == "graph"
+        name = (
+            "graphs" if graph else "tailed" if own.data.tail else "two" if own.network.outputs == "one" else "made_up"
+        )
+        options = dict(own.method.options)
+        if isinstance(options.get("beta"), list):
+            options["beta"] = options["beta"][4:7]  # the classes about dog, of three
+        short = replace(
+            own, trials=1, data=replace(own.data, name=name, tail=5 if own.data.tail else None),
+            method=replace(own.method, options=options),
+            network=own.network if graph else replace(own.network, kind="tiny_darknet"),
+            grid=None if own.grid is None else replace(own.grid, offset=(1.0,)),
+            training=replace(own.training, batch_size=24, stages=tuple(
+                replace(stage, epochs=1) for stage in own.training.stages)),
+        )  # fmt: skip
+        (trial,) = run(short).trials
+        assert trial.epochs == len(own.training.stages), path
+        for scores in trial.scores.values():
+            assert np.isfinite(list(scores.values())).all(), path
+
+
+def test_a_row_may_have_a_decision_of_its_own(tmp_path):
+    table = load_table(PAPERS, "checks-longtail")
+    by_label = {row.label: row for row in table.rows}
+    own = replace(read_config(PAPERS / "checks/longtail/honest/cifar10-100.ce.json"), trials=1)
+    folder = tmp_path / "checks/longtail/honest"
+    folder.mkdir(parents=True)
+    (folder / "cifar10-100.ce.json").write_text(to_json(own))
+    scores = {
+        name: {"balanced_accuracy": value} for name, value in (("argmax", 0.5), ("tuned", 0.6), ("plug_in_f1", 0.4))
+    }
+    save_report(Report(own, [TrialReport(0, 0, {}, 60, 1.0, scores)]), folder / "cifar10-100.ce.report.json")
+    filled = fill(tmp_path, table)
+    for label, expected in (("cross-entropy", 0.5), ("cross-entropy, offsets tuned for balanced accuracy", 0.6),
+                            ("cross-entropy, plug-in for macro F1", 0.4)):  # fmt: skip
+        assert filled.cell(by_label[label], "cifar10-100", "balanced_accuracy").measured["honest"].mean == expected
+
+
+def test_a_beta_is_for_the_class_its_cell_names():
+    for cell, place, beta in (("4/honest/cifar10.precision-dog", 5, 0.25), ("4/honest/cifar10.recall-frog", 6, 5.0),
+                              ("6/paper/cifar10.dog-beta-2_5", 5, 2.5)):  # fmt: skip
+        found = read_config(PAPERS / f"east/{cell}.json").method.options["beta"]
+        assert found == [beta if i == place else 1.0 for i in range(10)]
