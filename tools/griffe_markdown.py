@@ -1,0 +1,14 @@
+"""An extension of griffe, which reads docstrings for the site: each is made Markdown as it is read."""
+
+from typing import Any
+
+import griffe
+from tools.docstring_markdown import as_markdown
+
+
+class DocstringMarkdown(griffe.Extension):
+    """Found by mkdocstrings through mkdocs.yml."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(obj.docstring.value)
