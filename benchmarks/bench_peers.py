@@ -20,7 +20,9 @@ from torch import Tensor
 from evalign import MetricLoss
 
 RESULTS = Path(__file__).parent / "results" / "bench_peers.csv"
-SIZES = [(1024, 10), (65536, 10), (8192, 257), (8192, 1000), (8192, 1)]
+PICTURES = (8, 4, 128, 128)  # N, C, H, W of segmentation
+PIXELS = (8 * 128 * 128, 4)
+SIZES = [(1024, 10), (65536, 10), (8192, 257), (8192, 1000), (8192, 1), PIXELS]
 
 
 def peers(d: int) -> dict[str, Callable[[Any], Callable[[Tensor, Tensor], Tensor]]]:
@@ -42,6 +44,36 @@ def peers(d: int) -> dict[str, Callable[[Any], Callable[[Tensor, Tensor], Tensor
     }
 
 
+def segmentation_peers() -> dict[str, Callable[[Any], Callable[[Tensor, Tensor], Tensor]]]:
+    """The same of dense losses, which take logits (N, C, H, W) and labels (N, H, W)."""
+    options = {"softmax": True, "to_onehot_y": True, "batch": True}
+    smp = "segmentation_models_pytorch"
+    return {
+        "monai: Dice, (N, C, H, W)": lambda m: _channel(m("monai.losses").DiceLoss(**options)),
+        "monai: Jaccard, (N, C, H, W)": lambda m: _channel(m("monai.losses").DiceLoss(jaccard=True, **options)),
+        f"{smp}: Dice, (N, C, H, W)": lambda m: m(f"{smp}.losses").DiceLoss("multiclass"),
+        f"{smp}: Jaccard, (N, C, H, W)": lambda m: m(f"{smp}.losses").JaccardLoss("multiclass"),
+    }
+
+
+def _channel(loss: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda logits, target: loss(logits, target[:, None])
+
+
+def _pictured(loss: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """A dense loss of what was drawn as (n, d): numbers at random are as good as pictures."""
+    return lambda z, y: loss(z.view(PICTURES), y.view(PICTURES[0], *PICTURES[2:]))
+
+
+def segmentation_contenders() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    found: dict[str, Any] = {"cross_entropy, (N, C, H, W)": F.cross_entropy}
+    for label, metric in (("Dice", "f1"), ("Jaccard", "jaccard"), ("MCC", "mcc")):
+        found[f"evalign: {label}, (N, C, H, W)"] = MetricLoss(metric)
+    for name, make in segmentation_peers().items():
+        _try(name, make, torch.randn(2, 4, 8, 8, requires_grad=True), torch.randint(0, 4, (2, 8, 8)), found)
+    return {name: _pictured(loss) for name, loss in found.items()}
+
+
 def _columns(loss: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """MONAI wants labels as a column."""
     return lambda logits, target: loss(logits.reshape(len(logits), -1), target[:, None])
@@ -53,6 +85,8 @@ def _first(loss: Any) -> Callable[[Tensor, Tensor], Tensor]:
 
 def contenders(n: int, d: int) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     found: dict[str, Callable[[Tensor, Tensor], Tensor]]
+    if (n, d) == PIXELS:
+        return segmentation_contenders()
     if d == 1:
         found = {
             "bce": lambda z, y: F.binary_cross_entropy_with_logits(z, y.to(z.dtype)),
@@ -63,14 +97,19 @@ def contenders(n: int, d: int) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     logits = torch.randn((4, d) if d > 1 else (4,), requires_grad=True)
     target = torch.tensor([0, 1, 1, 0])
     for name, make in peers(d).items():
-        try:
-            loss = make(importlib.import_module)
-            loss(logits, target).backward()  # type: ignore[no-untyped-call]
-        except Exception as error:  # whatever keeps somebody else's package from running is the finding
-            REASONS[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
-        else:
-            found[name] = loss
+        _try(name, make, logits, target, found)
     return found
+
+
+def _try(name: str, make: Any, logits: Tensor, target: Tensor, found: dict[str, Any]) -> None:
+    """Put a loss among the found if it can be made and run here, and the reason among `REASONS` if not."""
+    try:
+        loss = make(importlib.import_module)
+        loss(logits, target).backward()
+    except Exception as error:  # whatever keeps somebody else's package from running is the finding
+        REASONS[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
+    else:
+        found[name] = loss
 
 
 REASONS: dict[str, str] = {}

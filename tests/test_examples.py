@@ -44,6 +44,15 @@ def test_skorch(shown):
     assert number(shown("skorch_digits.py"), "test F1") > 0.85
 
 
+def test_segmentation_finds_the_specks_that_cross_entropy_misses(shown):
+    text = shown("segmentation.py")
+    table = {line[:42].strip(): [float(value) for value in line[42:].split()] for line in text.splitlines()[1:]}
+    assert {"cross-entropy", "Dice", "Jaccard", "MCC"} <= set(table)
+    for label in ("Dice", "Jaccard"):
+        assert table[label][2] > table["cross-entropy"][2] + 0.3
+        assert table[label][3] > 0.8
+
+
 def test_accumulation(shown):
     assert number(shown("accumulation.py"), "gradient of the whole batch") < 1e-6
 

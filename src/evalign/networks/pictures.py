@@ -38,7 +38,7 @@ class Pictures(nn.Module):
             raise ValueError(f"pictures must be uint8 (N, H, W, 3), got {x.dtype} {tuple(x.shape)}")
         if self.training and self.augment:
             x = moved(x, self.border)
-        return torch.addcmul(self.shift, x, self.scale).permute(0, 3, 1, 2)
+        return torch.addcmul(self.shift, x.to(self.scale.dtype), self.scale).permute(0, 3, 1, 2)
 
 
 def moved(x: Tensor, border: int) -> Tensor:

@@ -199,7 +199,7 @@ def batch_loss(
     batch: Rows,
     stage: Stage,
     objective: Objective | Term,
-    temperature: float,
+    temperature: float | Tensor,
     amp: bool = False,
     *,
     task: Task = "multiclass",
@@ -216,7 +216,7 @@ def batch_loss(
         return stage.anchor * cross_entropy(z, y, weight, task)
     if isinstance(objective, Objective):
         return objective(z, y, weight, temperature)
-    loss = objective(z, y, weight, z.new_full((), temperature))
+    loss = objective(z, y, weight, temperature if isinstance(temperature, Tensor) else z.new_full((), temperature))
     return loss + stage.anchor * cross_entropy(z, y, weight, task) if stage.anchor else loss
 
 

@@ -1,0 +1,77 @@
+"""A recorded step is the loop's own: on a CPU to the bit, with the numbers that are written into it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from evalign.networks import mlp
+from evalign.objective import Objective
+from evalign.steps import StepChoice
+from evalign.training.loop import Rows, batch_loss
+from evalign.training.recipes import Stage
+from evalign.training.recorded import RecordedStep, plain_step
+
+STAGE = Stage("metric", metric=True, anchor=0.5, learning_rate=0.01, epochs=1, patience=1, weight_decay=0.1)
+OBJECTIVE = Objective("mcc", "multiclass", StepChoice("annealed"), anchor=0.5)
+
+
+def rows() -> Rows:
+    generator = torch.Generator().manual_seed(0)
+    return Rows.of(torch.randn(40, 4, generator=generator), torch.arange(40) % 3)
+
+
+def fresh() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.BatchNorm1d(4), mlp(4, 3, (8,), 0.2))
+
+
+def test_a_recorded_step_is_the_plain_one():
+    states = []
+    for make in (plain_step, RecordedStep):
+        network = fresh()
+        step = make(network, rows(), STAGE, OBJECTIVE, 10)
+        torch.manual_seed(5)
+        for index in torch.arange(40).split(10):
+            step(index)
+        states.append(network.state_dict())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_temperature_and_learning_rate_are_read_anew():
+    network = fresh()
+    step = RecordedStep(network, rows(), STAGE, OBJECTIVE, 10)
+    step.temperature.fill_(0.05)
+    step.learning_rate.zero_()
+    before = {name: value.clone() for name, value in network.named_parameters()}
+    torch.manual_seed(1)
+    step(torch.arange(10))
+    assert all(torch.equal(value, before[name]) for name, value in network.named_parameters())
+    torch.manual_seed(1)
+    expected = batch_loss(network, rows()[torch.arange(10)], STAGE, OBJECTIVE, 0.05)
+    assert float(step.loss) == pytest.approx(float(expected.detach()))
+    warmer = batch_loss(network, rows()[torch.arange(10)], STAGE, OBJECTIVE, 0.2)
+    assert float(step.loss) != pytest.approx(float(warmer.detach()))
+
+
+def test_a_batch_of_another_size_is_refused():
+    with pytest.raises(ValueError, match="takes 10 rows each time, got 9"):
+        RecordedStep(fresh(), rows(), STAGE, OBJECTIVE, 10)(torch.arange(9))
+
+
+def test_the_benchmark_of_images_measures_and_says_what_it_needs(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    import bench_images
+
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(sys, "argv", ["bench_images.py"])
+        with pytest.raises(SystemExit, match="needs a GPU"):
+            bench_images.main()
+    some = {name: bench_images.LOSSES[name] for name in ("cross_entropy", "f1 + anchor")}
+    monkeypatch.setattr(bench_images, "LOSSES", some)
+    found = bench_images.measure(bench_images.pictures(None, "cpu", 4), 2, 2, "cpu", recorded=False)
+    assert [row["loss"] for row in found] == list(some)
+    assert found[0]["ratio"] == 1.0
+    assert all(row["images_per_second"] > 0 for row in found)
