@@ -25,7 +25,7 @@ from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.loop import Rows
 from evalign.training.recipes import Stage
-from evalign.training.recorded import RecordedStep, plain_step
+from evalign.training.step import RecordedStep, plain_step
 
 CE = Stage("cross-entropy", metric=False, anchor=1.0, learning_rate=1e-3, epochs=1, patience=1)
 METRIC = Stage("metric", metric=True, anchor=0.0, learning_rate=1e-3, epochs=1, patience=1)

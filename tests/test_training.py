@@ -11,10 +11,11 @@ from evalign import metrics
 from evalign.networks import Pictures, mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.loop import Rows, at_stage, batch_loss, predict_logits, train, validate
+from evalign.training.loop import Rows, batch_loss, predict_logits, train, validate
 from evalign.training.progress import Controller
 from evalign.training.recipes import RECIPES, Recipe, Stage, find_recipe
 from evalign.training.scores import argmax_score
+from evalign.training.step import at_stage
 
 OBJECTIVE = Objective("f1", "multiclass", StepChoice("annealed"))
 SCORE = argmax_score(metrics.f1)

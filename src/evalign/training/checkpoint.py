@@ -15,6 +15,7 @@ from evalign import container
 from evalign.training.batches import Batches
 from evalign.training.progress import Controller, Epoch
 from evalign.training.recipes import Stage
+from evalign.training.step import adamw
 
 FORMAT = "evalign.training"
 
@@ -22,8 +23,10 @@ FORMAT = "evalign.training"
 class Progress:
     """Where training stands: stage, optimiser, cooling and stopping, best weights, class offsets and history."""
 
-    def __init__(self, network: nn.Module, stages: tuple[Stage, ...], batches: Batches) -> None:
-        self.network, self.stages, self.batches = network, stages, batches
+    def __init__(
+        self, network: nn.Module, stages: tuple[Stage, ...], batches: Batches, *, recorded: bool = False
+    ) -> None:
+        self.network, self.stages, self.batches, self.recorded = network, stages, batches, recorded
         self.history: list[Epoch] = []
         self.offset: Tensor | None = None
         self.begin(0)
@@ -34,11 +37,7 @@ class Progress:
         self.keep()
         if not self.finished:
             self.controller = Controller(self.stages[stage])
-            own = self.stages[stage]
-            # Fused: one pass over the weights, a third of the default's time on a CPU.
-            self.optimiser = torch.optim.AdamW(
-                self.network.parameters(), lr=own.learning_rate, weight_decay=own.weight_decay, fused=True
-            )
+            self.optimiser = adamw(self.network, self.stages[stage], recorded=self.recorded)
 
     @property
     def finished(self) -> bool:

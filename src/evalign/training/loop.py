@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -18,33 +18,13 @@ from evalign.training.checkpoint import Checkpoint, Progress
 from evalign.training.outputs import Term, Watch, flat, probabilities_of, with_offset
 from evalign.training.progress import Epoch
 from evalign.training.recipes import Recipe, Stage
+from evalign.training.rows import Rows as Rows
+from evalign.training.step import RecordedStep, at_stage
+from evalign.training.step import batch_loss as batch_loss
 
 Score = Callable[[Tensor, Tensor, Tensor], Tensor]  # probabilities (n, C), labels (n,), weights (n,) -> hard metric
 OnEpoch = Callable[[Epoch], None]
 PICTURES_AT_ONCE = 2048
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Features, labels and weights on one device."""
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor
-
-    @classmethod
-    def of(cls, x: Tensor, y: Tensor, weight: Tensor | None = None) -> "Rows":
-        dtype = x.dtype if x.is_floating_point() else torch.float32
-        return cls(x, y, torch.ones(len(y), dtype=dtype, device=x.device) if weight is None else weight)
-
-    def __getitem__(self, index: Tensor) -> "Rows":
-        return Rows(self.x[index], self.y[index], self.weight[index])
-
-    def joined(self, other: "Rows") -> "Rows":
-        return Rows(*(torch.cat(pair) for pair in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-    def __len__(self) -> int:
-        return len(self.y)
 
 
 def train(
@@ -60,6 +40,7 @@ def train(
     seed: int = 0,
     stratified: bool = False,
     amp: bool = False,
+    recorded: bool = False,
     watch: Watch | None = None,
     watch_rows: Rows | None = None,
     checkpoint: Path | None = None,
@@ -71,7 +52,8 @@ def train(
 
     `objective` has the metric; a stage sets its anchor and step. Any other term needs to be told its `task`. `score` is
     the hard metric that validation data are judged by; `watch` keeps numbers of other rows, and no choice is made by
-    them. Binary tasks have logits (M,), (M, 1) or (F, E), one for each label.
+    them. Binary tasks have logits (M,), (M, 1) or (F, E), one for each label. With `recorded` a step is recorded on a
+    GPU and replayed; its batches have one size, and a few rows, others each time, are left out of an epoch.
 
     Ctrl-C ends training and keeps the best weights so far, unless `catch_interrupt` is False. With `checkpoint`
     everything is written there after every `checkpoint_every` epochs, and a training that finds its own file goes on
@@ -81,15 +63,15 @@ def train(
     batches = Batches(len(train_rows), batch_size, seed=seed, labels=train_rows.y if stratified else None)
     job = _Job(
         network, train_rows, valid_rows, objective, objective.task if isinstance(objective, Objective) else task,
-        score, amp, watch, watch_rows,
+        score, amp, watch, watch_rows, recorded,
     )  # fmt: skip
     devices = [train_rows.x.device] if train_rows.x.is_cuda else []
-    progress = Progress(network, stages, batches)
+    progress = Progress(network, stages, batches, recorded=recorded)
     file = None
     if checkpoint is not None:
         run = {
             "stages": [asdict(stage) for stage in stages], "seed": seed, "batch_size": batch_size,
-            "rows": [len(train_rows), len(valid_rows)], "stratified": stratified,
+            "rows": [len(train_rows), len(valid_rows)], "stratified": stratified, "recorded": recorded,
             "network": {name: list(value.shape) for name, value in network.state_dict().items()},
         }  # fmt: skip
         file = Checkpoint(checkpoint, run, checkpoint_every)
@@ -123,34 +105,26 @@ class _Job:
     amp: bool
     watch: Watch | None
     watch_rows: Rows | None
+    recorded: bool
 
 
 def _run_stage(job: _Job, progress: Progress) -> Iterator[Epoch]:
     """The epochs that are left of a stage. Nothing inside of one looks at a value: a GPU is never waited for."""
-    controller, optimiser, stage = progress.controller, progress.optimiser, progress.stages[progress.stage]
+    controller, stage = progress.controller, progress.stages[progress.stage]
     objective = at_stage(job.objective, stage)
     if stage.offset and not controller.epochs:
         progress.offset = estimate_offset(job.network, job.valid, job.objective, stage, progress.offset, job.amp)
     offset = progress.offset if stage.offset else None
+    run_epoch = (_recorded_epochs if job.recorded else _plain_epochs)(job, progress, stage, objective, offset)
     while not controller.finished:
         started = time.perf_counter()
         temperature, learning_rate = controller.temperature, controller.learning_rate
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate
         job.network.train()
-        losses = []
-        for index in progress.batches.order().to(job.train.y.device).tensor_split(progress.batches.count):
-            loss = batch_loss(
-                job.network, job.train[index], stage, objective, temperature, job.amp, task=job.task, offset=offset
-            )
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            losses.append(loss.detach())
+        loss = run_epoch(temperature, learning_rate)
         values = validate(
             job.network, job.valid, stage, objective, job.score, temperature, job.amp, task=job.task, offset=offset
         )
-        train_loss = float(torch.stack(losses).mean())
+        train_loss = float(loss)
         if not math.isfinite(train_loss):
             raise FloatingPointError(
                 f"the training loss became {train_loss} in epoch {controller.epochs + 1} of stage {stage.name!r}; "
@@ -168,6 +142,51 @@ def _run_stage(job: _Job, progress: Progress) -> Iterator[Epoch]:
         yield epoch
 
 
+def _plain_epochs(
+    job: _Job, progress: Progress, stage: Stage, objective: Objective | Term, offset: Tensor | None
+) -> Callable[[float, float], Tensor]:
+    """(temperature, learning rate) -> the mean loss of one epoch of updates."""
+    batches, optimiser = progress.batches, progress.optimiser
+
+    def run(temperature: float, learning_rate: float) -> Tensor:
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate
+        losses = []
+        for index in batches.order().to(job.train.y.device).tensor_split(batches.count):
+            loss = batch_loss(
+                job.network, job.train[index], stage, objective, temperature, job.amp, task=job.task, offset=offset
+            )
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    return run
+
+
+def _recorded_epochs(
+    job: _Job, progress: Progress, stage: Stage, objective: Objective | Term, offset: Tensor | None
+) -> Callable[[float, float], Tensor]:
+    """The same by a recorded step, in batches of one size."""
+    batches, size = progress.batches, len(job.train) // progress.batches.count
+    step = RecordedStep(
+        job.network, job.train, stage, objective, size, amp=job.amp, task=job.task, offset=offset,
+        optimiser=progress.optimiser,
+    )  # fmt: skip
+
+    def run(temperature: float, learning_rate: float) -> Tensor:
+        step.temperature.fill_(temperature)
+        step.learning_rate.fill_(learning_rate)
+        step.total.zero_()
+        order = batches.order()[: size * batches.count].to(job.train.y.device)
+        for index in torch.split(order, size):
+            step(index)
+        return step.total / batches.count
+
+    return run
+
+
 def estimate_offset(
     network: nn.Module, rows: Rows, objective: Objective | Term, stage: Stage, before: Tensor | None, amp: bool = False
 ) -> Tensor:
@@ -183,41 +202,6 @@ def estimate_offset(
     # On the CPU: a few numbers, once a stage, and float64, which not every device has.
     offset = metric_offset(matrix.cpu(), objective.score, stage.offset).float().to(rows.x.device)
     return offset if before is None else (offset + before) / 2
-
-
-def at_stage(objective: Objective | Term, stage: Stage) -> Objective | Term:
-    if not isinstance(objective, Objective):
-        return objective
-    own = objective.step.step  # a function is the objective's own
-    return replace(
-        objective, anchor=stage.anchor, step=replace(objective.step, step=own if callable(own) else stage.step)
-    )
-
-
-def batch_loss(
-    network: nn.Module,
-    batch: Rows,
-    stage: Stage,
-    objective: Objective | Term,
-    temperature: float | Tensor,
-    amp: bool = False,
-    *,
-    task: Task = "multiclass",
-    offset: Tensor | None = None,
-) -> Tensor:
-    """1 - soft metric + anchor x cross-entropy of one batch, in float32 whatever the network runs in."""
-    with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
-        logits = network(batch.x)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    task = objective.task if isinstance(objective, Objective) else task
-    z, y, weight = flat(logits, batch.y, batch.weight, task)
-    z = with_offset(z, offset, task)
-    if not stage.metric:
-        return stage.anchor * cross_entropy(z, y, weight, task)
-    if isinstance(objective, Objective):
-        return objective(z, y, weight, temperature)
-    loss = objective(z, y, weight, temperature if isinstance(temperature, Tensor) else z.new_full((), temperature))
-    return loss + stage.anchor * cross_entropy(z, y, weight, task) if stage.anchor else loss
 
 
 @torch.no_grad()

@@ -1,18 +1,21 @@
 """A recorded step is the loop's own: on a CPU to the bit, with the numbers that are written into it."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from evalign import metrics
 from evalign.networks import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.loop import Rows, batch_loss
-from evalign.training.recipes import Stage
-from evalign.training.recorded import RecordedStep, plain_step
+from evalign.training.loop import Rows, batch_loss, train
+from evalign.training.recipes import Recipe, Stage
+from evalign.training.scores import argmax_score
+from evalign.training.step import RecordedStep, plain_step
 
 STAGE = Stage("metric", metric=True, anchor=0.5, learning_rate=0.01, epochs=1, patience=1, weight_decay=0.1)
 OBJECTIVE = Objective("mcc", "multiclass", StepChoice("annealed"), anchor=0.5)
@@ -51,9 +54,9 @@ def test_temperature_and_learning_rate_are_read_anew():
     assert all(torch.equal(value, before[name]) for name, value in network.named_parameters())
     torch.manual_seed(1)
     expected = batch_loss(network, rows()[torch.arange(10)], STAGE, OBJECTIVE, 0.05)
-    assert float(step.loss) == pytest.approx(float(expected.detach()))
+    assert float(step.total) == pytest.approx(float(expected.detach()))
     warmer = batch_loss(network, rows()[torch.arange(10)], STAGE, OBJECTIVE, 0.2)
-    assert float(step.loss) != pytest.approx(float(warmer.detach()))
+    assert float(step.total) != pytest.approx(float(warmer.detach()))
 
 
 def test_a_batch_of_another_size_is_refused():
@@ -75,3 +78,49 @@ def test_the_benchmark_of_images_measures_and_says_what_it_needs(monkeypatch):
     assert [row["loss"] for row in found] == list(some)
     assert found[0]["ratio"] == 1.0
     assert all(row["images_per_second"] > 0 for row in found)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_recorded_training_is_the_plain_one_where_batches_are_even(tmp_path, interrupted):
+    """Cosine, cooling, offsets and two stages; killed in between, it ends the same."""
+    stages = (
+        replace(STAGE, epochs=3, decay="cosine", cool_to=0.05), replace(STAGE, name="next", epochs=2, offset=0.5),
+    )  # fmt: skip
+
+    def run(network, recorded, on_epoch=None):
+        return train(
+            network, rows(), rows(), Recipe("r", "", stages), OBJECTIVE, argmax_score(metrics.mcc), batch_size=10,
+            recorded=recorded, checkpoint=tmp_path / "c" if recorded else None, on_epoch=on_epoch,
+        )  # fmt: skip
+
+    plain, recorded = fresh(), fresh()
+    history = run(plain, False)
+    if interrupted:
+
+        def kill(epoch):
+            if epoch.epoch == 2:
+                raise RuntimeError("killed")
+
+        with pytest.raises(RuntimeError, match="killed"):
+            run(fresh(), True, kill)
+    found = run(recorded, True)
+    assert [epoch.loss for epoch in found] == [epoch.loss for epoch in history]
+    assert [epoch.train_loss for epoch in found] == pytest.approx([epoch.train_loss for epoch in history])
+    states = plain.state_dict(), recorded.state_dict()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_uneven_rows_are_left_out_in_turn():
+    seen = torch.zeros(41)
+
+    class Noting(nn.Linear):
+        def forward(self, x):
+            if self.training:
+                seen[x[:, 0].long()] += 1
+            return super().forward(x)
+
+    odd = Rows.of(torch.arange(41.0)[:, None], torch.arange(41) % 3)
+    recipe = Recipe("r", "", (replace(STAGE, epochs=20, patience=20, learning_rate=1e-6),))
+    train(Noting(1, 3), odd, odd, recipe, OBJECTIVE, argmax_score(metrics.mcc), batch_size=10, recorded=True)
+    assert seen.sum() == 20 * 40
+    assert seen.min() >= 17
