@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score, matthews_corrcoef
 from torch import nn
 
-from evalign import Confusion, metrics
+from evalign import Confusion, EASTClassifier, metrics
 from evalign.baselines import logit_adjusted_loss
 from evalign.networks import mlp
 from evalign.objective import Objective
@@ -158,3 +158,13 @@ def test_the_recipe_for_large_networks_has_offsets_after_cross_entropy():
     stages = find_recipe("anchored_offset").stages
     assert [bool(stage.offset) for stage in stages] == [False, True, True]
     assert of_matrix(torch.eye(2)).present.all()
+
+
+def test_the_classifier_does_not_count_offsets_twice():
+    x, y = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 3
+    with pytest.raises(ValueError, match="count them twice: use decision='argmax'"):
+        EASTClassifier("f1", recipe="anchored_offset").fit(x, y)
+    model = EASTClassifier("f1", recipe="anchored_offset", decision="argmax", hidden=(4,), epochs=6, random_state=0)
+    assert {row["stage"] for row in model.fit(x, y).history_} == {
+        "cross-entropy", "metric, offsets", "metric, offsets anew"
+    }  # fmt: skip

@@ -16,14 +16,16 @@ from evalign.datasets.base import Graphs
 from evalign.experiments import parts as parts_module
 from evalign.experiments import run as run_module
 from evalign.experiments.config import Config, Data, Grid, Method, Network, Training, from_json, read_config, to_json
+from evalign.experiments.engine import run_cells
 from evalign.experiments.evaluate import Tail, hard_scores, honest_scores
 from evalign.experiments.longtail import tail_counts, tail_split
 from evalign.experiments.losses import build_term
 from evalign.experiments.parts import components, graph_rows, parts
-from evalign.experiments.pictures import picture_splits
+from evalign.experiments.pictures import picture_splits, train_pictures
 from evalign.experiments.report import Report, TrialReport, load_report, report_path, save_report
 from evalign.experiments.run import run
 from evalign.experiments.shown.cells import fill
+from evalign.experiments.store import Cell
 from evalign.experiments.tables import load_table
 from evalign.training.recipes import Stage
 
@@ -334,3 +336,24 @@ def test_a_beta_is_for_the_class_its_cell_names():
                               ("6/paper/cifar10.dog-beta-2_5", 5, 2.5)):  # fmt: skip
         found = read_config(PAPERS / f"east/{cell}.json").method.options["beta"]
         assert found == [beta if i == place else 1.0 for i in range(10)]
+
+
+def test_reproduce_keeps_checkpoints_beside_the_config_until_a_trial_is_done(tmp_path, monkeypatch):
+    folder = tmp_path / "x/1/honest"
+    folder.mkdir(parents=True)
+    path = folder / "made_up.f1.json"
+    path.write_text(to_json(config(trials=1)))
+    seen: list[list[str]] = []
+
+    def noting(*args, **options):
+        found = train_pictures(*args, **options)
+        seen.append([file.name for file in folder.glob("*.safetensors")])
+        return found
+
+    monkeypatch.setattr(run_module, "train_pictures", noting)
+    (done,) = run_cells([Cell(path)])
+    assert done.error is None
+    assert len(seen[0]) == 1
+    assert seen[0][0].startswith("made_up.f1.")
+    assert sorted(file.name for file in folder.iterdir()) == ["made_up.f1.json", "made_up.f1.report.json"]
+    assert load_report(report_path(path)).complete

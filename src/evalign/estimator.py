@@ -41,7 +41,7 @@ class EASTClassifier(MetricClassifier):
     beta: of "fbeta": one number, one per class, or a mapping from label to number (1 for the others).
     pos_label: for two classes the one that counts as positive; None is the second of the sorted classes.
     recipe: "anchored" (cross-entropy, then metric + cross-entropy), "paper" (EAST as printed), "btg",
-        "cross_entropy", or a `Recipe`; docs/recipes.md has the reasons.
+        "cross_entropy", "anchored_offset" (not for decision="plug_in"), or a `Recipe`; docs/recipes.md has reasons.
     decision: how probabilities become labels: "plug_in" (no labels needed), "tuned" (on the validation part) or
         "argmax". `subject_to` adds constraints such as "precision >= 0.9".
     hidden, dropout: the network's layers.
@@ -205,6 +205,11 @@ class EASTClassifier(MetricClassifier):
         if self.epochs is not None:
             checks.check_number("epochs", self.epochs, low=1)
         recipe = find_recipe(self.recipe).limited(self.epochs)
+        if self.decision == "plug_in" and any(stage.offset for stage in recipe.stages):
+            raise ValueError(
+                f"recipe {recipe.name!r} has class offsets, which move the probabilities to where argmax serves the "
+                "metric; a plug-in decision would count them twice: use decision='argmax' or 'tuned'"
+            )
         if self.learning_rate is not None:
             checks.check_number("learning_rate", self.learning_rate, low=0.0, open_low=True)
             recipe = recipe.scaled(self.learning_rate / recipe.stages[0].learning_rate)
