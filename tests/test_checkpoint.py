@@ -1,5 +1,6 @@
 """A training that was interrupted and resumed ends with the bits of one that was not."""
 
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -154,3 +155,11 @@ def test_half_a_checkpoint_is_never_there(tmp_path, monkeypatch, uninterrupted):
     assert (tmp_path / "c").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     assert_same(run(tmp_path / "c"), uninterrupted)
+
+
+def test_without_safetensors_training_runs_and_a_checkpoint_says_what_it_needs(tmp_path, monkeypatch, uninterrupted):
+    monkeypatch.setitem(sys.modules, "evalign.container", None)
+    monkeypatch.delattr("evalign.container", raising=False)
+    assert_same(run(None), uninterrupted)
+    with pytest.raises(ValueError, match="checkpoints need safetensors"):
+        run(tmp_path / "c")

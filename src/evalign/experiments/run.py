@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +96,7 @@ def _pictures(
         started, files, candidates = time.perf_counter(), list[Path](), list[Trained]()
         for i, point in enumerate(points):
             file = None
-            if checkpoints is not None:
+            if checkpoints is not None and find_spec("safetensors") is not None:  # without it a trial starts anew
                 file = checkpoints / f"{Path(config.cell).name}.{config.sha256[:8]}.{trial}.{i}.safetensors"
                 files.append(file)
             candidates.append(train_pictures(config, dataset, pixels, split, trial, point, file, on_epoch))

@@ -6,12 +6,12 @@ On a CPU a run that was interrupted and resumed ends with the bits of one that w
 import copy
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from evalign import container
 from evalign.training.batches import Batches
 from evalign.training.progress import Controller, Epoch
 from evalign.training.recipes import Stage
@@ -78,6 +78,7 @@ class Checkpoint:
             "temperature": controller.heat.temperature,
             "cooling": None if controller.cooling is None else controller.cooling.state_dict(),
         }
+        container = _container()
         # Clones, since safetensors refuses tensors that share memory.
         plain = {name: value.detach().cpu().contiguous().clone() for name, value in arrays.items()}
         container.write(self.path, FORMAT, plain, content)
@@ -86,6 +87,7 @@ class Checkpoint:
         """Put a progress where the file says it was; False where there is no file."""
         if not self.path.exists():
             return False
+        container = _container()
         try:
             arrays, content = container.read(self.path, FORMAT)
         except ValueError as error:
@@ -117,6 +119,15 @@ class Checkpoint:
                 progress.optimiser.state[parameter] = {"step": state["step"].to(device), **averages}
         _set_random_states(progress, _part(arrays, "random."))
         return True
+
+
+def _container() -> ModuleType:
+    """Imported when a checkpoint is asked for: training itself needs torch alone."""
+    try:
+        from evalign import container
+    except ImportError:
+        raise ValueError("checkpoints need safetensors; install it with: pip install 'evalign[tables]'") from None
+    return container
 
 
 def _random_states(progress: Progress) -> dict[str, Tensor]:
