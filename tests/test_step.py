@@ -124,3 +124,13 @@ def test_uneven_rows_are_left_out_in_turn():
     train(Noting(1, 3), odd, odd, recipe, OBJECTIVE, argmax_score(metrics.mcc), batch_size=10, recorded=True)
     assert seen.sum() == 20 * 40
     assert seen.min() >= 17
+
+
+@pytest.mark.parametrize("name", ["check_no_waiting", "check_moved", "check_recorded", "check_resumed"])
+def test_what_is_checked_on_a_gpu_holds_here(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    import check_pictures
+
+    checks = {check.__name__: check for check in check_pictures.CHECKS}
+    assert checks[name]("cuda" if torch.cuda.is_available() else "cpu") is None
+    assert len(checks) == 4
