@@ -182,33 +182,57 @@ def fit_numbers(
         return NumberColumn(kind, 0.0, 1.0, float(x.mean()), indicator)
     quantiles = None
     if numeric != "standard":
-        q = np.percentile(x, np.linspace(0, 100, min(QUANTILES, len(x))))
-        quantiles = tuple(np.maximum.accumulate(q).tolist())
+        quantiles = quantiles_of(x)
     if numeric == "quantile":
         return NumberColumn(kind, 0.0, 1.0, 0.0, indicator, quantiles)
     mean, std = mean_and_std(x)
     return NumberColumn(kind, mean, std, 0.0, indicator, quantiles, both=numeric == "both")
 
 
+def quantiles_of(x: NDArray[np.float64]) -> tuple[float, ...]:
+    """At most `QUANTILES` of them, from the lowest to the highest value."""
+    q = np.percentile(x, np.linspace(0, 100, min(QUANTILES, len(x))))
+    return tuple(np.maximum.accumulate(q).tolist())
+
+
 def fit_categories(column: Column, kind: Kind, label: Label, *, max_categories: int) -> CategoryColumn | None:
     """Learn a column of categories; None where it has no value."""
     codes, uniques = factorized(column)
     counts = np.bincount(codes[codes >= 0], minlength=len(uniques))
-    seen = int(np.count_nonzero(counts))
+    return categories_of_counts(
+        uniques, counts, label, text=kind == "text", missing=bool((codes < 0).any()), rows=len(codes),
+        max_categories=max_categories,
+    )  # fmt: skip
+
+
+def categories_of_counts(
+    uniques: NDArray[Any],
+    counts: NDArray[np.int64],
+    label: Label,
+    *,
+    text: bool,
+    missing: bool,
+    rows: int,
+    max_categories: int,
+    forgotten: int = 0,
+) -> CategoryColumn | None:
+    """A column whose values come so often in `rows` rows; `forgotten` others were too many to be counted."""
+    seen = int(np.count_nonzero(counts)) + forgotten
     if not seen:
         return None
     other = seen > max_categories
     # Where not all categories fit, one seen once tells nothing, and an id would only fill the model with names.
-    least = max(2, int(np.partition(counts, -max_categories)[-max_categories])) if other else 1
+    most = min(max_categories, len(counts))
+    least = max(2, int(np.partition(counts, -most)[-most])) if other else 1
     kept = np.flatnonzero(counts >= least)
     values = [plain(value, label) for value in uniques[kept]]
     by_count = sorted(zip((-counts[kept]).tolist(), values, strict=True))[:max_categories]
     return CategoryColumn(
         values=tuple(sorted(value for _, value in by_count)),
-        text=kind == "text",
+        text=text,
         other=other,
-        missing=bool((codes < 0).any()),
-        id_like=other and seen > len(codes) / 2,
+        missing=missing,
+        id_like=other and seen > rows / 2,
     )
 
 

@@ -99,6 +99,12 @@ Seed = Annotated[
     int, typer.Option("--seed", help="Decides the split and the training.", min=0, rich_help_panel=TRAINING)
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel=TRAINING)]
+Stream = Annotated[
+    bool,
+    typer.Option(
+        "--stream", help="Read a Parquet file in passes, as a folder of them always is.", rich_help_panel=DATA
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.", rich_help_panel=OUTPUT)]
 Json = Annotated[
     bool, typer.Option("--json", help="The result as JSON on stdout, and nothing else there.", rich_help_panel=OUTPUT)

@@ -1,0 +1,143 @@
+"""`evalign fit` on a data set that need not fit into memory: the same table, report and model."""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evalign.cli import data
+from evalign.cli.finish import finish
+from evalign.cli.folder import MODEL, RunFolder
+from evalign.cli.interrupt import Interrupt
+from evalign.cli.options import Settings
+from evalign.columns import TableError
+from evalign.comparison import contenders
+from evalign.comparison.aims import Judge
+from evalign.comparison.contenders import Contender
+from evalign.comparison.run import Comparison, Trial
+from evalign.decision import Rule
+from evalign.streaming.fit import Stream, fit_stream, probabilities
+from evalign.streaming.ranks import own_rank, process_group, rank_count
+from evalign.streaming.source import ParquetRows
+from evalign.training.progress import Epoch
+
+CHECKPOINT = "checkpoint"
+
+
+def run(
+    path: Path, target: str, out: Path, settings: Settings, test: Path | None, test_size: float, drop: list[str],
+    output: Any, interrupt: Interrupt,
+) -> None:  # fmt: skip
+    """Survey, train ours and cross-entropy, save; under torchrun all ranks train and the first one writes."""
+    if test is not None or settings.model != "network":
+        raise TableError("a data set that is read in passes goes with --model network, and without --test")
+    if not 0 < test_size < 1:
+        raise TableError(f"--test-size must lie between 0 and 1, such as 0.2, got {test_size:g}")
+    folder = RunFolder(out, also=(CHECKPOINT,))
+    folder.check()
+    with process_group(settings.device), output.warnings_as_notes():
+        _run(ParquetRows(path, target, drop), folder, settings, test_size, output, interrupt)
+
+
+def _run(
+    source: ParquetRows, folder: RunFolder, settings: Settings, test_size: float, output: Any, interrupt: Interrupt
+) -> None:
+    output.quiet = output.quiet or own_rank() > 0
+    output.say(f"{source.rows} rows in {len(source.files)} files: reading them once")
+    stream = Stream.open(source, test_size=test_size, seed=settings.seed)
+    judge = Judge(settings.aim(), stream.survey.classes)
+    counts = {str(label): count for label, count in stream.survey.labels.items()}
+    data.note_positive(judge, counts, output.note)
+    own = settings.decision_of("network")
+    options = settings.for_network()
+    ours = replace(contenders.ours(judge, recipe=settings.recipe, **options), decisions=(own,))
+    rival = contenders.cross_entropy(judge, rival_of=settings.recipe, **options)
+    rival = replace(rival, decisions=tuple(dict.fromkeys(("argmax", "plug_in", own))))
+    trials = [_trial(ours, stream, judge, folder, settings, output, interrupt)]
+    if not interrupt.pressed:
+        trials.append(_trial(rival, stream, judge, folder, settings, output, interrupt))
+    trials.append(_majority(stream, judge, trials[0]))
+    if own_rank() > 0:
+        return
+    model = trials[0].estimator
+    data.note_columns(model.encoder_, output.note)
+    data.note_classes(judge, trials[0].truth, output.note)
+    model.device = "auto"  # the saved model is to run on whatever machine it is loaded on
+    saved = model.save(folder.path / MODEL)
+    for file in folder.path.glob(f"{CHECKPOINT}*"):
+        file.unlink()
+    _finish(stream, judge, trials, folder, settings, output, interrupt)
+    output.show(f"Model:  {saved} (fitted on the rows that were not tested on)")
+
+
+def _trial(
+    contender: Contender, stream: Stream, judge: Judge, folder: RunFolder, settings: Settings, output: Any,
+    interrupt: Interrupt,
+) -> Trial:  # fmt: skip
+    """Train, learn the decisions on validation rows, and only then look at the test rows."""
+    started = time.perf_counter()
+    model = contender.make(settings.seed)
+
+    def say(epoch: Epoch) -> None:
+        output.say(f"{contender.title}: epoch {epoch.epoch}, {epoch.stage}, {epoch.score:.4f}")
+
+    quiet = output.quiet or not sys.stderr.isatty()
+    fit_stream(
+        model, stream, checkpoint=folder.path / f"{CHECKPOINT}-{contender.name}.safetensors",
+        on_epoch=None if quiet else say,
+    )  # fmt: skip
+    if interrupt.pressed:
+        if not model.history_:
+            raise KeyboardInterrupt
+        output.note(f"Ctrl-C ended the training of {contender.title}; its best weights so far were kept")
+    rules = {name: judge.rule(name, model.validation_) for name in contender.decisions}
+    rules |= {model.decision: model.decision_} if model.decision in rules else {}
+    seconds = time.perf_counter() - started
+    p, truth = probabilities(model, stream.survey.test, stream.source)
+    if not len(truth):
+        raise TableError(f"{stream.source.path} has too few rows to test on; leave --stream out")
+    return Trial(contender, model, rules, p, {name: rule.predict(p) for name, rule in rules.items()}, truth, seconds)
+
+
+def _majority(stream: Stream, judge: Judge, like: Trial) -> Trial:
+    """Always the most frequent class, by the label counts that are known."""
+    counts = np.array([stream.survey.labels[label] for label in judge.classes.tolist()])
+    p = np.zeros_like(like.probabilities)
+    p[:, counts.argmax()] = 1.0
+    rule = Rule("argmax", len(counts))
+    return Trial(contenders.majority(judge), None, {"argmax": rule}, p, {"argmax": rule.predict(p)}, like.truth, 0.0)
+
+
+def _finish(
+    stream: Stream, judge: Judge, trials: list[Trial], folder: RunFolder, settings: Settings, output: Any,
+    interrupt: Interrupt,
+) -> None:  # fmt: skip
+    source, model, truth = stream.source, trials[0].estimator, trials[0].truth
+    comparison = Comparison(judge, interrupted=interrupt.pressed)
+    comparison.add(trials)
+    facts = {
+        "file": str(source.path), "files": len(source.files), "rows": source.rows, "features": len(source.features),
+        "target": source.target, "classes": {str(label): n for label, n in stream.survey.labels.items()},
+    }  # fmt: skip
+    held_out = len(model.validation_.labels)
+    others = source.rows - len(truth)
+    sizes = {
+        "test_from": f"a hash of the row number, a share of {stream.parts.test:.3g}",
+        "training_and_validation_rows": others, "validation_rows": held_out,
+        "test_rows": len(truth), "ranks": rank_count(),
+    }  # fmt: skip
+    protocol = (
+        f"{len(truth)} test rows, read once, at the end; every choice was made on the other {others}, of which "
+        f"{held_out} were held out for it, the same ones for all. The data set was read in passes. "
+        "The saved model is the one tested here."
+    )
+    learned = {
+        "file": MODEL, "kind": "network", "chosen_because": None, "decision": model.decision_.to_json(),
+        "temperature": model.temperature_,
+        "kept_epoch": next((row["epoch"] for row in reversed(model.history_) if row["best"]), None),
+    }  # fmt: skip
+    own = settings.decision_of("network")
+    finish("fit", comparison, settings, facts, sizes, protocol, folder, output, decision=own, model=learned)

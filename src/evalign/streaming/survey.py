@@ -1,0 +1,92 @@
+"""The first pass: statistics of the training rows, label counts of all rows, and the rows that are held out."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from evalign.columns import TableError, column_kind, quoted
+from evalign.streaming.parts import Parts
+from evalign.streaming.ranks import gathered
+from evalign.streaming.source import ParquetRows, RowGroup
+from evalign.streaming.statistics import Statistics
+
+MOST_CLASSES = 1000
+
+
+@dataclass
+class Survey:
+    """What one pass tells. Held-out rows are this rank's own; all else is the same on all ranks."""
+
+    statistics: Statistics
+    labels: Counter[Any] = field(default_factory=Counter)
+    valid: list[pd.DataFrame] = field(default_factory=list)
+    test: list[pd.DataFrame] = field(default_factory=list)
+
+    @property
+    def classes(self) -> NDArray[Any]:
+        """The labels in sorted order, text as Python objects."""
+        values = sorted(self.labels)
+        return np.array(values, dtype=object if isinstance(values[0], str) else None)
+
+
+def survey(source: ParquetRows, groups: Sequence[RowGroup], parts: Parts) -> Survey:
+    """Read the row groups of this rank once, and share with the other ranks what was learned."""
+    found = Survey(Statistics(source.features, parts.seed))
+    for chunk in source.chunks(groups):
+        numbers = chunk.numbers
+        frame = chunk.frame(np.ones(len(numbers), dtype=bool))
+        codes, uniques = pd.factorize(labels_of(frame[source.target], source.target))
+        found.labels.update(dict(zip(uniques.tolist(), np.bincount(codes).tolist(), strict=True)))
+        _check_amounts(found.labels, source)
+        for kept, rows in ((found.valid, parts.valid_rows(numbers)), (found.test, parts.test_rows(numbers))):
+            if rows.any():
+                kept.append(frame[rows].reset_index(drop=True))
+        train = parts.train_rows(numbers)
+        found.statistics.add(frame[train], numbers[train])
+    others = gathered((found.statistics, found.labels))
+    merged = Survey(Statistics(source.features, parts.seed), valid=found.valid, test=found.test)
+    for statistics, labels in others:
+        merged.statistics.merge(statistics)
+        merged.labels.update(labels)
+    _check_classes(merged.labels, source)
+    return merged
+
+
+def labels_of(column: Any, target: str) -> NDArray[Any]:
+    """A chunk's labels as plain values; every row must have one."""
+    kind = column_kind(column, target)
+    if lacking := int(column.isna().sum()):
+        raise TableError(
+            f"the target {target!r} must have a label in every row, {lacking} of {len(column)} neighbouring rows have "
+            "none; drop such rows"
+        )
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        column = column.astype(column.cat.categories.dtype)
+    labels: NDArray[Any] = column.infer_objects().to_numpy()
+    if kind == "number" and labels.dtype.kind not in "iuf":  # decimals
+        return np.asarray(labels, dtype=np.float64)
+    return labels.astype(object) if kind == "text" else labels
+
+
+def _check_amounts(labels: Counter[Any], source: ParquetRows) -> None:
+    fractions = any(isinstance(label, float) and not label.is_integer() for label in labels)
+    if fractions or len(labels) > MOST_CLASSES:
+        raise TableError(
+            f"the target {source.target!r} looks like regression, it has values such as {quoted(labels, most=3)}; "
+            f"at most {MOST_CLASSES} classes are expected: cut it into ranges first"
+        )
+
+
+def _check_classes(labels: Counter[Any], source: ParquetRows) -> None:
+    if len(labels) < 2:
+        raise TableError(f"the target {source.target!r} must have two classes or more, it has only {quoted(labels)}")
+    if rare := sorted((str(label) for label, count in labels.items() if count < 2)):
+        raise TableError(
+            f"every class of the target {source.target!r} must have 2 rows or more, {quoted(rare)} "
+            f"{'has' if len(rare) == 1 else 'have'} fewer; add rows, or merge or drop the class"
+        )
