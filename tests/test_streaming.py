@@ -21,7 +21,7 @@ from evalign.streaming.statistics import Statistics
 from evalign.streaming.summaries import CategorySummary
 from evalign.streaming.survey import survey
 from evalign.tables import TableEncoder
-from evalign.training.loop import Rows
+from evalign.training.rows import Rows
 from streams import people, write
 
 FEATURES = ["age", "income", "job", "owner", "rooms", "always"]

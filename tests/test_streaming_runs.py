@@ -26,8 +26,9 @@ from evalign.streaming.source import ParquetRows
 from evalign.streaming.step import step_loss, validate
 from evalign.streaming.survey import survey
 from evalign.training.checkpoint import FORMAT
-from evalign.training.loop import Rows, at_stage
 from evalign.training.recipes import RECIPES
+from evalign.training.rows import Rows
+from evalign.training.step import at_stage
 from ranks import on_ranks
 from streams import people, write
 

@@ -11,7 +11,7 @@ import torch
 from evalign.columns import TableError
 from evalign.streaming.parts import Parts
 from evalign.streaming.source import Chunk, ParquetRows, RowGroup
-from evalign.training.loop import Rows
+from evalign.training.rows import Rows
 
 BUFFER = 65_536  # rows that are shuffled together
 LANES = 8  # row groups that are read at a time: neighbours in a file are often alike

@@ -18,7 +18,8 @@ from evalign.streaming.ranks import gathered, own_rank, rank_count
 from evalign.streaming.source import ParquetRows
 from evalign.streaming.survey import Survey, labels_of, survey
 from evalign.training.batches import default_batch_size
-from evalign.training.loop import OnEpoch, Rows, predict_logits
+from evalign.training.loop import OnEpoch, predict_logits
+from evalign.training.rows import Rows
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]

@@ -18,9 +18,11 @@ from evalign.streaming.ranks import own_rank, rank_count
 from evalign.streaming.step import step_loss, validate
 from evalign.training.batches import Batches
 from evalign.training.checkpoint import Checkpoint, Progress
-from evalign.training.loop import OnEpoch, Rows, at_stage
+from evalign.training.loop import OnEpoch
 from evalign.training.progress import Epoch
 from evalign.training.recipes import UPDATES, Recipe, Stage
+from evalign.training.rows import Rows
+from evalign.training.step import at_stage
 
 EPOCHS = 40  # at least, so that there is something to choose from, and to go on from
 

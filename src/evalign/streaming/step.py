@@ -13,9 +13,11 @@ from evalign.objective import Objective, cross_entropy
 from evalign.offsets import of_matrix
 from evalign.streaming.ranks import rank_count
 from evalign.sums import standing_for
-from evalign.training.loop import Rows, batch_loss, predict_logits
+from evalign.training.loop import predict_logits
 from evalign.training.outputs import with_offset
 from evalign.training.recipes import Stage
+from evalign.training.rows import Rows
+from evalign.training.step import batch_loss
 
 
 def step_loss(
