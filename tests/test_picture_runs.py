@@ -357,3 +357,17 @@ def test_reproduce_keeps_checkpoints_beside_the_config_until_a_trial_is_done(tmp
     assert seen[0][0].startswith("made_up.f1.")
     assert sorted(file.name for file in folder.iterdir()) == ["made_up.f1.json", "made_up.f1.report.json"]
     assert load_report(report_path(path)).complete
+
+
+def test_a_cell_that_diverges_is_told_and_the_others_go_on(tmp_path):
+    folder = tmp_path / "x/1/honest"
+    folder.mkdir(parents=True)
+    stage = replace(STAGE, learning_rate=1e30, metric=False, epochs=5, patience=5)
+    wild = config(trials=1, cell="x/1/honest/made_up.wild", training=replace(config().training, stages=(stage,)))
+    calm = config(trials=1)
+    for own in (wild, calm):
+        (tmp_path / f"{own.cell}.json").write_text(to_json(own))
+    first, second = run_cells([Cell(tmp_path / f"{own.cell}.json") for own in (wild, calm)])
+    assert "lower the learning rate" in (first.error or "")
+    assert second.error is None
+    assert second.trials == 1

@@ -39,7 +39,7 @@ def run_cell(path: Path, data_dir: str | None, device: str, trials: int | None) 
                 cell.config, report=before, data_dir=data_dir, device=device, trials=trials,
                 checkpoints=cell.path.parent, save=lambda report: save_report(report, where),
             )  # fmt: skip
-        except (ValueError, OSError, RuntimeError) as error:
+        except (ValueError, OSError, RuntimeError, FloatingPointError) as error:  # the last: it diverged
             return Done(cell.name, 0, 0.0, f"{type(error).__name__}: {error}")
     return Done(cell.name, len(report.trials), report.seconds - known)
 
