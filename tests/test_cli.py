@@ -626,3 +626,17 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
         on_epoch(Epoch(3, "metric", 0.16, 3e-4, 0.4, 0.5, 0.3, 0.81))
     assert "ours" in screen.getvalue()
     assert "validation 0.8100" in screen.getvalue()
+
+
+def test_bench_times_both_losses_in_one_run(call: Call):
+    done = call("bench", "--size", "64x5", "--rounds", 3, "--device", "cpu", "--json")
+    assert done.code == 0, done.err
+    (row,) = json.loads(done.out)["sizes"]
+    assert (row["rows"], row["classes"]) == (64, 5)
+    assert row["ratio"] > 0
+    assert row["control"] > 0
+    for arguments, message in ((["--size", "64"], "ROWSxCLASSES"), (["--metric", "luck"], "metric must be")):
+        refused = call("bench", *arguments)
+        assert refused.code == 2
+        assert message in refused.err
+        assert refused.err.count("\n") == 1

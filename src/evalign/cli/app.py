@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from evalign.cli import advise, compare, datasets, demo, fit, predict, reproduce
+from evalign.cli import advise, bench, compare, datasets, demo, fit, predict, reproduce
 from evalign.cli.interrupt import EXIT_INTERRUPTED, until_pipe_closes
 
 EXIT_WRONG_INPUT, EXIT_BUG = 2, 1
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, fit, predict, compare, advise, datasets, reproduce):
+for module in (demo, fit, predict, compare, advise, datasets, reproduce, bench):
     app.command(module.NAME, epilog=f"Example: {module.EXAMPLE}")(module.command)
 
 
