@@ -181,6 +181,16 @@ def test_a_pass_has_every_training_row_once(batches):
     assert passes[0] != wanted
 
 
+def test_a_pass_has_its_own_order_of_row_groups_and_a_bounded_buffer(batches):
+    orders = []
+    for number in (0, 1):
+        blocks = list(batches._blocks(number))
+        assert all(sum(chunk.batch.num_rows for chunk in block) < 150 + 20 for block in blocks)
+        orders.append([chunk.first for block in blocks for chunk in block])
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+
+
 @pytest.mark.parametrize("place", [0, 1, 7, 30, 65])
 def test_a_place_in_the_stream_is_found_again(batches, place):
     whole = [batch.x for batch in itertools.islice(batches.start_at(0), 70)]

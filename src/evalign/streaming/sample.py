@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from evalign.streaming.parts import Numbers, hashed
 
 SIZE = 50_000  # rows: a quantile's rank is off by 0.2 % (one standard error, in the middle)
-SALT = 0x5A3  # another order than that of the parts, which would leave their rows out
+SALT = 0x5A3  # another order than the one that parts rows
 
 
 @dataclass
