@@ -7,6 +7,7 @@ import numpy as np
 import onnxruntime
 import pandas as pd
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from sklearn.datasets import load_iris
@@ -137,3 +138,13 @@ def test_onnx_of_a_table_with_categories_takes_the_encoded_matrix(mixed, tmp_pat
     assert (model.classes_[label] == model.predict(mixed[0])).mean() > 0.97
     columns = json.loads(session.get_modelmeta().custom_metadata_map["columns"])
     assert columns == model.encoder_.feature_names_out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_model_of_a_gpu_is_used_without_one(tmp_path):
+    X, y = load_iris(return_X_y=True)
+    model = EASTClassifier(hidden=(8,), epochs=4, random_state=0).fit(X, y)
+    expected = model.predict_proba(X)
+    model.device = "cuda:1"
+    model.save(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(EASTClassifier.load(tmp_path / "m.safetensors").predict_proba(X), expected)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from evalign import container
 from evalign.decision import Rule
@@ -38,6 +39,8 @@ def load_classifier(cls: type["EASTClassifier"], path: Path) -> Any:
     weights, fitted = container.read(path, FORMAT)
     params = fitted["params"]
     params["hidden"] = tuple(params["hidden"])
+    if str(params["device"]).startswith("cuda") and not torch.cuda.is_available():
+        params["device"] = "auto"  # trained on a GPU, used on a machine without one
     model = cls(**params)
     set_fitted(model, fitted)
     model.encoder_ = TableEncoder.from_json(fitted["encoder"])
