@@ -87,7 +87,7 @@ def test_ranks_share_out_row_groups(folder):
         source.share(0, 13)
 
 
-def same_encoder(found, wanted):
+def assert_same_encoder(found, wanted):
     found, wanted = found.to_json(), wanted.to_json()
     for one, other in zip(found["columns"], wanted["columns"], strict=True):
         for name in ("shift", "scale", "fill"):
@@ -105,7 +105,7 @@ def test_statistics_are_those_of_the_whole_table(cuts, numeric, two_ranks):
     for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         ranks[i % 2 if two_ranks else 0].add(frame.iloc[start:end], numbers[start:end])
     ranks[0].merge(ranks[1])
-    same_encoder(ranks[0].encoder(numeric), TableEncoder(numeric=numeric).fit(frame))
+    assert_same_encoder(ranks[0].encoder(numeric), TableEncoder(numeric=numeric).fit(frame))
 
 
 def test_a_column_that_is_blank_for_long_counts_as_missing_there():
@@ -113,7 +113,7 @@ def test_a_column_that_is_blank_for_long_counts_as_missing_there():
     whole = pd.DataFrame({"owner": pd.Series([None, None, None, True, False, True], dtype=object)})
     for start in (0, 3):
         statistics.add(whole.iloc[start : start + 3], numbers + np.uint64(start))
-    same_encoder(statistics.encoder("both"), TableEncoder(numeric="both").fit(whole))
+    assert_same_encoder(statistics.encoder("both"), TableEncoder(numeric="both").fit(whole))
 
 
 def test_files_that_disagree_are_told_apart():
@@ -212,7 +212,7 @@ def test_the_survey_counts_labels_of_all_rows_and_keeps_those_held_out(folder):
     numbers = np.arange(1000, dtype=np.uint64)
     assert pd.concat(found.test)["age"].tolist() == frame["age"][parts.test_rows(numbers)].tolist()
     assert pd.concat(found.valid)["age"].tolist() == frame["age"][parts.valid_rows(numbers)].tolist()
-    same_encoder(
+    assert_same_encoder(
         found.statistics.encoder("both"),
         TableEncoder(numeric="both").fit(frame.loc[parts.train_rows(numbers), FEATURES]),
     )
