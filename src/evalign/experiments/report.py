@@ -56,10 +56,10 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this runs from, None for an installed package."""
+    """The commit of the checkout this runs from, marked where files differ from it; None for an installed package."""
     try:
         found = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
