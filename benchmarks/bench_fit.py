@@ -30,9 +30,9 @@ from bench_quality import load
 from skorch import NeuralNetClassifier
 
 from evalign import EASTClassifier
-from evalign.distinct import distinct_rows, split_rows
 from evalign.networks import mlp
 from evalign.tables import TableEncoder
+from evalign.tables.distinct import distinct_rows, split_rows
 from evalign.training.batches import default_batch_size
 
 RESULTS = Path(__file__).parent / "results" / "bench_fit.csv"

@@ -32,13 +32,13 @@ from evalign.comparison.aims import Validation
 from evalign.comparison.held_out import KeepsBooster
 from evalign.comparison.stock import StockBooster
 from evalign.decision import Rule
-from evalign.distinct import distinct_rows, divide_rows
 from evalign.files import write_atomically
 from evalign.metrics import Average
 from evalign.networks import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
+from evalign.tables.distinct import distinct_rows, divide_rows
 from evalign.training.batches import Batches, default_batch_size
 from evalign.training.loop import Rows, predict_logits
 from evalign.training.recipes import Recipe, find_recipe

@@ -3,7 +3,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalign.distinct import distinct_rows, divide_rows, split_rows
+from evalign.tables.distinct import distinct_rows, divide_rows, split_rows
 
 rows = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 1), st.integers(0, 3)), min_size=1, max_size=40

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from evalign import delimited
-from evalign.reading import TableError, check_target, read_table
 from evalign.tables import TableEncoder
+from evalign.tables.reading import TableError, check_target, read_table
 
 FRAME = pd.DataFrame(
     {

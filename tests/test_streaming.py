@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalign.columns import ColumnTypeError, TableError
 from evalign.streaming import source as sources
 from evalign.streaming.batches import StreamBatches
 from evalign.streaming.fit import Stream, fit_stream
@@ -21,6 +20,7 @@ from evalign.streaming.statistics import Statistics
 from evalign.streaming.summaries import CategorySummary
 from evalign.streaming.survey import survey
 from evalign.tables import TableEncoder
+from evalign.tables.columns import ColumnTypeError, TableError
 from evalign.training.rows import Rows
 from streams import people, write
 

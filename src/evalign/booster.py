@@ -19,12 +19,12 @@ from evalign.boosting.recipes import BoostRecipe, find_recipe
 from evalign.boosting.table import TreeTable
 from evalign.boosting.training import Monitor, train_folds
 from evalign.boosting.trees import Rows, TreeOptions, Trees
-from evalign.columns import as_table
 from evalign.confusion import Confusion
 from evalign.decision import Rule
-from evalign.distinct import distinct_rows
 from evalign.metric_classifier import BetaByLabel, Decision, MetricClassifier
 from evalign.metrics import Average, MetricFunction
+from evalign.tables.columns import as_table
+from evalign.tables.distinct import distinct_rows
 from evalign.training.progress import Epoch
 
 FEW = 2  # held-out rows for which a tuned rule may differ from argmax and not be worth it

@@ -12,15 +12,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from evalign import checks, metrics
-from evalign.columns import as_table
-from evalign.distinct import distinct_rows, divide_rows
-from evalign.encoders import Numeric
 from evalign.metric_classifier import BetaByLabel, Decision, MetricClassifier, both
 from evalign.metrics import Average, MetricFunction
 from evalign.networks import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
+from evalign.tables.columns import as_table
+from evalign.tables.distinct import distinct_rows, divide_rows
+from evalign.tables.encoders import Numeric
 from evalign.training.batches import default_batch_size
 from evalign.training.display import epoch_bar
 from evalign.training.loop import Rows, predict_logits, train

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from evalign.decision.rules import Rule
-from evalign.encoders import BOUND, NumberColumn
 from evalign.files import write_atomically
 from evalign.tables import TableEncoder
+from evalign.tables.encoders import BOUND, NumberColumn
 
 if TYPE_CHECKING:
     from evalign.estimator import EASTClassifier

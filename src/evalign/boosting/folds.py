@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign.distinct import HEAVY, Division, divide_rows
+from evalign.tables.distinct import HEAVY, Division, divide_rows
 
 
 def fold_rows(

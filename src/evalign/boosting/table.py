@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign.columns import as_table, column_kind, column_of
-from evalign.encoders import CategoryColumn
 from evalign.tables import TableEncoder
+from evalign.tables.columns import as_table, column_kind, column_of
+from evalign.tables.encoders import CategoryColumn
 
 
 class TreeTable(TableEncoder):

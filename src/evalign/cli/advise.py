@@ -39,7 +39,7 @@ def command(
     from evalign.advice import advise
     from evalign.cli.output import Output
     from evalign.comparison.aims import Judge
-    from evalign.reading import check_target, read_table
+    from evalign.tables.reading import check_target, read_table
 
     settings = o.Settings(metric, average, o.parse_beta(beta), positive)
     settings.check()

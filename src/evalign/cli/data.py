@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from evalign import metrics
-from evalign.columns import TableError, check_header, column_kind, floats, quoted
 from evalign.comparison.aims import Judge
 from evalign.comparison.run import Table
-from evalign.reading import check_target, read_table
+from evalign.tables.columns import TableError, check_header, column_kind, floats, quoted
+from evalign.tables.reading import check_target, read_table
 
 Note = Callable[[str], None]
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evalign.columns import TableError, quoted
 from evalign.files import write_atomically
+from evalign.tables.columns import TableError, quoted
 
 RESULT, REPORT, MODEL = "result.json", "report.html", "model.safetensors"
 FORMAT, VERSION = "evalign.result", 1

@@ -54,7 +54,7 @@ def command(
     frame = read(data, model, target, keep or [])
     features, extra = model.encoder_.select(frame.drop(columns=list(ignorable(model, target, trained_target, frame))))
     if extra := [name for name in extra if name not in (keep or [])]:
-        from evalign.columns import quoted
+        from evalign.tables.columns import quoted
 
         output.note(f"columns that the model does not know are ignored: {quoted(extra)}")
     predictions = predicted_table(model, features, proba)
@@ -95,8 +95,8 @@ def load_model(folder: Path, device: str) -> tuple[Any, str | None]:
 
 def read(path: Path, model: Any, target: str | None, keep: list[str]) -> "pd.DataFrame":
     """The table, with what was text in training kept as text."""
-    from evalign.columns import check_header
-    from evalign.reading import read_table
+    from evalign.tables.columns import check_header
+    from evalign.tables.reading import read_table
 
     text = [*model.encoder_.text_columns_, *([target] if target and model.classes_.dtype.kind in "OUT" else [])]
     frame = read_table(path, text=text)

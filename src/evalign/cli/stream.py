@@ -13,7 +13,6 @@ from evalign.cli.finish import finish
 from evalign.cli.folder import MODEL, RunFolder
 from evalign.cli.interrupt import Interrupt
 from evalign.cli.options import Settings
-from evalign.columns import TableError
 from evalign.comparison import contenders
 from evalign.comparison.aims import Judge
 from evalign.comparison.contenders import Contender
@@ -22,6 +21,7 @@ from evalign.decision import Rule
 from evalign.streaming.fit import Stream, fit_stream, probabilities
 from evalign.streaming.ranks import own_rank, process_group, rank_count
 from evalign.streaming.source import ParquetRows
+from evalign.tables.columns import TableError
 from evalign.training.progress import Epoch
 
 CHECKPOINT = "checkpoint"

@@ -7,13 +7,13 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils import check_random_state
 
 from evalign.booster import EASTBooster
-from evalign.columns import as_table
 from evalign.comparison.aims import Codes, Floats, Validation
 from evalign.decision import Rule
-from evalign.distinct import distinct_rows, divide_rows
 from evalign.estimator import EASTClassifier
 from evalign.metric_classifier import MetricClassifier
 from evalign.tables import TableEncoder
+from evalign.tables.columns import as_table
+from evalign.tables.distinct import distinct_rows, divide_rows
 
 
 class Keeps(MetricClassifier):

@@ -13,7 +13,7 @@ from evalign.comparison.contenders import Contender
 from evalign.comparison.held_out import HeldOut, Keeps
 from evalign.comparison.stock import StockBooster
 from evalign.decision import Rule
-from evalign.distinct import split_rows
+from evalign.tables.distinct import split_rows
 from evalign.training.progress import Epoch
 
 

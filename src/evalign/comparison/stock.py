@@ -10,7 +10,7 @@ from evalign import checks
 from evalign.boosting.libraries import LIBRARIES, find_library
 from evalign.boosting.table import TreeTable
 from evalign.comparison.aims import Codes, Floats, Validation
-from evalign.distinct import distinct_rows, divide_rows
+from evalign.tables.distinct import distinct_rows, divide_rows
 
 ROUNDS, PATIENCE = 1000, 50
 

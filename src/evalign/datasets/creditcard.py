@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from evalign.columns import TableError
 from evalign.datasets.base import Card, DataError, Dataset, File, Protocol, Version
 from evalign.datasets.store import Store
 from evalign.datasets.table import TARGET, TableSource, parquet
-from evalign.reading import read_table
+from evalign.tables.columns import TableError
+from evalign.tables.reading import read_table
 
 COMPONENTS = tuple(f"V{i}" for i in range(1, 29))
 COLUMNS = (*COMPONENTS, "Amount")

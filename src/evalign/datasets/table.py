@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evalign.columns import TableError
 from evalign.datasets.base import Card, DataError
 from evalign.datasets.fingerprint import fingerprint
 from evalign.datasets.openml import fetch
 from evalign.datasets.store import Store, reading
-from evalign.reading import read_table
+from evalign.tables.columns import TableError
+from evalign.tables.reading import read_table
 
 TARGET, SPLIT = "target", "split"  # the label; "train" or "test" where the source has such parts
 Reader = Callable[[tuple[Path, ...]], pd.DataFrame]

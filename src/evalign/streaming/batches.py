@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from evalign.columns import TableError
 from evalign.streaming.parts import Parts
 from evalign.streaming.source import Chunk, ParquetRows, RowGroup
+from evalign.tables.columns import TableError
 from evalign.training.rows import Rows
 
 BUFFER = 65_536  # rows that are shuffled together

@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from evalign.columns import TableError
 from evalign.estimator import EASTClassifier
 from evalign.streaming.batches import StreamBatches
 from evalign.streaming.loop import epoch_updates, train_stream
@@ -17,6 +16,7 @@ from evalign.streaming.parts import Parts
 from evalign.streaming.ranks import gathered, own_rank, rank_count
 from evalign.streaming.source import ParquetRows
 from evalign.streaming.survey import Survey, labels_of, survey
+from evalign.tables.columns import TableError
 from evalign.training.batches import default_batch_size
 from evalign.training.loop import OnEpoch, predict_logits
 from evalign.training.rows import Rows

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from evalign.columns import TableError, check_header, quoted
-from evalign.delimited import to_pandas
-from evalign.reading import INDEX, PARQUET, check_file
+from evalign.tables.columns import TableError, check_header, quoted
+from evalign.tables.delimited import to_pandas
+from evalign.tables.reading import INDEX, PARQUET, check_file
 
 CHUNK = 8192  # rows decoded at a time
 READ_AHEAD = 1 << 20  # bytes of a column; without it Arrow fetches a whole row group's

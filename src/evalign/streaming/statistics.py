@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from evalign.columns import ColumnTypeError, Kind, TableError, column_kind, floats, quoted
-from evalign.encoders import AnyColumn, Numeric
 from evalign.streaming.parts import Numbers
 from evalign.streaming.sample import Sample
 from evalign.streaming.summaries import CategorySummary, NumberSummary
 from evalign.tables import TableEncoder
+from evalign.tables.columns import ColumnTypeError, Kind, TableError, column_kind, floats, quoted
+from evalign.tables.encoders import AnyColumn, Numeric
 
 Summary = NumberSummary | CategorySummary
 

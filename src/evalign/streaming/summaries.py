@@ -8,8 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign.columns import Column, Kind, Label, factorized
-from evalign.encoders import CategoryColumn, NumberColumn, Numeric, categories_of_counts, mean_and_std, quantiles_of
+from evalign.tables.columns import Column, Kind, Label, factorized
+from evalign.tables.encoders import (
+    CategoryColumn,
+    NumberColumn,
+    Numeric,
+    categories_of_counts,
+    mean_and_std,
+    quantiles_of,
+)
 
 MOST_DISTINCT = 100_000  # categories that are counted at a time; an id would fill memory with names
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evalign.columns import TableError, column_kind, quoted
 from evalign.streaming.parts import Parts
 from evalign.streaming.ranks import gathered
 from evalign.streaming.source import ParquetRows, RowGroup
 from evalign.streaming.statistics import Statistics
+from evalign.tables.columns import TableError, column_kind, quoted
 
 MOST_CLASSES = 1000
 

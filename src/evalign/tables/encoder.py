@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import NotFittedError
 
 from evalign import checks
-from evalign.columns import (
+from evalign.tables.columns import (
     Column,
     Label,
     Table,
@@ -23,7 +23,7 @@ from evalign.columns import (
     labels_of,
     quoted,
 )
-from evalign.encoders import (
+from evalign.tables.encoders import (
     NUMERIC,
     AnyColumn,
     CategoryColumn,

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from evalign.columns import TableError as TableError
-from evalign.columns import check_header, column_kind, did_you_mean, quoted
-from evalign.delimited import read_text, to_pandas
+from evalign.tables.columns import TableError as TableError
+from evalign.tables.columns import check_header, column_kind, did_you_mean, quoted
+from evalign.tables.delimited import read_text, to_pandas
 
 TEXT = (".csv", ".tsv", ".tab", ".txt")
 PARQUET = (".parquet", ".pq")
