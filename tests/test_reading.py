@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from evalign import delimited
-from evalign.tables import TableEncoder
+from evalign.tables import TableEncoder, delimited
 from evalign.tables.reading import TableError, check_target, read_table
 
 FRAME = pd.DataFrame(
