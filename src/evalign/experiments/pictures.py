@@ -82,7 +82,7 @@ def train_pictures(
     history = train(
         network, rows[0], rows[1], recipe, term, metric_score(config.decide_for, classes), task=task, seed=seed,
         batch_size=int(point.get("batch_size", config.training.batch_size)), amp=amp, checkpoint=checkpoint,
-        checkpoint_every=max(1, recipe.epochs // CHECKPOINTS), catch_interrupt=False,
+        checkpoint_every=max(1, recipe.epochs // CHECKPOINTS), catch_interrupt=False, recorded=amp,
         watch=watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None, watch_rows=rows[2],
         on_epoch=None if on_epoch is None else lambda epoch: on_epoch(trial, epoch),
     )  # fmt: skip
