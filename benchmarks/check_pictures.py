@@ -33,7 +33,7 @@ STAGE = Stage(
     "metric", metric=True, anchor=1.0, learning_rate=1e-3, epochs=3, patience=9, monitor="last", decay="cosine",
     cool_to=0.1,
 )  # fmt: skip
-RECIPE = Recipe("check", "", (STAGE, Stage(**{**vars(STAGE), "name": "offsets", "offset": 1.0})))
+RECIPE = Recipe("check", "", (STAGE, Stage(**{**vars(STAGE), "name": "offsets", "offset": 1.0, "average": 0.5})))
 OBJECTIVE = Objective("balanced_accuracy", "multiclass", StepChoice("annealed"), anchor=1.0)
 NEAR = 0.02  # of a validation loss: convolutions on a GPU add up in no fixed order
 

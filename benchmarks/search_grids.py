@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from evalign.training.recipes import Recipe, Stage
+from evalign.training.recipes import UPDATES, Recipe, Stage, find_recipe
 
 Inputs = Literal["standard", "quantile", "both", "bins", "clip"]
 Changes = dict[str, dict[str, Any]]  # name -> fields that differ
@@ -24,6 +24,7 @@ class Config:
     stratified: bool = False
     watch: Literal["argmax", "plug_in"] = "argmax"  # the decision behind a stage's monitor "score"
     updates: int | None = None  # a number of updates that bounds the epochs, but not below 40
+    sets: tuple[str, ...] | None = None  # the data sets that it is for; None for all
 
     def batch_size(self, rows: int) -> int:
         return int(2 ** round(math.log2(self.batch * math.sqrt(rows))))
@@ -225,10 +226,42 @@ def finalists() -> Iterator[Config]:
         yield Config(f"both {name}", stages, inputs="both", updates=4000)
 
 
+def averages() -> Iterator[Config]:
+    """Averages of weights around the default, with the learning rate decayed or flat; other factors where F1 is low.
+
+    Numbers are shares of a stage's updates, in the first stage and in the metric stage.
+    """
+    entropy, metric = find_recipe("anchored").stages
+
+    def config(
+        name: str, *shares: float, flat: tuple[Stage, ...] = (), updates: int = UPDATES, **changes: Any
+    ) -> Config:
+        stages = tuple(
+            replace(stage, average=share, decay="none" if stage in flat else stage.decay)
+            for stage, share in zip((entropy, metric), shares or (0.0, 0.0), strict=True)
+        )
+        return Config(name, stages, inputs="both", updates=updates, **changes)
+
+    yield config("default")
+    yield config("average 0+.1", 0.0, 0.1)
+    yield config("average 0+.3", 0.0, 0.3)
+    yield config("average .3+.3", 0.3, 0.3)
+    yield config("average 0+.3, flat metric", 0.0, 0.3, flat=(metric,))
+    yield config("average .1+.1, flat", 0.1, 0.1, flat=(entropy, metric))
+    yield config("average .3+.3, flat", 0.3, 0.3, flat=(entropy, metric))
+    rare = ("creditcard",)
+    yield config("dropout .1", dropout=0.1, sets=rare)
+    yield config("dropout .3", dropout=0.3, sets=rare)
+    yield config("batch 2", batch=2, sets=rare)
+    yield config("batch 8", batch=8, sets=rare)
+    yield config("updates 8000", updates=8000, sets=rare)
+
+
 GRIDS: dict[str, Callable[[], Iterator[Config]]] = {
     "factors": factors,
     "inputs": inputs,
     "large": large,
     "recipes": recipes,
     "finalists": finalists,
+    "averages": averages,
 }

@@ -246,18 +246,21 @@ def run(name: str, configs: list[Config], splits: int, folder: Path) -> list[dic
 def stacks(
     sets: list[str], configs: list[Config], splits: int, group: int, folder: Path
 ) -> list[tuple[str, list[Config]]]:
-    """What is trained together: configurations that agree in all but dropout and stages, at most `group` trials."""
+    """What is trained together: configurations that agree in all but dropout and stages, at most `group` trials.
+
+    The longest come first, so that none is left to run alone at the end.
+    """
     units: list[tuple[float, str, list[Config]]] = []
     for name in sets:
         n = round(PARTS[0] * len(load(name, folder)[2]))
         by_stack: dict[tuple[Any, ...], list[Config]] = {}
-        for config in configs:
+        for config in (config for config in configs if config.sets is None or name in config.sets):
             by_stack.setdefault(config.stack(n), []).append(config)
         size = max(1, group // splits)
         for key, members in by_stack.items():
-            cost = n / key[0] * key[-1]
-            units += [(cost, name, members[i : i + size]) for i in range(0, len(members), size)]
-    return [(name, members) for _, name, members in sorted(units, key=lambda unit: unit[0])]
+            parts = [members[i : i + size] for i in range(0, len(members), size)]
+            units += [(n * key[-1] * len(part), name, part) for part in parts]
+    return [(name, members) for _, name, members in sorted(units, key=lambda unit: unit[0], reverse=True)]
 
 
 def search(sets: list[str], grid: str, splits: int, group: int, jobs: int, folder: Path, out: Path) -> None:

@@ -21,7 +21,7 @@ SCORE = argmax_score(metrics.balanced_accuracy)
 CE = Stage("ce", metric=False, anchor=1.0, learning_rate=0.02, epochs=3, patience=3, monitor="entropy", decay="cosine")
 METRIC = Stage(
     "metric", metric=True, anchor=1.0, learning_rate=0.1, epochs=7, patience=1, rate=0.5, max_stale=9, monitor="score",
-    offset=1.0,
+    offset=1.0, average=0.4,
 )  # fmt: skip
 RECIPE = Recipe("short", "", (CE, METRIC, replace(METRIC, name="again", monitor="last", rate=None, epochs=2)))
 EPOCHS = 12

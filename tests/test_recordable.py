@@ -45,7 +45,7 @@ def test_no_tensor_is_made_from_numbers(path, monkeypatch):
     one = config.network.outputs == "one"
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 3, generator=generator), torch.arange(60) % 2
-    stages = tuple(replace(stage, epochs=1) for stage in config.training.stages)
+    stages = tuple(replace(stage, epochs=1, average=0.5) for stage in config.training.stages)
     rows = torch.arange(60)
     trials = [Trial(rows[:40], rows[40:50], Recipe("r", "", stages), watch=rows[50:]) for _ in range(2)]
     squash = config.method.name != "cross_entropy"

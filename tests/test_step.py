@@ -82,9 +82,10 @@ def test_the_benchmark_of_images_measures_and_says_what_it_needs(monkeypatch):
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_recorded_training_is_the_plain_one_where_batches_are_even(tmp_path, interrupted):
-    """Cosine, cooling, offsets and two stages; killed in between, it ends the same."""
+    """Cosine, cooling, offsets, an average and two stages; killed in between, it ends the same."""
     stages = (
-        replace(STAGE, epochs=3, decay="cosine", cool_to=0.05), replace(STAGE, name="next", epochs=2, offset=0.5),
+        replace(STAGE, epochs=3, decay="cosine", cool_to=0.05, average=0.5),
+        replace(STAGE, name="next", epochs=2, offset=0.5),
     )  # fmt: skip
 
     def run(network, recorded, on_epoch=None):

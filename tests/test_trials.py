@@ -52,6 +52,11 @@ def network(dropout: float) -> nn.Module:
     return mlp(4, 3, (8, 6), dropout).double()
 
 
+def averaging(trial: Trial, *shares: float) -> Trial:
+    stages = tuple(replace(stage, average=share) for stage, share in zip(trial.recipe.stages, shares, strict=True))
+    return replace(trial, recipe=replace(trial.recipe, stages=stages))
+
+
 def assert_same(state, history, result) -> None:
     assert len(history) == len(result.history)
     for ours, theirs in zip(history, result.history, strict=True):
@@ -65,11 +70,16 @@ def assert_same(state, history, result) -> None:
         torch.testing.assert_close(result.state[name], value, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("stratified", [False, True])
-def test_stacked_equals_the_plain_loop_one_by_one(stratified: bool):
-    rows = table()
-    results = train_trials(lambda: network(0.0), rows, trials(), OBJECTIVE, SCORE, batch_size=40, stratified=stratified)
-    for trial, result in zip(trials(), results, strict=True):
+SHARES = ((0.0, 0.0), (0.5, 0.2), (1.0, 0.0))  # of the updates to average over, in each stage of a trial
+
+
+@pytest.mark.parametrize(("stratified", "averaged"), [(False, False), (True, False), (False, True)])
+def test_stacked_equals_the_plain_loop_one_by_one(stratified: bool, averaged: bool):
+    rows, made = table(), trials()
+    if averaged:
+        made = [averaging(trial, *shares) for trial, shares in zip(made, SHARES, strict=True)]
+    results = train_trials(lambda: network(0.0), rows, made, OBJECTIVE, SCORE, batch_size=40, stratified=stratified)
+    for trial, result in zip(made, results, strict=True):
         torch.manual_seed(trial.seed)
         alone = network(0.0)
         history = train(

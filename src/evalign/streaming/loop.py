@@ -126,10 +126,11 @@ def _run_stage(job: _Job, progress: Progress) -> Iterator[Epoch]:
                 f"the training loss became {train_loss} in epoch {controller.epochs + 1} of stage {stage.name!r}; "
                 "lower the learning rate or look for extreme values in the features"
             )
-        values, _ = validate(progress.network, job.valid, stage, objective, temperature, offset)
-        improved = controller.step(**values)
-        if improved:
-            progress.keep()
+        with progress.averaged():
+            values, _ = validate(progress.network, job.valid, stage, objective, temperature, offset)
+            improved = controller.step(**values)
+            if improved:
+                progress.keep()
         epoch = Epoch(
             len(progress.history) + 1, stage.name, temperature, learning_rate, train_loss, values["loss"],
             values["entropy"], values["score"], best=improved, seconds=time.perf_counter() - started,

@@ -3,6 +3,7 @@
 On a CPU a run that was interrupted and resumed ends with the bits of one that was not.
 """
 
+import contextlib
 import copy
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evalign.training.average import WeightAverage
 from evalign.training.batches import Batches
 from evalign.training.progress import Controller, Epoch
 from evalign.training.recipes import Stage
@@ -21,7 +23,7 @@ FORMAT = "evalign.training"
 
 
 class Progress:
-    """Where training stands: stage, optimiser, cooling and stopping, best weights, class offsets and history."""
+    """Where training stands: stage, optimiser, average, cooling and stopping, best weights, offsets and history."""
 
     def __init__(
         self, network: nn.Module, stages: tuple[Stage, ...], batches: Batches, *, recorded: bool = False
@@ -29,19 +31,29 @@ class Progress:
         self.network, self.stages, self.batches, self.recorded = network, stages, batches, recorded
         self.history: list[Epoch] = []
         self.offset: Tensor | None = None
+        self.average: WeightAverage | None = None
         self.begin(0)
 
     def begin(self, stage: int) -> None:
-        """A new optimiser and controller for a stage, from the weights that the network has."""
+        """A new optimiser, average and controller for a stage, from the weights that the network has."""
         self.stage = stage
         self.keep()
         if not self.finished:
-            self.controller = Controller(self.stages[stage])
-            self.optimiser = adamw(self.network, self.stages[stage], recorded=self.recorded)
+            own = self.stages[stage]
+            self.controller = Controller(own)
+            self.optimiser = adamw(self.network, own, recorded=self.recorded)
+            self.average = WeightAverage(self.network, own.average) if own.average else None
+            if self.average is not None:
+                update = self.average.update
+                self.optimiser.register_step_post_hook(lambda *_: update())
 
     @property
     def finished(self) -> bool:
         return self.stage >= len(self.stages)
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """The network has the weights to be judged and kept inside: the averaged ones, where a stage averages."""
+        return contextlib.nullcontext() if self.average is None else self.average.in_place()
 
     def keep(self) -> None:
         self.best = copy.deepcopy(self.network.state_dict())
@@ -66,6 +78,7 @@ class Checkpoint:
                 for name, value in progress.optimiser.state.get(parameter, {}).items()
             },
             **{f"random.{name}": value for name, value in _random_states(progress).items()},
+            **{f"average.{i}": value for i, value in enumerate(progress.average.state if progress.average else [])},
         }
         if progress.offset is not None:
             arrays["offset"] = progress.offset
@@ -117,6 +130,8 @@ class Checkpoint:
                 # In the parameter's own memory order, which a fused optimiser asks of its averages.
                 averages = {name: torch.empty_like(parameter).copy_(state[name]) for name in ("exp_avg", "exp_avg_sq")}
                 progress.optimiser.state[parameter] = {"step": state["step"].to(device), **averages}
+        for i, value in enumerate(progress.average.state if progress.average else []):
+            value.copy_(arrays[f"average.{i}"])
         _set_random_states(progress, _part(arrays, "random."))
         return True
 

@@ -121,19 +121,20 @@ def _run_stage(job: _Job, progress: Progress) -> Iterator[Epoch]:
         temperature, learning_rate = controller.temperature, controller.learning_rate
         job.network.train()
         loss = run_epoch(temperature, learning_rate)
-        values = validate(
-            job.network, job.valid, stage, objective, job.score, temperature, job.amp, task=job.task, offset=offset
-        )
-        train_loss = float(loss)
-        if not math.isfinite(train_loss):
-            raise FloatingPointError(
-                f"the training loss became {train_loss} in epoch {controller.epochs + 1} of stage {stage.name!r}; "
-                "lower the learning rate or look for extreme values in the features"
+        with progress.averaged():
+            values = validate(
+                job.network, job.valid, stage, objective, job.score, temperature, job.amp, task=job.task, offset=offset
             )
-        watched = _look(job)
-        improved = controller.step(**values)
-        if improved:
-            progress.keep()
+            train_loss = float(loss)
+            if not math.isfinite(train_loss):
+                raise FloatingPointError(
+                    f"the training loss became {train_loss} in epoch {controller.epochs + 1} of stage {stage.name!r}; "
+                    "lower the learning rate or look for extreme values in the features"
+                )
+            watched = _look(job)
+            improved = controller.step(**values)
+            if improved:
+                progress.keep()
         epoch = Epoch(
             len(progress.history) + 1, stage.name, temperature, learning_rate, train_loss, values["loss"],
             values["entropy"], values["score"], best=improved, seconds=time.perf_counter() - started, watched=watched,
@@ -172,7 +173,7 @@ def _recorded_epochs(
     batches, size = progress.batches, len(job.train) // progress.batches.count
     step = RecordedStep(
         job.network, job.train, stage, objective, size, amp=job.amp, task=job.task, offset=offset,
-        optimiser=progress.optimiser,
+        optimiser=progress.optimiser, average=progress.average,
     )  # fmt: skip
 
     def run(temperature: float, learning_rate: float) -> Tensor:

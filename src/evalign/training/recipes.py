@@ -19,6 +19,10 @@ class Stage:
     `decay` "cosine" takes the learning rate to 0 over `epochs`. `monitor` "last" keeps the last epoch, whatever
     validation says. With `offset` the metric's class offsets (evalign.offsets) at the validation confusion matrix of
     the stage's start, times this number, are added to the logits in training and left off when predicting.
+
+    `average` is the share of the stage's updates so far, the latest ones, that the weights are averaged over
+    (evalign.training.average): validation looks at the average, the best of it is kept, and the next stage starts
+    from there. 0 is the last update alone.
     """
 
     name: str
@@ -38,6 +42,10 @@ class Stage:
     weight_decay: float = 1e-2
     stop_at: int | None = None  # ends after that many epochs and keeps the last, whatever validation says
     offset: float = 0.0
+    average: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.check_number("average", self.average, low=0.0, high=1.0)
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,13 @@ class FlatParameters:
     def __init__(self, stacked: dict[str, Tensor]) -> None:
         count = len(next(iter(stacked.values())))
         self.flat = torch.cat([p.detach().reshape(count, -1) for p in stacked.values()], 1)
-        widths = [p[0].numel() for p in stacked.values()]
-        self.views: dict[str, Tensor] = {
-            name: part.view(p.shape).requires_grad_()
-            for (name, p), part in zip(stacked.items(), torch.split(self.flat, widths, 1), strict=True)
-        }
+        self.shapes = {name: p.shape for name, p in stacked.items()}
+        self.views = {name: view.requires_grad_() for name, view in self.views_of(self.flat).items()}
+
+    def views_of(self, flat: Tensor) -> dict[str, Tensor]:
+        """A matrix (S, P) as the parameters that it holds, each a view of it."""
+        parts = torch.split(flat, [shape[1:].numel() for shape in self.shapes.values()], 1)
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def gradient(self, loss: Tensor) -> Tensor:
         """d loss / d flat, (S, P)."""

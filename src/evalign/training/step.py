@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from evalign.confusion import Task
 from evalign.objective import Objective, cross_entropy
+from evalign.training.average import WeightAverage
 from evalign.training.outputs import Term, flat, with_offset
 from evalign.training.recipes import Stage
 from evalign.training.replay import Replay
@@ -84,7 +85,8 @@ def plain_step(
 class RecordedStep:
     """Called with the rows of a batch, always as many; recorded on a GPU at the first call, run as it is on a CPU.
 
-    `temperature` and `learning_rate` are tensors to be written to; `total` adds up the losses of all steps.
+    `temperature` and `learning_rate` are tensors to be written to; `total` adds up the losses of all steps. `average`
+    is one that the optimiser's steps update.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class RecordedStep:
         task: Task = "multiclass",
         offset: Tensor | None = None,
         optimiser: torch.optim.AdamW | None = None,
+        average: WeightAverage | None = None,
     ) -> None:
         device = rows.x.device
         self.network, self.rows, self.stage, self.objective = network, rows, stage, objective
@@ -113,6 +116,7 @@ class RecordedStep:
             self.learning_rate = self.optimiser.param_groups[0]["lr"]
         self.total = torch.zeros((), dtype=torch.float64, device=device)
         changed: list[Tensor] = [self.total, *network.parameters(), *network.buffers()]
+        changed += average.state if average is not None else []
         for parameter in network.parameters():  # made now: recording must find them, and put them back
             state = self.optimiser.state[parameter]
             if not state:

@@ -17,6 +17,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from evalign.confusion import Task
 from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
+from evalign.training.average import weight_of_newest
 from evalign.training.batches import Batches
 from evalign.training.loop import Rows, Score
 from evalign.training.outputs import Term, Watch, flat, probabilities_of
@@ -116,6 +117,10 @@ class _Stack:
             networks.append(network.to(self.device))
         params, buffers = stack_module_state(networks)
         self.parameters = FlatParameters(params)
+        # What is judged and kept: an average of the weights, or the weights themselves where no stage averages.
+        self.averages = any(stage.average for trial in trials for stage in trial.recipe.stages)
+        self.judged = self.parameters.flat.clone() if self.averages else self.parameters.flat
+        self.judged_views = self.parameters.views_of(self.judged)
         self.buffers: dict[str, Tensor] = {k: v.detach() for k, v in buffers.items() if not k.endswith("noise")}
         self.skeleton = copy.deepcopy(networks[0]).to("meta")
         self.widths = dropout_widths(networks[0], rows.x[:2])
@@ -143,11 +148,12 @@ class _Stack:
         # Everything a step reads or writes stays where it is, so that a recorded step finds it again.
         zeros = torch.zeros(count, dtype=rows.x.dtype, device=self.device)
         self.temperature, self.metric, self.anchor = zeros.clone(), zeros.clone(), zeros.clone()
-        self.rate, self.decay, self.loss_sum = zeros[:, None].clone(), zeros[:, None].clone(), zeros.clone()
+        self.rate, self.decay, self.share = zeros[:, None].clone(), zeros[:, None].clone(), zeros[:, None].clone()
+        self.loss_sum = zeros.clone()
         self.index, self.mask = torch.zeros_like(self.places[0][0].expand(count, fill)), self.masks[0].clone()
         self.values = zeros.new_zeros(count, 4 if self.watched is None else 4 + self._watch_width())
         self.uses_metric = False
-        changed = [*self.adam.state, *self.buffers.values(), self.loss_sum, self.values]
+        changed = [*self.adam.state, self.judged, *self.buffers.values(), self.loss_sum, self.values]
         self.steps, self.checks = (
             {m: Replay(step, changed, self.device, own) for m in (False, True)}
             for step, own in ((self._step, self.noises), (self._validate, []))
@@ -168,6 +174,7 @@ class _Stack:
             (self.anchor, [stage.anchor for stage in stages]),
             (self.rate, rates),
             (self.decay, [stage.weight_decay for stage in stages]),
+            (self.share, [stage.average for stage in stages]),
         ):
             tensor.copy_(torch.tensor(numbers, dtype=tensor.dtype).view_as(tensor))
         self.loss_sum.zero_()
@@ -196,6 +203,10 @@ class _Stack:
     def _step(self) -> None:
         loss = self._losses(self.index, self.mask, training=True)[0]
         self.adam.step(self.parameters.gradient(loss.sum()), self.rate, self.decay)
+        if self.averages:
+            with torch.no_grad():
+                newest = weight_of_newest(self.adam.steps, self.share)
+                self.judged.lerp_(self.parameters.flat, newest.to(self.judged.dtype))
         self.loss_sum += loss.detach()
 
     @torch.no_grad()
@@ -228,7 +239,8 @@ class _Stack:
         def one(params, buffers, x):  # type: ignore[no-untyped-def]
             return functional_call(self.skeleton, (params, buffers), (x,))
 
-        return vmap(one, randomness="different")(self.parameters.views, buffers, self.rows.x[index])  # type: ignore[no-any-return]
+        params = self.parameters.views if training else self.judged_views
+        return vmap(one, randomness="different")(params, buffers, self.rows.x[index])  # type: ignore[no-any-return]
 
     def _look(self) -> Tensor:
         """What `watch` says of the rows that are watched, (S, k)."""
@@ -292,7 +304,7 @@ class _Stack:
 
     def _next_stage(self, s: int) -> None:
         with torch.no_grad():
-            for name, current in self._kept().items():
+            for name, current in {**self._kept(), "": self.parameters.flat}.items():
                 current[s] = self.best[name][s]
         self.adam.restart(s)
         self.stages[s] += 1
@@ -302,15 +314,10 @@ class _Stack:
             self.controllers[s] = Controller(stages[self.stages[s]])
 
     def _kept(self) -> dict[str, Tensor]:
-        return {"": self.parameters.flat, **self.buffers}
+        return {"": self.judged, **self.buffers}
 
     def weights_of(self, s: int) -> dict[str, Tensor]:
         """Trial s as a state dict of the network that `make_network` makes."""
-        views, flat = self.parameters.views, self.best[""]
-        widths = [view[0].numel() for view in views.values()]
-        own = {
-            name: part.reshape(view.shape[1:]).detach().clone()
-            for (name, view), part in zip(views.items(), torch.split(flat[s], widths), strict=True)
-        }
-        own.update({name: kept[s].detach().clone() for name, kept in self.best.items() if name})
+        kept = {**self.parameters.views_of(self.best[""]), **{name: best for name, best in self.best.items() if name}}
+        own = {name: best[s].detach().clone() for name, best in kept.items()}
         return {name: value for name, value in own.items() if name.rsplit(".", 1)[0] not in self.widths}
