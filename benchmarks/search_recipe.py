@@ -263,8 +263,8 @@ def stacks(
     return [(name, members) for _, name, members in sorted(units, key=lambda unit: unit[0], reverse=True)]
 
 
-def search(sets: list[str], grid: str, splits: int, group: int, jobs: int, folder: Path, out: Path) -> None:
-    units = stacks(sets, list(GRIDS[grid]()), splits, group, folder)
+def search(sets: list[str], configs: list[Config], splits: int, group: int, jobs: int, folder: Path, out: Path) -> None:
+    units = stacks(sets, configs, splits, group, folder)
     print(f"{len(units)} stacks, {sum(len(members) for _, members in units) * splits} trials")
     started = time.perf_counter()
     with (
@@ -291,13 +291,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True, help="holds NAME.parquet for every set")
     parser.add_argument("--grid", choices=GRIDS, default="recipes")
+    parser.add_argument("--configs", nargs="+", help="these of the grid alone, by name")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--group", type=int, default=100, help="trials in a stack, at most")
     parser.add_argument("--jobs", type=int, default=1, help="stacks trained at the same time")
     parser.add_argument("--out", type=Path, required=True, help="the CSV to write")
     args = parser.parse_args()
-    search(args.sets, args.grid, args.splits, args.group, args.jobs, args.data_dir, args.out)
+    configs = [config for config in GRIDS[args.grid]() if args.configs is None or config.name in args.configs]
+    search(args.sets, configs, args.splits, args.group, args.jobs, args.data_dir, args.out)
 
 
 if __name__ == "__main__":
