@@ -2,13 +2,15 @@
 
     python benchmarks/bench_quality.py --data-dir DIR                     # all sets, stacked trials
     python benchmarks/bench_quality.py --data-dir DIR --sets yeast --engine single   # EASTClassifier itself
+    python benchmarks/bench_quality.py --data-dir DIR --methods embedding ensemble "embedding ensemble"
     python benchmarks/bench_quality.py --data-dir DIR --methods booster "stock LightGBM" "stock XGBoost"
     python benchmarks/bench_quality.py --summary                          # the table from the stored rows
 
 Rows go to benchmarks/results/bench_quality.csv as soon as a set and method are done (boosters: as soon as a split is);
 what is there is not run again.
 `--engine stacked` trains the ten splits as one stacked network, which equals training them one by one
-(tests/test_trials.py) and saves a GPU's time; columns that a split lacks are zeros there.
+(tests/test_trials.py) and saves a GPU's time; columns that a split lacks are zeros there, and networks that embed
+columns are stacked with splits that have the same ones.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +37,34 @@ from evalign.comparison.stock import StockBooster
 from evalign.decision import Rule
 from evalign.files import write_atomically
 from evalign.metrics import Average
-from evalign.networks import mlp
+from evalign.networks import table_network
+from evalign.networks.embedding import Fields
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
 from evalign.tables.distinct import distinct_rows, divide_rows
+from evalign.tables.fields import fields_of
 from evalign.training.batches import Batches, default_batch_size
 from evalign.training.loop import Rows, predict_logits
-from evalign.training.recipes import Recipe, find_recipe
+from evalign.training.recipes import find_recipe
 from evalign.training.scores import argmax_score
 from evalign.training.trials import Trial, train_trials
 
 RESULTS = Path(__file__).parent / "results" / "bench_quality.csv"
 SETS = ["yeast", "mammography", "letter", "shuttle", "adult", "creditcard"]
 PAPER = find_recipe("paper")
-NETWORKS: dict[str, str | Recipe] = {
-    "anchored": "anchored",
-    "cross-entropy": "cross_entropy",
-    "EAST as printed": replace(PAPER, stages=tuple(replace(stage, epochs=200) for stage in PAPER.stages)),
+NETWORKS: dict[str, dict[str, Any]] = {  # options of EASTClassifier
+    "anchored": {},
+    "cross-entropy": {"recipe": "cross_entropy"},
+    "EAST as printed": {"recipe": replace(PAPER, stages=tuple(replace(stage, epochs=200) for stage in PAPER.stages))},
+}
+LARGER: dict[str, dict[str, Any]] = {  # asked for by name
+    "embedding": {"network": "embedding"},
+    "periodic": {"network": "periodic"},
+    "ensemble": {"ensemble": 8},
+    "embedding ensemble": {"network": "embedding", "ensemble": 8},
+    "embedding ensemble, rank_one": {"network": "embedding", "ensemble": 8, "sharing": "rank_one"},
+    "embedding ensemble, cross-entropy": {"network": "embedding", "ensemble": 8, "recipe": "cross_entropy"},
 }
 TREES: dict[str, Callable[[int], Any]] = {
     "random forest": lambda seed: RandomForestClassifier(300, random_state=seed, n_jobs=-1),
@@ -74,6 +87,7 @@ class Part:
     valid_weight: NDArray[np.float64]
     test: Matrix
     test_y: Ints
+    fields: Fields
     seed: int
 
 
@@ -101,25 +115,33 @@ def parts(X: pd.DataFrame, y: Ints, splits: int) -> Iterator[Part]:
         yield Part(
             encoder.transform(own, rows=rows[train]), y[dev][rows][train], division.train_weight,
             encoder.transform(own, rows=rows[valid]), y[dev][rows][valid], division.valid_weight,
-            encoder.transform(X.iloc[test]), y[test], seed,
+            encoder.transform(X.iloc[test]), y[test], fields_of(encoder), seed,
         )  # fmt: skip
 
 
 def network_probabilities(
-    recipe: str | Recipe, made: list[Part], classes: int, device: str
+    options: dict[str, Any], made: list[Part], classes: int, device: str
 ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Validation and test probabilities of every split, the splits of one batch count trained as one stack."""
-    model = EASTClassifier()
+    model = EASTClassifier(**options)
     average, _ = average_and_labels(classes)
-    width = max(part.train.shape[1] for part in made)
+    plain = model.network == "mlp"
+    widest = max(part.train.shape[1] for part in made)
 
     def padded(x: Matrix) -> torch.Tensor:
-        return torch.from_numpy(np.pad(x, ((0, 0), (0, width - x.shape[1])))).to(device)
+        return torch.from_numpy(np.pad(x, ((0, 0), (0, widest - x.shape[1] if plain else 0)))).to(device)
+
+    def network(part: Part) -> torch.nn.Module:
+        fields = replace(part.fields, features=widest) if plain else part.fields
+        return table_network(
+            model.network, fields, classes, model.hidden, model.dropout, ensemble=model.ensemble, sharing=model.sharing
+        )
 
     size = default_batch_size(min(len(part.train) for part in made))
-    groups: dict[int, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for i, part in enumerate(made):
-        groups.setdefault(Batches(len(part.train), size, seed=0).count, []).append(i)
+        alike = None if plain else (part.fields.features, part.fields.numbers, part.fields.categories)
+        groups.setdefault((Batches(len(part.train), size, seed=0).count, alike), []).append(i)
     found: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     for group in groups.values():
         own = [made[i] for i in group]
@@ -130,29 +152,36 @@ def network_probabilities(
         for part in own:
             middle, end = start + len(part.train), start + len(part.train) + len(part.valid)
             trials.append(
-                Trial(torch.arange(start, middle), torch.arange(middle, end), find_recipe(recipe), seed=part.seed)
+                Trial(torch.arange(start, middle), torch.arange(middle, end), find_recipe(model.recipe), seed=part.seed)
             )
             start = end
         results = train_trials(
-            lambda: mlp(width, classes, model.hidden, model.dropout), Rows(x, y, torch.from_numpy(weight).to(device)),
-            trials, Objective("f1", "multiclass", StepChoice("annealed"), average=average),
+            partial(_next_network, network, iter(own)), Rows(x, y, torch.from_numpy(weight).to(device)), trials,
+            Objective("f1", "multiclass", StepChoice("annealed"), average=average),
             argmax_score(metrics.resolve("f1", average=average)), batch_size=size,
         )  # fmt: skip
         for i, part, result in zip(group, own, results, strict=True):
-            network = mlp(width, classes, model.hidden, model.dropout).to(device)
-            network.load_state_dict(result.state)
+            trained = network(part).to(device)
+            trained.load_state_dict(result.state)
             found[i] = tuple(  # type: ignore[assignment]
-                predict_logits(network, padded(z)).double().softmax(1).cpu().numpy() for z in (part.valid, part.test)
+                predict_logits(trained, padded(z)).double().softmax(1).cpu().numpy() for z in (part.valid, part.test)
             )
     return [found[i] for i in range(len(made))]
 
 
-def single_scores(recipe: str | Recipe, X: pd.DataFrame, y: Ints, splits: int, device: str) -> Iterator[dict[str, Any]]:
+def _next_network(network: Callable[[Part], torch.nn.Module], parts: Iterator[Part]) -> torch.nn.Module:
+    """Networks are made in the order of the trials."""
+    return network(next(parts))
+
+
+def single_scores(
+    options: dict[str, Any], X: pd.DataFrame, y: Ints, splits: int, device: str
+) -> Iterator[dict[str, Any]]:
     """The same through EASTClassifier on the raw table; it holds out validation rows and decides by itself."""
     average, labels = average_and_labels(int(y.max()) + 1)
     for seed in range(splits):
         dev, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=seed, stratify=y)
-        model = EASTClassifier(recipe=recipe, random_state=seed, device=device).fit(X.iloc[dev], y[dev])
+        model = EASTClassifier(**options, random_state=seed, device=device).fit(X.iloc[dev], y[dev])
         argmax = model.classes_[model.predict_proba(X.iloc[test]).argmax(1)]
         for rule, predicted in (("argmax", argmax), ("plug-in", model.predict(X.iloc[test]))):
             score = f1_score(y[test], predicted, average=average, labels=labels, zero_division=0.0)
@@ -264,6 +293,7 @@ def main() -> None:
         return
     if options.data_dir is None:
         parser.error("--data-dir is needed: the folder with yeast.parquet and the other sets")
+    networks = NETWORKS | LARGER
     device_name = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
     for name in options.sets:
         todo = [
@@ -287,13 +317,13 @@ def main() -> None:
                     store(stored, options.out)
                     print(name, method, seed, {row["decision"]: row["score"] for row in rows}, flush=True)
                 continue
-            if method in NETWORKS and options.engine == "single":
-                rows = list(single_scores(NETWORKS[method], X, y, options.splits, options.device))
+            if method in networks and options.engine == "single":
+                rows = list(single_scores(networks[method], X, y, options.splits, options.device))
             else:
                 if method in TREES:
                     probabilities = tree_probabilities(TREES[method], made, classes)
                 else:
-                    probabilities = network_probabilities(NETWORKS[method], made, classes, options.device)
+                    probabilities = network_probabilities(networks[method], made, classes, options.device)
                 rows = [
                     {"decision": rule, "split": part.seed, "score": round(score, 6)}
                     for part, (valid, test) in zip(made, probabilities, strict=True)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from evalign.networks.ensemble import Sharing
+from evalign.networks.tabular import Network
 from evalign.training.recipes import UPDATES, Recipe, Stage, find_recipe
 
 Inputs = Literal["standard", "quantile", "both", "bins", "clip"]
@@ -25,6 +27,10 @@ class Config:
     watch: Literal["argmax", "plug_in"] = "argmax"  # the decision behind a stage's monitor "score"
     updates: int | None = None  # a number of updates that bounds the epochs, but not below 40
     sets: tuple[str, ...] | None = None  # the data sets that it is for; None for all
+    network: Network = "mlp"
+    ensemble: int = 1
+    sharing: Sharing = "none"
+    embedding: tuple[tuple[str, Any], ...] = ()  # options of TableEmbedding that differ
 
     def batch_size(self, rows: int) -> int:
         return int(2 ** round(math.log2(self.batch * math.sqrt(rows))))
@@ -35,7 +41,8 @@ class Config:
     def stack(self, rows: int) -> tuple[Any, ...]:
         """Configurations that agree in this train as one stacked network."""
         epochs = self.recipe(rows).epochs
-        return (self.batch_size(rows), self.hidden, self.inputs, self.stratified, self.watch, round(epochs, -1))
+        shape = (self.hidden, self.network, self.ensemble, self.sharing, self.embedding)
+        return (self.batch_size(rows), shape, self.inputs, self.stratified, self.watch, round(epochs, -1))
 
 
 def entropy_stage(**changes: Any) -> Stage:
@@ -257,6 +264,33 @@ def averages() -> Iterator[Config]:
     yield config("updates 8000", updates=8000, sets=rare)
 
 
+def networks() -> Iterator[Config]:
+    """The default recipe with other networks: embeddings of numbers and categories, ensembles, both."""
+
+    def candidate(name: str, factor: float = 1.0, **changes: Any) -> Config:
+        recipe = find_recipe("anchored").scaled(factor)
+        return Config(name, recipe.stages, inputs="both", updates=recipe.updates, **changes)
+
+    bins: dict[str, Any] = {"network": "embedding"}
+    waves: dict[str, Any] = {"network": "periodic"}
+    eight: dict[str, Any] = {"ensemble": 8}
+    rank_one: dict[str, Any] = {**eight, "sharing": "rank_one"}
+    yield candidate("mlp")
+    yield candidate("mlp x8", **eight)
+    yield candidate("mlp x8 rank_one", **rank_one)
+    yield candidate("embedding", **bins)
+    yield candidate("embedding lr x0.5", 0.5, **bins)
+    yield candidate("embedding dropout=0.35", dropout=0.35, **bins)
+    yield candidate("embedding bins=64 width=16", embedding=(("bins", 64), ("width", 16)), **bins)
+    yield candidate("embedding bins=12 width=4", embedding=(("bins", 12), ("width", 4)), **bins)
+    yield candidate("embedding x8", **bins, **eight)
+    yield candidate("embedding x8 lr x0.5", 0.5, **bins, **eight)
+    yield candidate("embedding x8 rank_one", **bins, **rank_one)
+    for scale in (0.03, 0.1, 0.3):
+        yield candidate(f"periodic scale={scale}", embedding=(("scale", scale),), **waves)
+    yield candidate("periodic x8", **waves, **eight)
+
+
 GRIDS: dict[str, Callable[[], Iterator[Config]]] = {
     "factors": factors,
     "inputs": inputs,
@@ -264,4 +298,5 @@ GRIDS: dict[str, Callable[[], Iterator[Config]]] = {
     "recipes": recipes,
     "finalists": finalists,
     "averages": averages,
+    "networks": networks,
 }

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,8 @@ from search_grids import GRIDS, Config, Inputs
 from torch import Tensor
 
 from evalign import Confusion, metrics
-from evalign.networks import mlp
+from evalign.networks import table_network
+from evalign.networks.embedding import Fields
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Batches
@@ -43,13 +44,21 @@ def load(name: str, folder: Path) -> tuple[NDArray[np.float64], NDArray[np.float
     """Numbers, indicators of categories and labels; kept as NAME.npz beside NAME.parquet once read."""
     kept = folder / f"{name}.npz"
     if not kept.exists():
-        x, c, y = _read(name, folder)
-        np.savez_compressed(kept, x=x, c=c, y=y)
+        x, c, levels, y = _read(name, folder)
+        np.savez_compressed(kept, x=x, c=c, levels=levels, y=y)
     with np.load(kept) as arrays:
         return arrays["x"].astype(np.float64), arrays["c"].astype(np.float64), arrays["y"]
 
 
-def _read(name: str, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.int8], NDArray[np.int64]]:
+def levels(name: str, folder: Path) -> list[int]:
+    """How many of the indicators belong to each column of categories."""
+    with np.load(folder / f"{name}.npz") as arrays:
+        if "levels" in arrays or not arrays["c"].shape[1]:
+            return [int(count) for count in arrays.get("levels", ())]
+    return _read(name, folder)[2]  # kept before they were asked for
+
+
+def _read(name: str, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.int8], list[int], NDArray[np.int64]]:
     import pandas as pd
 
     frame = pd.read_parquet(folder / f"{name}.parquet")
@@ -61,7 +70,9 @@ def _read(name: str, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.int8
         frame = frame.drop(columns=["split", "income", "fnlwgt"], errors="ignore")
     numbers = frame.select_dtypes("number")
     categories = pd.get_dummies(frame).drop(columns=numbers.columns)
-    return numbers.to_numpy(np.float32), categories.to_numpy(np.int8), pd.factorize(y, sort=True)[0].astype(np.int64)
+    counts = [frame[column].nunique() for column in frame if column not in numbers]
+    labels = pd.factorize(y, sort=True)[0].astype(np.int64)
+    return numbers.to_numpy(np.float32), categories.to_numpy(np.int8), counts, labels
 
 
 def encoded(x: NDArray[np.float64], train: NDArray[np.int64], inputs: Inputs) -> NDArray[np.float64]:
@@ -71,7 +82,7 @@ def encoded(x: NDArray[np.float64], train: NDArray[np.int64], inputs: Inputs) ->
         if inputs in ("standard", "both", "bins"):
             columns.append((column - column[train].mean()) / (column[train].std() or 1.0))
         if inputs in ("quantile", "both"):
-            columns.append(_normal_quantiles(column, train))
+            columns.append(_normal_quantiles(column, column[train]))
         if inputs == "clip":
             columns.append(_smoothly_clipped(column, train))
         if inputs == "bins":
@@ -79,9 +90,9 @@ def encoded(x: NDArray[np.float64], train: NDArray[np.int64], inputs: Inputs) ->
     return np.stack(columns, 1)
 
 
-def _normal_quantiles(column: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The rank among training rows, mapped to a normal distribution; ties get the middle of their ranks."""
-    q = np.quantile(column[train], np.linspace(0, 1, 1000))
+def _normal_quantiles(column: NDArray[np.float64], known: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The rank among training values, mapped to a normal distribution; ties get the middle of their ranks."""
+    q = np.quantile(known, np.linspace(0, 1, 1000))
     levels = np.linspace(0, 1, 1000)
     rank = (np.interp(column, q, levels) - np.interp(-column, -q[::-1], -levels[::-1])) / 2
     rank = np.where(column <= q[0], 0, np.where(column >= q[-1], 1, rank))
@@ -111,22 +122,36 @@ class Table:
     train: list[Tensor]
     valid: list[Tensor]
     select: list[Tensor]
+    fields: list[Fields]
     classes: int
 
 
 @lru_cache(maxsize=2)
 def table(name: str, inputs: Inputs, splits: int, folder: Path) -> Table:
     x, categories, y = load(name, folder)
-    n, parts, tables = len(y), [], []
+    n, parts, tables, fields = len(y), [], [], []
     for split in range(splits):
         order = Batches(n, n, seed=split, labels=torch.from_numpy(y)).order().numpy()
         train, valid, select, _ = np.split(order, [round(n * part) for part in PARTS])
         parts.append((train + split * n, valid + split * n, select + split * n))
         tables.append(np.concatenate([encoded(x, train, inputs), categories], 1).astype(np.float32))
+        fields.append(fields_of(x[train], inputs, levels(name, folder)))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = Rows.of(torch.from_numpy(np.concatenate(tables)).to(device), torch.from_numpy(np.tile(y, splits)).to(device))
     train_parts, valid_parts, select_parts = ([torch.from_numpy(p) for p in part] for part in zip(*parts, strict=True))
-    return Table(rows, train_parts, valid_parts, select_parts, int(y.max()) + 1)
+    return Table(rows, train_parts, valid_parts, select_parts, fields, int(y.max()) + 1)
+
+
+def fields_of(x: NDArray[np.float64], inputs: Inputs, levels: list[int]) -> Fields:
+    """Where columns stand, for networks that embed them; of numbers the ranks, where these are inputs."""
+    start = encoded(x[:2], np.arange(2), inputs).shape[1]
+    ends = start + np.cumsum(levels, dtype=int)
+    categories = tuple((int(end) - count, int(end)) for end, count in zip(ends, levels, strict=True))
+    if inputs != "both":
+        return Fields(start + sum(levels), categories=categories)
+    steps = np.linspace(0, 1, 1000)
+    edges = [np.unique(_normal_quantiles(np.quantile(column, steps), column)) for column in x.T]
+    return Fields(start + sum(levels), tuple(range(1, start, 2)), tuple(map(tuple, edges)), categories)
 
 
 # Scores
@@ -200,8 +225,13 @@ def run(name: str, configs: list[Config], splits: int, folder: Path) -> list[dic
         for s in range(splits)
     ]
 
-    def network() -> torch.nn.Sequential:
-        return mlp(data.rows.x.shape[1], data.classes, first.hidden)
+    places = cycle(data.fields)  # networks are made in the order of the trials
+
+    def network() -> torch.nn.Module:
+        return table_network(
+            first.network, next(places), data.classes, first.hidden, ensemble=first.ensemble, sharing=first.sharing,
+            **dict(first.embedding),
+        )  # fmt: skip
 
     started = time.perf_counter()
     batch_size = first.batch_size(len(data.train[0]))
@@ -244,7 +274,7 @@ def run(name: str, configs: list[Config], splits: int, folder: Path) -> list[dic
 
 
 def stacks(
-    sets: list[str], configs: list[Config], splits: int, group: int, folder: Path
+    sets: list[str], configs: list[Config], splits: dict[str, int], group: int, folder: Path
 ) -> list[tuple[str, list[Config]]]:
     """What is trained together: configurations that agree in all but dropout and stages, at most `group` trials.
 
@@ -256,23 +286,25 @@ def stacks(
         by_stack: dict[tuple[Any, ...], list[Config]] = {}
         for config in (config for config in configs if config.sets is None or name in config.sets):
             by_stack.setdefault(config.stack(n), []).append(config)
-        size = max(1, group // splits)
+        size = max(1, group // splits[name])
         for key, members in by_stack.items():
             parts = [members[i : i + size] for i in range(0, len(members), size)]
             units += [(n * key[-1] * len(part), name, part) for part in parts]
     return [(name, members) for _, name, members in sorted(units, key=lambda unit: unit[0], reverse=True)]
 
 
-def search(sets: list[str], configs: list[Config], splits: int, group: int, jobs: int, folder: Path, out: Path) -> None:
+def search(
+    sets: list[str], configs: list[Config], splits: dict[str, int], group: int, jobs: int, folder: Path, out: Path
+) -> None:
     units = stacks(sets, configs, splits, group, folder)
-    print(f"{len(units)} stacks, {sum(len(members) for _, members in units) * splits} trials")
+    print(f"{len(units)} stacks, {sum(len(members) * splits[name] for name, members in units)} trials")
     started = time.perf_counter()
     with (
         out.open("w", newline="") as file,
         ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool,
     ):
         writer = None
-        for done in as_completed([pool.submit(run, name, members, splits, folder) for name, members in units]):
+        for done in as_completed([pool.submit(run, name, own, splits[name], folder) for name, own in units]):
             try:
                 rows = done.result()
             except Exception as problem:
@@ -293,13 +325,15 @@ def main() -> None:
     parser.add_argument("--grid", choices=GRIDS, default="recipes")
     parser.add_argument("--configs", nargs="+", help="these of the grid alone, by name")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--splits", nargs="+", default=["5"], metavar="N", help="e.g. 10 adult=5: five for Adult")
     parser.add_argument("--group", type=int, default=100, help="trials in a stack, at most")
     parser.add_argument("--jobs", type=int, default=1, help="stacks trained at the same time")
     parser.add_argument("--out", type=Path, required=True, help="the CSV to write")
     args = parser.parse_args()
     configs = [config for config in GRIDS[args.grid]() if args.configs is None or config.name in args.configs]
-    search(args.sets, configs, args.splits, args.group, args.jobs, args.data_dir, args.out)
+    splits = {name: int(entry) for entry in args.splits if "=" not in entry for name in SETS}
+    splits |= {name: int(number) for name, _, number in (entry.partition("=") for entry in args.splits) if number}
+    search(args.sets, configs, splits, args.group, args.jobs, args.data_dir, args.out)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import f1_score, fbeta_score, precision_score, recall_score
 
+from evalign import EASTClassifier
 from evalign.cli.app import main
 from evalign.cli.output import Output
 
@@ -219,6 +220,16 @@ def test_decision_and_recipe_are_taken(folder: Path, call: Call, tmp_path: Path)
     assert result["reference"] == ["ours", "tuned"]
     assert row_of(result, "cross_entropy", "tuned")["title"] == "cross-entropy + tuned"
     assert result["data"]["features"] == 3
+
+
+def test_network_and_ensemble_are_taken(folder: Path, call: Call, tmp_path: Path) -> None:
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--network", "embedding",
+                "--ensemble", "3")  # fmt: skip
+    assert said.code == 0, said.err
+    model = EASTClassifier.load(tmp_path / "run" / "model.safetensors")
+    assert (model.network, model.ensemble, model.network_[1].members) == ("embedding", 3, 3)
+    settings = result_of(tmp_path / "run")["settings"]
+    assert (settings["network"], settings["ensemble"]) == ("embedding", 3)
 
 
 def test_constant_column_works_with_a_note(folder: Path, call: Call, tmp_path: Path) -> None:
@@ -501,6 +512,8 @@ WRONG_OPTIONS = {
     "unknown decision": (["--decision", "plugin"], "did you mean 'plug_in'?"),
     "unknown device": (["--device", "gpu"], "--device must be one this machine has"),
     "no epochs": (["--epochs", "0"], "epochs must lie in [1"),
+    "unknown network": (["--network", "embeding"], "did you mean 'embedding'?"),
+    "no member": (["--ensemble", "0"], "see evalign fit --help"),
     "no layers": (["--hidden", "a,b"], "--hidden must be widths"),
     "test size": (["--test-size", "1.5"], "--test-size must lie between 0 and 1"),
     "unknown drop": (["--drop", "hieght"], "did you mean 'height'?"),

@@ -28,7 +28,7 @@ def test_averages_are_searched_as_one_stack_and_no_neighbour_is_felt(search):
     configs = list(module.GRIDS["averages"]())
     recipe = find_recipe("anchored")
     assert (configs[0].stages, configs[0].updates) == (recipe.stages, recipe.updates)
-    units = module.stacks(["yeast"], configs, 2, 100, folder)
+    units = module.stacks(["yeast"], configs, {"yeast": 2}, 100, folder)
     assert [[config.name for config in members] for _, members in units] == [
         [config.name for config in configs if config.sets is None]
     ]
@@ -49,7 +49,27 @@ def test_averages_are_searched_as_one_stack_and_no_neighbour_is_felt(search):
 def test_what_is_for_one_set_is_left_out_of_others(search, monkeypatch):
     module, folder = search
     monkeypatch.setattr(module, "load", lambda name, folder: (None, None, np.zeros(2000 if name == "adult" else 1000)))
-    units = module.stacks(["adult", "creditcard"], list(module.GRIDS["averages"]()), 10, 1000, folder)
+    units = module.stacks(
+        ["adult", "creditcard"], list(module.GRIDS["averages"]()), {"adult": 10, "creditcard": 10}, 1000, folder
+    )
     found = {name: {c.name for unit, members in units for c in members if unit == name} for name, _ in units}
     assert "dropout .1" in found["creditcard"] - found["adult"]
     assert found["adult"] < found["creditcard"]
+
+
+def test_networks_are_searched_and_no_neighbour_is_felt(search):
+    module, folder = search
+    names = ("mlp", "embedding", "embedding x8 rank_one", "periodic x8")
+    configs = [c for c in module.GRIDS["networks"]() if c.name in names]
+    assert len(module.stacks(["yeast"], configs, {"yeast": 2}, 100, folder)) == 4
+    for config in configs:
+        short = replace(config, hidden=(8,), stages=tuple(replace(stage, epochs=3) for stage in config.stages))
+        both, first = module.run("yeast", [short], 2, folder), module.run("yeast", [short], 1, folder)
+        assert [row["split"] for row in both] == [0, 1]
+        assert both[0]["log_loss"] == pytest.approx(first[0]["log_loss"], abs=2e-5)
+
+
+def test_indicators_of_a_category_stand_together(search):
+    module, _ = search
+    fields = module.fields_of(np.arange(12.0).reshape(6, 2), "both", [3, 2])
+    assert (fields.features, fields.numbers, fields.categories) == (9, (1, 3), ((4, 7), (7, 9)))

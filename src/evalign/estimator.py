@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from evalign import checks, metrics
 from evalign.metric_classifier import BetaByLabel, Decision, MetricClassifier, both
 from evalign.metrics import Average, MetricFunction
-from evalign.networks import mlp
+from evalign.networks.ensemble import SHARING, Sharing
+from evalign.networks.tabular import CURVES, Network, table_network
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
 from evalign.tables.columns import as_table
 from evalign.tables.distinct import distinct_rows, divide_rows
 from evalign.tables.encoders import Numeric
+from evalign.tables.fields import fields_of
 from evalign.training.batches import default_batch_size
 from evalign.training.display import epoch_bar
 from evalign.training.loop import Rows, predict_logits, train
@@ -44,7 +46,11 @@ class EASTClassifier(MetricClassifier):
         "cross_entropy", "anchored_offset" (not for decision="plug_in"), or a `Recipe`; docs/recipes.md has reasons.
     decision: how probabilities become labels: "plug_in" (no labels needed), "tuned" (on the validation part) or
         "argmax". `subject_to` adds constraints such as "precision >= 0.9".
+    network: what the layers see of a column: "mlp" its numbers, one slope for each; "embedding" a learned piecewise
+        linear curve of each number and a vector for each category; "periodic" waves in place of bins.
     hidden, dropout: the network's layers.
+    ensemble: so many networks are trained on the same batches and predict the mean of their probabilities.
+    sharing: of an ensemble's weights: "none", or "rank_one": one matrix a layer, scaled by each member (TabM).
     batch_size: "auto" grows with the table.
     epochs: at most so many in all; None is the recipe's.
     learning_rate: factor on the recipe's learning rates is 1; a number here replaces the first stage's and scales
@@ -78,8 +84,11 @@ class EASTClassifier(MetricClassifier):
         recipe: str | Recipe = "anchored",
         decision: Decision = "plug_in",
         subject_to: str | Sequence[str] | None = None,
+        network: Network = "mlp",
         hidden: Sequence[int] = (512, 256, 128),
         dropout: float = 0.2,
+        ensemble: int = 1,
+        sharing: Sharing = "none",
         batch_size: int | Literal["auto"] = "auto",
         epochs: int | None = None,
         learning_rate: float | None = None,
@@ -100,8 +109,11 @@ class EASTClassifier(MetricClassifier):
         self.recipe = recipe
         self.decision = decision
         self.subject_to = subject_to
+        self.network = network
         self.hidden = hidden
         self.dropout = dropout
+        self.ensemble = ensemble
+        self.sharing = sharing
         self.batch_size = batch_size
         self.epochs = epochs
         self.learning_rate = learning_rate
@@ -148,7 +160,7 @@ class EASTClassifier(MetricClassifier):
         recipe = recipe.for_rows(len(train_rows), size)
 
         def trained(rows: Rows, recipe: Recipe) -> list[Epoch]:
-            self.network_ = self._make_network(rows.x.shape[1], seed).to(self._device)
+            self.network_ = self._make_network(seed).to(self._device)
             with epoch_bar(recipe, self._metric_name, enabled=bool(self.verbose)) as show:
                 return train(
                     self.network_, rows, valid_rows, recipe, self._objective(), argmax_score(score), batch_size=size,
@@ -200,6 +212,16 @@ class EASTClassifier(MetricClassifier):
     def _check_options(self) -> Recipe:
         self._check_metric_and_decision()
         checks.check_number("dropout", self.dropout, low=0.0, high=1.0, open_high=True)
+        checks.check_choice("network", self.network, CURVES)
+        checks.check_choice("sharing", self.sharing, SHARING)
+        checks.check_number("ensemble", self.ensemble, low=1)
+        if self.ensemble != int(self.ensemble):
+            raise ValueError(f"ensemble must be a whole number of networks, got {self.ensemble}")
+        if self.network == "embedding" and self.numeric == "standard":
+            raise ValueError(
+                "network 'embedding' cuts numbers at their quantiles, which numeric 'standard' does not learn; "
+                "use numeric='both' or 'quantile', or network='periodic'"
+            )
         if self.batch_size != "auto":
             checks.check_number("batch_size", self.batch_size, low=1)
         if self.epochs is not None:
@@ -215,10 +237,14 @@ class EASTClassifier(MetricClassifier):
             recipe = recipe.scaled(self.learning_rate / recipe.stages[0].learning_rate)
         return recipe
 
-    def _make_network(self, features: int, seed: int) -> nn.Module:
+    def _make_network(self, seed: int) -> nn.Module:
+        """The network for the table that `encoder_` has learned."""
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            return mlp(features, len(self.classes_), self.hidden, self.dropout)
+            return table_network(
+                self.network, fields_of(self.encoder_), len(self.classes_), self.hidden, self.dropout,
+                ensemble=self.ensemble, sharing=self.sharing,
+            )  # fmt: skip
 
     def _objective(self) -> Objective:
         return Objective(self.metric, "multiclass", StepChoice("annealed"), average=self._average, beta=self._beta)

@@ -25,7 +25,6 @@ def save_classifier(model: "EASTClassifier", path: Path) -> Path:
         "classes": container.classes_to_json(model.classes_),
         "n_features_in": model.n_features_in_,
         "feature_names_in": list(model.feature_names_in_) if hasattr(model, "feature_names_in_") else None,
-        "features_out": next(iter(weights.values())).shape[1],
         "encoder": model.encoder_.to_json(),
         "decision": model.decision_.to_json(),
         "history": model.history_,
@@ -44,7 +43,7 @@ def load_classifier(cls: type["EASTClassifier"], path: Path) -> Any:
     model = cls(**params)
     set_fitted(model, fitted)
     model.encoder_ = TableEncoder.from_json(fitted["encoder"])
-    network = model._make_network(fitted["features_out"], seed=0)
+    network = model._make_network(seed=0)
     network.load_state_dict(weights)
     model.network_ = network.to(model._device)
     return model

@@ -33,6 +33,8 @@ def command(
     recipe: o.RecipeName = "anchored",
     decision: o.Decision = None,
     epochs: o.Epochs = None,
+    network: o.Network = "mlp",
+    ensemble: o.Ensemble = 1,
     hidden: o.Hidden = "512,256,128",
     seed: o.Seed = 0,
     device: o.Device = "auto",
@@ -57,7 +59,7 @@ def command(
 
     settings = o.Settings(
         metric, average, o.parse_beta(beta), positive, tuple(subject_to or ()), recipe, decision, epochs,
-        o.parse_hidden(hidden), seed, device, model, budget,
+        o.parse_hidden(hidden), seed, device, model, budget, network, ensemble,
     )  # fmt: skip
     settings.check()
     with watch_interrupt() as interrupt:

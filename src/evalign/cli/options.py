@@ -94,6 +94,17 @@ Budget = Annotated[
 Epochs = Annotated[
     int | None, typer.Option("--epochs", help="At most so many; the recipe's unless given.", rich_help_panel=TRAINING)
 ]
+Network = Annotated[
+    str,
+    typer.Option(
+        "--network",
+        help="What a network sees of a column: mlp its numbers; embedding a learned curve or vector; or periodic.",
+        rich_help_panel=TRAINING,
+    ),
+]
+Ensemble = Annotated[
+    int, typer.Option("--ensemble", help="Networks trained together and averaged.", min=1, rich_help_panel=TRAINING)
+]
 Hidden = Annotated[str, typer.Option("--hidden", help="Widths of the hidden layers.", rich_help_panel=TRAINING)]
 Seed = Annotated[
     int, typer.Option("--seed", help="Decides the split and the training.", min=0, rich_help_panel=TRAINING)
@@ -128,12 +139,15 @@ class Settings:
     device: str = "auto"
     model: str = "network"
     budget: float = 600.0
+    network: str = "mlp"
+    ensemble: int = 1
 
     def check(self) -> None:
         """Whatever can be told wrong before a table is read, which may take long."""
         from evalign import checks, decision, metrics
         from evalign.boosting.libraries import is_installed
         from evalign.comparison.aims import DECISIONS
+        from evalign.networks.tabular import CURVES
         from evalign.training.recipes import find_recipe
 
         checks.check_choice("metric", self.metric, metrics.METRICS)
@@ -149,6 +163,8 @@ class Settings:
             raise ValueError("--subject-to needs --decision plug_in or tuned, got argmax")
         find_recipe(self.recipe)
         checks.check_choice("model", self.model, MODELS)
+        checks.check_choice("network", self.network, CURVES)
+        checks.check_number("ensemble", self.ensemble, low=1)
         checks.check_number("budget", self.budget, low=0.0, open_low=True)
         if self.model == "boost" and not is_installed("lightgbm"):
             raise ValueError("--model boost needs LightGBM, which is not installed; pip install 'evalign[boost]'")
@@ -166,6 +182,8 @@ class Settings:
     def for_network(self) -> dict[str, Any]:
         """Options that our classifier and its cross-entropy rival share."""
         return {
+            "network": self.network,
+            "ensemble": self.ensemble,
             "hidden": self.hidden,
             "epochs": self.epochs,
             "device": self.device,

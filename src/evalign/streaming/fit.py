@@ -70,7 +70,7 @@ def fit_stream(
     valid = encoded(model, found.valid, source)
     if not sum(gathered(len(valid))):
         raise TableError(f"{source.path} has {source.rows} rows, of which none was held out; leave --stream out")
-    model.network_ = model._make_network(sum(c.width for c in model.encoder_._columns), seed).to(model._device)
+    model.network_ = model._make_network(seed).to(model._device)
     history = train_stream(
         model.network_, batches, valid, recipe, model._objective(), updates=updates, seed=seed,
         checkpoint=checkpoint, on_epoch=on_epoch,

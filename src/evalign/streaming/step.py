@@ -14,7 +14,7 @@ from evalign.offsets import of_matrix
 from evalign.streaming.ranks import rank_count
 from evalign.sums import standing_for
 from evalign.training.loop import predict_logits
-from evalign.training.outputs import with_offset
+from evalign.training.outputs import mean_over_members, with_offset
 from evalign.training.recipes import Stage
 from evalign.training.rows import Rows
 from evalign.training.step import batch_loss
@@ -28,9 +28,13 @@ def step_loss(
     if sync is None:
         return batch_loss(network, batch, stage, objective, temperature, offset=offset)
     z = with_offset(network(batch.x), offset, "multiclass")
-    if stage.metric:
-        return objective.of_sums(sync(objective.sums(z, batch.y, batch.weight, temperature)))
-    return stage.anchor * _mean_entropy(z, batch, sync)
+
+    def loss_of(z: Tensor) -> Tensor:
+        if stage.metric:
+            return objective.of_sums(sync(objective.sums(z, batch.y, batch.weight, temperature)))
+        return stage.anchor * _mean_entropy(z, batch, sync)
+
+    return mean_over_members(loss_of, z, "multiclass")
 
 
 def _mean_entropy(z: Tensor, batch: Rows, sync: Sync) -> Tensor:

@@ -46,6 +46,17 @@ def probabilities_of(logits: Tensor, task: Task) -> Tensor:
     return torch.stack([1 - p, p], -1)
 
 
+def mean_over_members(loss: Callable[[Tensor], Tensor], logits: Tensor, task: Task) -> Tensor:
+    """The loss of logits; of an ensemble's (members, n, C) the mean of its members' losses, each of its own counts.
+
+    >>> mean_over_members(lambda z: z.sum(), torch.ones(3, 2, 5), "multiclass")
+    tensor(10.)
+    """
+    if task != "multiclass" or logits.dim() < 3:
+        return loss(logits)
+    return torch.stack([loss(own) for own in logits]).mean()
+
+
 def with_offset(logits: Tensor, offset: Tensor | None, task: Task) -> Tensor:
     """Flat logits with one number added for every class; a binary logit is the difference of two.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evalign.confusion import Task
 from evalign.objective import Objective, cross_entropy
 from evalign.training.average import WeightAverage
-from evalign.training.outputs import Term, flat, with_offset
+from evalign.training.outputs import Term, flat, mean_over_members, with_offset
 from evalign.training.recipes import Stage
 from evalign.training.replay import Replay
 from evalign.training.rows import Rows
@@ -57,13 +57,16 @@ def batch_loss(
     logits = logits if logits.dtype == torch.float64 else logits.float()
     task = objective.task if isinstance(objective, Objective) else task
     z, y, weight = flat(logits, batch.y, batch.weight, task)
-    z = with_offset(z, offset, task)
-    if not stage.metric:
-        return stage.anchor * cross_entropy(z, y, weight, task)
-    if isinstance(objective, Objective):
-        return objective(z, y, weight, temperature)
-    loss = objective(z, y, weight, temperature if isinstance(temperature, Tensor) else z.new_full((), temperature))
-    return loss + stage.anchor * cross_entropy(z, y, weight, task) if stage.anchor else loss
+
+    def loss_of(z: Tensor) -> Tensor:
+        if not stage.metric:
+            return stage.anchor * cross_entropy(z, y, weight, task)
+        if isinstance(objective, Objective):
+            return objective(z, y, weight, temperature)
+        loss = objective(z, y, weight, temperature if isinstance(temperature, Tensor) else z.new_full((), temperature))
+        return loss + stage.anchor * cross_entropy(z, y, weight, task) if stage.anchor else loss
+
+    return mean_over_members(loss_of, with_offset(z, offset, task), task)
 
 
 def plain_step(

@@ -221,6 +221,9 @@ class _Stack:
 
         def one(logits, y, weight, temperature, metric, anchor):  # type: ignore[no-untyped-def]
             logits, y, weight = flat(logits, y, weight, self.task)
+            if self.task == "multiclass" and logits.dim() == 3:  # an ensemble in training
+                members = vmap(one, in_dims=(0, None, None, None, None, None))
+                return tuple(v.mean() for v in members(logits, y, weight, temperature, metric, anchor))
             entropy = cross_entropy(logits, y, weight, self.task)
             loss = anchor * entropy
             if self.uses_metric:

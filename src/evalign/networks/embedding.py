@@ -1,0 +1,181 @@
+"""Embeddings of a table's columns, in front of a network: numbers cut into bins or waves, a vector for each category.
+
+Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning": a linear layer sees one slope
+for a whole column; here every column first gets a small curve of its own. What comes in is the matrix that
+`TableEncoder` makes, and `Fields` says where in it the columns stand.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Curves = Literal["piecewise", "periodic"]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where the columns of a table stand in its encoded matrix (n, `features`).
+
+    `numbers` are places of numbers, of which each has rising `edges` (none are known of a column that is only scaled);
+    `categories` are the ranges of 0/1 columns that one column of categories has become. Everything else is left as
+    it is.
+    """
+
+    features: int
+    numbers: tuple[int, ...] = ()
+    edges: tuple[tuple[float, ...], ...] = ()
+    categories: tuple[tuple[int, int], ...] = ()
+
+
+class Piecewise(nn.Module):
+    """x -> how far x has come through each bin: clamp((x - low) / (high - low), 0, 1), (M, n, 1) -> (M, n, bins).
+
+    `edges` of a column with more than `bins` + 1 are thinned evenly, and a column with few values has an edge at each
+    of them. Bins that a column lacks are 0.
+
+    DIFFERS: in the paper the outer bins go on beyond the last training value; here they end, so that one wild number
+    cannot outvote all other columns.
+
+    >>> Piecewise([(0.0, 1.0, 3.0)], bins=3)(torch.tensor([[[2.0]]]))
+    tensor([[[1.0000, 0.5000, 0.0000]]])
+    """
+
+    low: Tensor
+    slope: Tensor
+
+    def __init__(self, edges: Sequence[Sequence[float]], bins: int) -> None:
+        super().__init__()
+        self.width = bins
+        low, slope = np.zeros((len(edges), bins), np.float32), np.zeros((len(edges), bins), np.float32)
+        for j, own in enumerate(edges):
+            found = np.unique(np.asarray(own, dtype=np.float32))
+            if len(found) < 2:
+                raise ValueError(f"a column must have two or more edges, got {len(found)}; leave a constant one out")
+            found = found[np.linspace(0, len(found) - 1, min(bins + 1, len(found))).round().astype(int)]
+            low[j, : len(found) - 1], slope[j, : len(found) - 1] = found[:-1], 1 / np.diff(found)
+        self.register_buffer("low", torch.from_numpy(low)[:, None])
+        self.register_buffer("slope", torch.from_numpy(slope)[:, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.low) * self.slope).clamp(0, 1)
+
+
+class Periodic(nn.Module):
+    """x -> cos(2 pi c x), sin(2 pi c x) of learned frequencies c, (M, n, 1) -> (M, n, 2 waves).
+
+    At first c is normal with deviation `scale`: how wiggly a column's curve may be.
+
+    >>> Periodic(columns=1, waves=4)(torch.zeros(1, 1, 1)).abs().tolist()
+    [[[1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]]]
+    """
+
+    def __init__(self, columns: int, waves: int, scale: float = 0.1) -> None:
+        super().__init__()
+        self.width = 2 * waves
+        self.frequency = nn.Parameter(scale * torch.randn(columns, 1, waves))
+
+    def forward(self, x: Tensor) -> Tensor:
+        angle = 2 * math.pi * self.frequency * x
+        return torch.cat([angle.cos(), angle.sin()], -1)
+
+
+class NumberEmbedding(nn.Module):
+    """relu(a x + b + W curve(x)) of every column by itself, (n, M) -> (n, M width).
+
+    W is 0 at first for bins, so that training starts from straight lines and bends them where it pays.
+    """
+
+    def __init__(self, curve: Piecewise | Periodic, columns: int, width: int) -> None:
+        super().__init__()
+        self.curve = curve
+        bound = width**-0.5
+        self.slope = nn.Parameter(torch.empty(columns, 1, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(columns, 1, width).uniform_(-bound, bound))
+        self.weight = nn.Parameter(torch.zeros(columns, curve.width, width))
+        if isinstance(curve, Periodic):
+            nn.init.uniform_(self.weight, -(curve.width**-0.5), curve.width**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = x.t().unsqueeze(-1)
+        line = torch.addcmul(self.bias, columns, self.slope)
+        bent = torch.baddbmm(line, self.curve(columns), self.weight).relu()  # all columns in one product
+        return bent.transpose(0, 1).flatten(1)
+
+
+class CategoryEmbedding(nn.Module):
+    """A learned vector for every category, (n, levels) of 0 and 1 -> (n, columns width).
+
+    A column without any 1 holds a category that training did not have: it gets the mean vector of its column.
+
+    >>> embedding = CategoryEmbedding([2, 3], width=4)
+    >>> known, unseen = embedding(torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0]])).detach().split(4, 1)
+    >>> torch.allclose(known, embedding.vectors[0]), torch.allclose(unseen, embedding.vectors[2:].mean(0))
+    (True, True)
+    """
+
+    place: Tensor
+    share: Tensor
+
+    def __init__(self, levels: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.randn(sum(levels), width))
+        place = torch.eye(len(levels)).repeat_interleave(torch.tensor(levels), 0)
+        self.register_buffer("place", place)  # (levels, columns): which column a level is of
+        self.register_buffer("share", (place / place.sum(0)).t().contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        unseen = 1 - x @ self.place
+        # One product for all columns: a level's vector stands in its column's place, zeros elsewhere.
+        matrix = (self.vectors[:, None] * self.place[..., None]).flatten(1)
+        return torch.addmm(x @ matrix, unseen @ self.share, matrix)
+
+
+class TableEmbedding(nn.Module):
+    """Numbers and categories as curves and vectors, beside all columns that are no categories, (n, F) -> (n, `width`).
+
+    >>> fields = Fields(5, numbers=(1,), edges=((-1.0, 0.0, 1.0),), categories=((2, 5),))
+    >>> embedding = TableEmbedding(fields, "piecewise", width=8)
+    >>> embedding(torch.tensor([[0.3, 0.3, 0.0, 1.0, 0.0]])).shape  # two numbers, a curve of 8, a vector of 8
+    torch.Size([1, 18])
+    """
+
+    plain: Tensor
+    numbers: Tensor
+    levels: Tensor
+
+    def __init__(
+        self,
+        fields: Fields,
+        curves: Curves = "piecewise",
+        *,
+        width: int = 8,
+        bins: int = 32,
+        waves: int = 16,
+        scale: float = 0.1,
+    ) -> None:
+        super().__init__()
+        levels = [place for start, end in fields.categories for place in range(start, end)]
+        plain = sorted({*range(fields.features)} - {*levels})
+        for name, places in (("plain", plain), ("numbers", fields.numbers), ("levels", levels)):
+            self.register_buffer(name, torch.tensor(places, dtype=torch.long))
+        columns = len(fields.numbers)
+        self.of_numbers = self.of_categories = None
+        if columns:
+            curve = Piecewise(fields.edges, bins) if curves == "piecewise" else Periodic(columns, waves, scale)
+            self.of_numbers = NumberEmbedding(curve, columns, width)
+        if fields.categories:
+            self.of_categories = CategoryEmbedding([end - start for start, end in fields.categories], width)
+        self.width = len(plain) + width * (columns + len(fields.categories))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [x.index_select(1, self.plain)]
+        if self.of_numbers is not None:
+            parts.append(self.of_numbers(x.index_select(1, self.numbers)))
+        if self.of_categories is not None:
+            parts.append(self.of_categories(x.index_select(1, self.levels)))
+        return torch.cat(parts, 1)
