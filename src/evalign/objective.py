@@ -46,7 +46,7 @@ class Objective:
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2, beta: Beta | None = None
     ) -> Tensor:
         beta = self.beta if beta is None else beta
-        if self._is_whole(logits, weight, temperature, beta):
+        if self.is_whole(logits, weight, temperature, beta):
             return self._whole(logits, y, weight, temperature, beta)
         confusion, entropy = self.counts(logits, y, weight, temperature)
         loss = self.metric_term(confusion, beta)
@@ -56,10 +56,11 @@ class Objective:
             loss = loss + self.anchor * entropy
         return loss
 
-    def _is_whole(self, logits: Tensor, weight: Tensor, temperature: float | Tensor, beta: Beta | None) -> bool:
+    def is_whole(self, logits: Tensor, weight: Tensor, temperature: float | Tensor, beta: Beta | None = None) -> bool:
         """Whether all of it is one node of autograd: what a small batch costs is operations, not arithmetic."""
+        classes = 2 if self.task == "binary" else logits.shape[-1]
         return (
-            self._is_quotient(logits.shape[-1], beta)
+            self._is_quotient(classes, beta)
             and not isinstance(self.thresholds, tuple)
             and self._fuses(logits, weight, temperature)
             and dispatch.takes(logits)
@@ -68,13 +69,17 @@ class Objective:
     def _whole(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor, beta: Beta | None
     ) -> Tensor:
-        two = self.task == "binary"
-        outcomes = logits.shape[1] if self.task == "multiclass" else 2
-        form = quotient(str(self.metric), outcomes, beta, self.label_smoothing)
-        plan = Plan(self._settings(logits, temperature), form, self.average, self.anchor, two)
-        if two:
+        plan = self.plan(logits, temperature, beta)
+        if plan.two_classes:
             logits, y, weight = logits[:, None], y[:, None], weight[:, None]
         return whole_loss(logits, y, weight, plan)
+
+    def plan(self, logits: Tensor, temperature: float | Tensor, beta: Beta | None = None) -> Plan:
+        """What `whole_loss` is told, where `is_whole` says that it can do this."""
+        outcomes = logits.shape[1] if self.task == "multiclass" else 2
+        form = quotient(str(self.metric), outcomes, beta, self.label_smoothing)
+        settings = self._settings(logits, temperature)
+        return Plan(settings, form, self.average, self.anchor, two_classes=self.task == "binary")
 
     def sums(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2, *, rows: bool = False

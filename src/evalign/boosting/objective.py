@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign import checks, steps
+from evalign.boosting import binary
 from evalign.boosting.gradients import Table, metric_gradient
 from evalign.confusion import Confusion, Task
 from evalign.losses import build_objective
@@ -114,31 +115,40 @@ class ScoreObjective:
 
     def gradient(self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0) -> tuple[Array, Array]:
         """First and second derivative by every score, of the scores' shape and precision."""
-        return self._derivatives(self._table(scores, y, weight), round, np.shape(scores))[1:]
+        return self._derivatives(self._table(scores, y, weight), round, np.shape(scores))[2:]
 
     def value_and_gradient(
         self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0
     ) -> tuple[float, Array, Array]:
         """`loss`, and the derivatives, for little more than the derivatives cost."""
-        table, anchor = self._table(scores, y, weight), self.objective.anchor
-        lost, gradient, hessian = self._derivatives(table, round, np.shape(scores))
-        return lost + (anchor * self._entropy(table) if anchor else 0.0), gradient, hessian
+        table = self._table(scores, y, weight)
+        lost, entropy, gradient, hessian = self._derivatives(table, round, np.shape(scores))
+        anchor = self.objective.anchor
+        if anchor:
+            lost += anchor * (self._entropy(table) if entropy is None else entropy)
+        return lost, gradient, hessian
 
-    def _derivatives(self, table: Table, round: int, shape: tuple[int, ...]) -> tuple[float, Array, Array]:
-        """The metric's part of the loss, and both derivatives of all of it."""
-        anchor, lost = self.objective.anchor, 0.0
+    def _derivatives(
+        self, table: Table, round: int, shape: tuple[int, ...]
+    ) -> tuple[float, float | None, Array, Array]:
+        """The metric's part of the loss, cross-entropy where that came for free, and both derivatives of all of it."""
+        anchor, lost, temperature = self.objective.anchor, 0.0, self.temperature_at(round)
+        if self.metric_weight and binary.takes(self.objective, table, temperature):
+            bend = binary.Bend(self.curvature, self.floor, self.damping)
+            lost, entropy, *both = binary.derivatives(self.objective, table, temperature, self.metric_weight, bend)
+            return self.metric_weight * lost, entropy, both[0].reshape(shape), both[1].reshape(shape)
         p = self._probabilities(table.scores)
         w = table.weight[:, None] if self.task == "multiclass" else table.weight
         gradient = (p - self._targets(table)).mul_(w).mul_(anchor)
         hessian = (p * (1 - p)).mul_(self.curvature * (anchor or 1.0)).clamp_min_(self.floor).mul_(w)
         if self.metric_weight:
-            value, by_metric = metric_gradient(self.objective, table, self.temperature_at(round))
+            value, by_metric = metric_gradient(self.objective, table, temperature)
             # Cross-entropy of a multilabel task is a mean over all labels, so n counts labels there.
             by_metric.mul_(self.metric_weight * float(table.weight.sum()))
             gradient += by_metric
             hessian.add_(by_metric.abs_(), alpha=self.damping)
             lost = self.metric_weight * float(value)
-        return lost, gradient.numpy().reshape(shape), hessian.numpy().reshape(shape)
+        return lost, None, gradient.numpy().reshape(shape), hessian.numpy().reshape(shape)
 
     def loss(self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0) -> float:
         """What is minimised, as a mean: anchor x cross-entropy + metric_weight x (1 - soft metric)."""

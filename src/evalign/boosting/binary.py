@@ -1,0 +1,65 @@
+"""The derivatives of a binary objective whose metric is a quotient of counts, by compiled loops (float32 scores)."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalign.boosting.gradients import Table
+from evalign.kernels import array_metric
+from evalign.kernels.columns import by_class, by_column
+from evalign.kernels.points import Lines
+from evalign.objective import Objective
+
+Floats = NDArray[np.float32]
+
+
+class Bend(NamedTuple):
+    """What the second derivative is made of; see `ScoreObjective`."""
+
+    curvature: float
+    floor: float
+    damping: float
+
+
+def takes(objective: Objective, table: Table, temperature: float) -> bool:
+    """Whether there is a compiled form for this objective and these scores."""
+    is_one_column = objective.task == "binary" and table.scores.is_contiguous()
+    return is_one_column and objective.is_whole(table.scores, table.weight, temperature, objective.beta)
+
+
+def derivatives(
+    objective: Objective, table: Table, temperature: float, metric_weight: float, bend: Bend
+) -> tuple[float, float, Floats, Floats]:
+    """1 - metric, mean cross-entropy (0 without an anchor), and both derivatives of n times the loss.
+
+    >>> import torch
+    >>> from evalign.steps import StepChoice
+    >>> objective = Objective("f1", "binary", StepChoice("annealed"), average="binary", anchor=1.0)
+    >>> table = Table(torch.zeros(4), torch.tensor([0, 0, 0, 1]), torch.ones(4))
+    >>> lost, entropy, gradient, hessian = derivatives(objective, table, 0.2, 1.0, Bend(1.0, 1e-3, 1.0))
+    >>> gradient.round(3), hessian.round(3)
+    (array([ 0.633,  0.633,  0.633, -1.167], dtype=float32), array([0.383, 0.383, 0.383, 0.917], dtype=float32))
+    """
+    from evalign.boosting import binary_loop  # these need numba, which takes half a second to import
+    from evalign.kernels import compiled_columns
+
+    plan = objective.plan(table.scores, temperature, objective.beta)
+    columns = (table.scores[:, None], table.y[:, None], table.weight[:, None])
+    tp, predicted, losses, actual, total = compiled_columns.forward(columns, plan.settings)
+    n = float(total[0])
+    tp, predicted, actual, total = by_class(tp, predicted, actual, total)
+    value, *slopes = array_metric.value_and_slopes(
+        tp[0], predicted[0], actual, total, plan.quotient, plan.average, per_label=False
+    )
+    by_tp, by_predicted = (float(slope) for slope in by_column(slopes[0][None], slopes[1][None]))
+    pull = n * metric_weight * np.array([by_predicted, by_predicted + by_tp])
+    anchor = objective.anchor
+    options = (anchor, (anchor or 1.0) * bend.curvature, bend.floor, bend.damping, objective.label_smoothing)
+    gradient, hessian = np.empty(len(table.scores), np.float32), np.empty(len(table.scores), np.float32)
+    z, y, w = (column.numpy() for column in (table.scores, table.y, table.weight))
+    line = np.array(Lines.at(plan.settings.thresholds[0], plan.settings.points), np.float32)
+    binary_loop.derivatives(
+        z, y, w, line, pull.astype(np.float32), np.array(options, np.float32), gradient, hessian
+    )  # fmt: skip
+    return float(value), float(losses) / n if anchor and n else 0.0, gradient, hessian
