@@ -244,18 +244,24 @@ def averages() -> Iterator[Config]:
         name: str, *shares: float, flat: tuple[Stage, ...] = (), updates: int = UPDATES, **changes: Any
     ) -> Config:
         stages = tuple(
-            replace(stage, average=share, decay="none" if stage in flat else stage.decay)
+            replace(stage, average=share, decay="none" if stage in flat else "cosine")
             for stage, share in zip((entropy, metric), shares or (0.0, 0.0), strict=True)
         )
         return Config(name, stages, inputs="both", updates=updates, **changes)
 
-    yield config("default")
+    def entropy_alone(name: str, share: float, decay: Literal["none", "cosine"]) -> Config:
+        stage = replace(entropy, epochs=200, patience=200, average=share, decay=decay)
+        return Config(name, (stage,), inputs="both", updates=UPDATES)
+
+    yield config("no average")
     yield config("average 0+.1", 0.0, 0.1)
     yield config("average 0+.3", 0.0, 0.3)
     yield config("average .3+.3", 0.3, 0.3)
     yield config("average 0+.3, flat metric", 0.0, 0.3, flat=(metric,))
     yield config("average .1+.1, flat", 0.1, 0.1, flat=(entropy, metric))
     yield config("average .3+.3, flat", 0.3, 0.3, flat=(entropy, metric))
+    yield entropy_alone("cross-entropy", 0.0, "cosine")
+    yield entropy_alone("cross-entropy, average .1, flat", 0.1, "none")
     rare = ("creditcard",)
     yield config("dropout .1", dropout=0.1, sets=rare)
     yield config("dropout .3", dropout=0.3, sets=rare)
