@@ -3,7 +3,7 @@
     python benchmarks/bench_quality.py --data-dir DIR                     # all sets, stacked trials
     python benchmarks/bench_quality.py --data-dir DIR --sets yeast --engine single   # EASTClassifier itself
     python benchmarks/bench_quality.py --data-dir DIR --methods embedding ensemble "embedding ensemble"
-    python benchmarks/bench_quality.py --data-dir DIR --methods booster "stock LightGBM" "stock XGBoost"
+    python benchmarks/bench_trees.py --data-dir DIR --processes 14        # trees, a process for a set, method and split
     python benchmarks/bench_quality.py --summary                          # the table from the stored rows
 
 Rows go to benchmarks/results/bench_quality.csv as soon as a set and method are done (boosters: as soon as a split is);
@@ -16,7 +16,7 @@ columns are stacked with splits that have the same ones.
 import argparse
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -66,9 +66,11 @@ LARGER: dict[str, dict[str, Any]] = {  # asked for by name
     "embedding ensemble, rank_one": {"network": "embedding", "ensemble": 8, "sharing": "rank_one"},
     "embedding ensemble, cross-entropy": {"network": "embedding", "ensemble": 8, "recipe": "cross_entropy"},
 }
-TREES: dict[str, Callable[[int], Any]] = {
-    "random forest": lambda seed: RandomForestClassifier(300, random_state=seed, n_jobs=-1),
-    "histogram gradient boosting": lambda seed: HistGradientBoostingClassifier(random_state=seed, early_stopping=True),
+TREES: dict[str, Callable[[int, int], Any]] = {  # of a seed and a number of threads
+    "random forest": lambda seed, jobs: RandomForestClassifier(300, random_state=seed, n_jobs=jobs),
+    "histogram gradient boosting": lambda seed, _: HistGradientBoostingClassifier(
+        random_state=seed, early_stopping=True
+    ),
 }
 BOOSTED = ("booster", "booster, cross-entropy", "stock LightGBM", "stock XGBoost")  # on the table as it is
 Matrix = NDArray[np.float32]
@@ -103,9 +105,9 @@ def load(name: str, folder: Path) -> tuple[pd.DataFrame, Ints]:
     return frame.drop(columns=[c for c in ("target", "split") if c in frame]), codes
 
 
-def parts(X: pd.DataFrame, y: Ints, splits: int) -> Iterator[Part]:
+def parts(X: pd.DataFrame, y: Ints, seeds: Iterable[int]) -> Iterator[Part]:
     numeric = EASTClassifier().numeric
-    for seed in range(splits):
+    for seed in seeds:
         dev, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=seed, stratify=y)
         own = X.iloc[dev]
         rows, weight = distinct_rows(own, y[dev], np.ones(len(dev)))
@@ -192,11 +194,13 @@ def average_and_labels(classes: int) -> tuple[Average, list[int] | None]:
     return ("binary", None) if classes == 2 else ("macro", list(range(classes)))
 
 
-def tree_probabilities(make: Callable[[int], Any], made: list[Part], classes: int) -> list[tuple[Any, Any]]:
+def tree_probabilities(
+    make: Callable[[int, int], Any], made: list[Part], classes: int, jobs: int = -1
+) -> list[tuple[Any, Any]]:
     found = []
     for part in made:
         copies = np.repeat(np.arange(len(part.train)), np.rint(part.train_weight).astype(np.int64))  # as given
-        model = make(part.seed).fit(part.train[copies], part.train_y[copies])
+        model = make(part.seed, jobs).fit(part.train[copies], part.train_y[copies])
         both = []
         for z in (part.valid, part.test):
             p = np.zeros((len(z), classes))
@@ -305,7 +309,7 @@ def main() -> None:
         X, y = load(name, options.data_dir)
         classes = int(y.max()) + 1
         encoded = {*todo} - {*BOOSTED} if options.engine == "stacked" else {*todo} & {*TREES}
-        made = list(parts(X, y, options.splits)) if encoded else []
+        made = list(parts(X, y, range(options.splits))) if encoded else []
         for method in todo:
             if method in BOOSTED:
                 known = {"set": name, "method": method, "engine": "trees", "device": device_name}
