@@ -172,7 +172,7 @@ def test_the_command_writes_both_documents(papers: Path, tmp_path: Path) -> None
     docs.mkdir()
     for name in ("results.md", "reproduction.md"):
         (docs / name).write_text((DOCS / name).read_text())
-    arguments = ["--papers", str(papers), "--docs", str(docs)]
+    arguments = ["--papers", str(papers), "--docs", str(docs), "--benchmarks", str(DOCS.parent / "benchmarks/results")]
     assert main([*arguments, "--check"]) == 1  # made-up reports are not what the documents were written from
     assert main(arguments) == 0
     assert main([*arguments, "--check"]) == 0

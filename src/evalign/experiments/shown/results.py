@@ -1,4 +1,4 @@
-"""docs/results.md: what holds and what does not, from the reports of the honest protocol alone.
+"""docs/results.md: what holds and what does not, from the reports of the honest protocol and the benchmarks' rows.
 
 python -m evalign.experiments.shown.results            write the blocks of docs/results.md and docs/reproduction.md
 python -m evalign.experiments.shown.results --check    fail where they are not up to date
@@ -14,7 +14,8 @@ from evalign.experiments.shown.documents import markdown_table, write_document
 from evalign.experiments.shown.duels import ANCHORED, Contender, Duel, duels, tally
 from evalign.experiments.shown.reproduction import reproduction_blocks
 from evalign.experiments.shown.significance import holm, over_splits
-from evalign.experiments.shown.wording import NONE, measured_number, stars
+from evalign.experiments.shown.trees import tree_blocks
+from evalign.experiments.shown.wording import NONE, measured_number, signed
 from evalign.experiments.tables import find_papers, load_table
 
 # Block of the document, metric, and whose training is judged by it.
@@ -75,7 +76,7 @@ def difference(duel: Duel | None) -> str:
     """Mean difference, its corrected standard error, stars by the corrected p."""
     if duel is None:
         return NONE
-    return _signed(duel.comparison.difference, duel.comparison.error, duel.p)
+    return signed(duel.comparison.difference, duel.comparison.error, duel.p)
 
 
 def verdicts(found: Sequence[Duel]) -> list[str]:
@@ -106,7 +107,7 @@ def check_block(filled: FilledTable, reference: str, metric: str = "f1") -> str:
         for dataset in table.datasets:
             text = measured_number(filled.cell(row, dataset, metric).measured["honest"])
             if compared := found.get((row.label, dataset)):
-                text += f" ({_signed(compared.difference, None, corrected[row.label, dataset])})"
+                text += f" ({signed(compared.difference, None, corrected[row.label, dataset])})"
             line.append(text)
         rows.append(line)
     if all(text == NONE for line in rows for text in line[1:]):
@@ -118,22 +119,19 @@ def check_block(filled: FilledTable, reference: str, metric: str = "f1") -> str:
     return f"{markdown_table([table.metrics[metric], *table.datasets], rows)}\n\n{note}"
 
 
-def _signed(value: float, error: float | None, p: float) -> str:
-    text = f"{value:+.3f}".replace("-", "−") + ("" if error is None else f" ± {error:.3f}")
-    return f"**{text}**{stars(p).replace('*', chr(92) + '*')}" if stars(p) else text
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--papers", type=Path, help="the folder of tables and reports")
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="the folder of results.md and reproduction.md")
+    parser.add_argument("--benchmarks", type=Path, default=Path("benchmarks/results"), help="the folder of their rows")
     parser.add_argument("--check", action="store_true", help="write nothing, fail where a document is out of date")
     args = parser.parse_args(arguments)
     papers = find_papers(args.papers)
-    current = [
-        write_document(args.docs / name, blocks, check=args.check)
-        for name, blocks in (("results.md", results_blocks(papers)), ("reproduction.md", reproduction_blocks(papers)))
-    ]
+    documents = {
+        "results.md": results_blocks(papers) | tree_blocks(args.benchmarks),
+        "reproduction.md": reproduction_blocks(papers),
+    }
+    current = [write_document(args.docs / name, blocks, check=args.check) for name, blocks in documents.items()]
     return int(args.check and not all(current))
 
 

@@ -55,6 +55,16 @@ def stars(p: float) -> str:
     return next((mark for level, mark in STARS if p < level), "")
 
 
+def signed(value: float, error: float | None, p: float) -> str:
+    """A difference for a document, fat and with stars where it is clear.
+
+    >>> signed(-0.02, 0.004, 0.2), signed(0.02, None, 0.03)
+    ('−0.020 ± 0.004', '**+0.020**\\\\*')
+    """
+    text = f"{value:+.3f}".replace("-", "−") + ("" if error is None else f" ± {error:.3f}")
+    return f"**{text}**{stars(p).replace('*', chr(92) + '*')}" if stars(p) else text
+
+
 def mark(filled: FilledTable, cell: Number, protocol: str) -> str:
     """Whether a measured number is off the printed one: ▲ or ▼ with stars, ≈, ≠ of two quantities, or nothing."""
     test = cell.tests[protocol]
