@@ -9,7 +9,8 @@ rounds of (time / cross-entropy's time in the same round). On a machine that oth
 against best round, and `ratio_cpu`, the same in seconds of work of all threads, are nearer to what a quiet one gives.
 A second cross-entropy row is the control: it should read 1.0. Peak memory and the bytes kept for backward are measured
 in runs of their own. A loss has to read the logits twice and to write its gradient once, so 1.5 copies of the logits
-are the least time there is: `of_copy` is the fraction of that bandwidth. Rows are written after every size.
+are the least time there is: `of_copy` is the fraction of that bandwidth. With `--graphs` each loss is also recorded as
+a CUDA graph and replayed: `graph_ms` is what its kernels take, without the host. Rows are written after every size.
 """
 
 import argparse
@@ -117,6 +118,47 @@ def seconds(loss: Loss, logits: Tensor, target: Tensor, repeats: int) -> Seconds
     return Seconds((time.perf_counter() - start) / repeats, (time.process_time() - work) / repeats)
 
 
+def graph_seconds(losses: dict[str, Loss], logits: Tensor, target: Tensor, rounds: int = 7) -> dict[str, float]:
+    """Forward and backward as a replayed CUDA graph, the median of interleaved rounds; nan where none was recorded."""
+    graphs = {name: recorded(loss, logits, target) for name, loss in losses.items()}
+    found: dict[str, list[float]] = {name: [] for name in losses}
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+            if graph is None:
+                continue
+            once = replay_seconds(graph, 1)
+            found[name].append(replay_seconds(graph, max(1, round(0.005 / once))))
+    return {name: statistics.median(times) if times else float("nan") for name, times in found.items()}
+
+
+def recorded(loss: Loss, logits: Tensor, target: Tensor) -> torch.cuda.CUDAGraph | None:
+    def step() -> None:
+        torch.autograd.grad(loss(logits, target), logits)
+
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            step()
+    except RuntimeError:  # a rival that looks at a value
+        torch.cuda.synchronize()
+        return None
+    return graph
+
+
+def replay_seconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        graph.replay()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeats
+
+
 def bytes_kept(loss: Loss, logits: Tensor, target: Tensor) -> int:
     """Bytes of tensors that autograd saves, each storage once, without the input itself."""
     seen: dict[int, int] = {}
@@ -155,7 +197,7 @@ def peak_bytes(loss: Loss, logits: Tensor, target: Tensor) -> int:
 
 
 def measure(
-    n: int, d: int, device: str, rounds: int, only: str = "all", compiled: bool = False
+    n: int, d: int, device: str, rounds: int, only: str = "all", compiled: bool = False, graphs: bool = False
 ) -> list[dict[str, object]]:
     torch.manual_seed(0)
     logits = torch.randn((n, d) if d > 1 else (n,), device=device, requires_grad=True)
@@ -176,6 +218,8 @@ def measure(
     times, work = ({name: [x[k] for x in all_] for name, all_ in found.items()} for k in (0, 1))
     least = min(next(iter(work.values())))
     base, copy = next(iter(times.values())), statistics.median(copies)
+    replayed = graph_seconds(losses, logits, target) if graphs else dict.fromkeys(losses, float("nan"))
+    least_replayed = next(iter(replayed.values()))
     rows = []
     for name, loss in losses.items():
         ratios = [t / b for t, b in zip(times[name], base, strict=True)]
@@ -199,6 +243,8 @@ def measure(
                 "peak_mib": round(peak_bytes(loss, logits, target) / 2**20, 2),
                 "kept_mib": round(bytes_kept(loss, logits, target) / 2**20, 2),
                 "of_copy": round(1.5 * copy / median, 3),
+                "graph_ms": round(1e3 * replayed[name], 4),
+                "graph_ratio": round(replayed[name] / least_replayed, 2),
             }
         )
     return rows
@@ -238,15 +284,18 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", default=[f"{n}x{d}" for n, d in SIZES + BINARY], help="NxD ...")
     parser.add_argument("--only", choices=["all", "ours", "fused"], default="all", help="leave out rivals, and eager")
     parser.add_argument("--compiled", action="store_true", help="cross-entropy through torch.compile as well")
+    parser.add_argument("--graphs", action="store_true", help="recorded as CUDA graphs as well")
     parser.add_argument("--commit", help="where there is no repository to ask")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench_loss.csv")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
     for size in options.sizes:
         n, d = map(int, size.split("x"))
-        for row in measure(n, d, options.device, options.rounds, options.only, options.compiled):
+        for row in measure(n, d, options.device, options.rounds, options.only, options.compiled, options.graphs):
             rows.append({**row, **circumstances(options.device, options.commit)})
             shown = "{n:>7} {d:>6}  {loss:24} {ms:>9} ms {ratio:>6}x {ratio_best:>6}x {ratio_cpu:>6}x {peak_mib:>8} MiB"
+            if options.graphs:
+                shown += "  graph {graph_ms:>8} ms {graph_ratio:>5}x"
             print(shown.format(**row), flush=True)
         save(options.out, rows)
 

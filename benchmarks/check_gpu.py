@@ -57,6 +57,17 @@ def shapes() -> dict[str, list[float]]:
         for n in ROWS:
             if n * d <= 60_000_000:
                 found[f"rows {n} x {d}"] = errors("f1", *batch(n, d), anchor=0.5, label_smoothing=0.1)
+    # Labels as they come, large and small batches in turn: each kernel leaves its counters as it found them.
+    for n, d in ((70_000, 10), (3, 10), (8192, 1000), (65_536, 257), (1, 2), (600, 32_768), (70_000, 10)):
+        z, y, _ = batch(n, d)
+        found[f"labels {n} x {d}, {len(found)}"] = errors("f1", z, y, anchor=1.0)
+    for task in ("binary", "multilabel"):
+        for n in (300_000, 5):
+            z, y, _ = batch(n, 6, task)
+            found[f"{task} labels {n}"] = errors("f1", z, y, task=task, anchor=1.0)
+    for average in ("micro", "weighted"):
+        z, y, _ = batch(2000, 41)
+        found[average] = errors("jaccard", z, y, average=average)
     for name, metric in (("mcc", "mcc"), ("jaccard", "jaccard"), ("function", lambda c: c.tp[1] / c.predicted[1])):
         found[name] = errors(metric, *batch(3000, 12))
     for temperature in (0.05, 0.3, 0.39):
@@ -114,6 +125,25 @@ def compiled_errors() -> list[float]:
     return [(value - expected).abs().item(), ((gradient - slope).abs().max() / slope.abs().max()).item()]
 
 
+def stream_errors() -> list[float]:
+    """Two streams at once: each has counters of its own."""
+    loss = MetricLoss("f1").cuda()
+    batches = [batch(70_000, 10)[:2], batch(50_000, 20)[:2]]
+    wanted = [value_and_gradient(loss, *given, None) for given in batches]
+    streams = [torch.cuda.Stream() for _ in batches]  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    worst = [0.0, 0.0]
+    for _ in range(20):
+        found = []
+        for stream, given in zip(streams, batches, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(value_and_gradient(loss, *given, None))
+        torch.cuda.synchronize()
+        for ours, theirs in zip(found, wanted, strict=True):
+            worst = [max(w, (a - b).abs().max().item()) for w, a, b in zip(worst, ours, theirs, strict=True)]
+    return worst
+
+
 def bits() -> list[float]:
     z, y, w = batch(70_000, 33)
     loss = MetricLoss("f1", anchor=1.0).cuda()
@@ -130,6 +160,7 @@ def main() -> None:
         ("shapes", 1e-4, shapes),
         ("half", 2e-2, half_precision),
         ("the same bits twice", 1e-30, lambda: {"bits": bits()}),
+        ("two streams", 1e-30, lambda: {"streams": stream_errors()}),
         ("CUDA graph", 1e-5, lambda: {"graph": graph_errors()}),
         ("torch.compile", 1e-4, lambda: {"compile": compiled_errors()}),
     ]

@@ -9,13 +9,30 @@ from evalign import checks
 from evalign.confusion import Task
 from evalign.numerics import counting_dtype
 
+Weight = Tensor | int
+
 
 class Flat(NamedTuple):
-    """Logits (M, C), (M,) or (M, L), valid labels, and the weight of every label, 0 where it is ignored."""
+    """Logits (M, C), (M,) or (M, L), valid labels, and the weight of every label, 0 where it is ignored.
+
+    A weight that is a number stands for both: labels equal to it do not count, all others count 1.
+    """
 
     logits: Tensor
     y: Tensor
-    weight: Tensor
+    weight: Weight
+
+
+def dense(y: Tensor, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Labels that are all valid, and the weight of every one, for logits of a dtype.
+
+    >>> dense(torch.tensor([2, -100]), -100, torch.float32)
+    (tensor([2, 0]), tensor([1., 0.]))
+    """
+    if isinstance(weight, Tensor):
+        return y, weight
+    valid = y != weight
+    return torch.where(valid, y, 0).long(), valid.to(counting_dtype(dtype))
 
 
 def flatten(
@@ -40,26 +57,23 @@ def flatten(
     offset = per_class("offset", offset, classes, input.device, dtype)
     weight = per_class("weight", weight, classes, input.device, dtype)
 
-    if all_count:
-        y, counted = target.long(), torch.ones(target.shape, dtype=dtype, device=target.device)
-    else:
-        valid = target != ignore_index
-        y, counted = torch.where(valid, target, 0).long(), valid.to(dtype)
-    if sample_weight is not None:
-        counted = counted * checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
     # On a GPU half precision is read as it is by a kernel that counts in float32: no copy of the batch.
     as_it_is = from_logits and offset is None and input.is_cuda
-    logits = input if as_it_is else input.to(dtype)
-    if task == "binary":
-        y, counted, logits = y.reshape(-1), counted.reshape(-1), logits.reshape(-1)
-    elif task == "multiclass":
-        y, counted, logits = y.reshape(-1), counted.reshape(-1), _classes_last(logits)
-    else:
-        y, counted, logits = _classes_last(y), _classes_last(counted), _classes_last(logits)
+    logits = _one_row_a_label(input if as_it_is else input.to(dtype), task, scores=True)
     if not from_logits:
         logits = _to_logits(logits, task)
     if offset is not None:
         logits = logits + (offset[1] - offset[0] if task == "binary" else offset)
+    if sample_weight is None and weight is None and input.is_cuda:  # nor of the labels
+        return Flat(logits, _one_row_a_label(target, task), ignore_index)
+
+    if all_count:
+        y, counted = target.long(), torch.ones(target.shape, dtype=dtype, device=target.device)
+    else:
+        y, counted = dense(target, ignore_index, dtype)
+    if sample_weight is not None:
+        counted = counted * checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
+    y, counted = _one_row_a_label(y, task), _one_row_a_label(counted, task)
     if weight is not None:
         counted = counted * (weight if task == "multilabel" else weight[y])
     return Flat(logits, y, counted)
@@ -94,8 +108,11 @@ def _checked(
     return input, target, all_count
 
 
-def _classes_last(x: Tensor) -> Tensor:
-    return x if x.dim() == 2 else x.movedim(1, -1).reshape(-1, x.shape[1])
+def _one_row_a_label(x: Tensor, task: Task, *, scores: bool = False) -> Tensor:
+    """Labels (M,) or (M, L); scores of classes (M, C)."""
+    if task == "multilabel" or (task == "multiclass" and scores):
+        return x if x.dim() == 2 else x.movedim(1, -1).reshape(-1, x.shape[1])
+    return x if x.dim() == 1 else x.reshape(-1)
 
 
 def _to_logits(p: Tensor, task: Task) -> Tensor:

@@ -1,11 +1,12 @@
 """The loss on flat arrays: no checks and no look at a value, so that it compiles, vmaps and fuses.
 
 `logits` are (M, C) for multiclass, (M,) for binary and (M, L) for multilabel problems; `y` holds labels that
-are all valid, `weight` the weight of every label (0 where it was ignored), both (M,) or (M, L).
+are all valid, `weight` the weight of every label (0 where it was ignored), both (M,) or (M, L). A weight that is a
+number stands for both: labels equal to it do not count, and all others count 1 (see `flat.dense`).
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +14,14 @@ from torch import Tensor
 
 from evalign import checks, curves, membership, metrics
 from evalign.confusion import Confusion, Task
+from evalign.flat import Weight, dense
 from evalign.kernels import dispatch
 from evalign.kernels.columns import ColumnCounts, column_counts
+from evalign.kernels.interface import Plan
 from evalign.kernels.points import FivePoints, Settings
-from evalign.kernels.quotients import MOST_CLASSES, quotient
+from evalign.kernels.quotients import quotient
 from evalign.kernels.rows import row_counts
-from evalign.kernels.whole import Plan, whole_loss
+from evalign.kernels.whole import whole_loss
 from evalign.metrics import Average, Beta, MetricFunction
 from evalign.numerics import counting_dtype, finite_gradient, safe_divide
 from evalign.steps import StepChoice
@@ -41,13 +44,29 @@ class Objective:
     label_smoothing: float = 0.0
     backend: Backend = "auto"
     beta: Beta | None = None
+    # What every batch asks, and the plans of earlier ones.
+    _fusible: bool = field(init=False, repr=False, compare=False)
+    _averaged: bool = field(init=False, repr=False, compare=False)
+    _taus: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _plans: dict[tuple[int, Any, int | None], Plan] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        five_points = self.step.step in ("annealed", "linear")
+        any_threshold = self.task != "multiclass" or self.thresholds is None
+        taus = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds or 0.5,)
+        named = isinstance(self.metric, str) and metrics.is_averaged(self.metric)
+        object.__setattr__(self, "_fusible", self.backend == "auto" and five_points and any_threshold)
+        object.__setattr__(self, "_averaged", self.backend == "auto" and named)
+        object.__setattr__(self, "_taus", () if self.task == "multiclass" else taus)
+        object.__setattr__(self, "_plans", {})
 
     def __call__(
-        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2, beta: Beta | None = None
+        self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor = 0.2, beta: Beta | None = None
     ) -> Tensor:
         beta = self.beta if beta is None else beta
         if self.is_whole(logits, weight, temperature, beta):
             return self._whole(logits, y, weight, temperature, beta)
+        y, weight = dense(y, weight, logits.dtype)
         confusion, entropy = self.counts(logits, y, weight, temperature)
         loss = self.metric_term(confusion, beta)
         if self.anchor:
@@ -56,35 +75,43 @@ class Objective:
             loss = loss + self.anchor * entropy
         return loss
 
-    def is_whole(self, logits: Tensor, weight: Tensor, temperature: float | Tensor, beta: Beta | None = None) -> bool:
+    def is_whole(self, logits: Tensor, weight: Weight, temperature: float | Tensor, beta: Beta | None = None) -> bool:
         """Whether all of it is one node of autograd: what a small batch costs is operations, not arithmetic."""
-        classes = 2 if self.task == "binary" else logits.shape[-1]
         return (
-            self._is_quotient(classes, beta)
+            self._is_quotient(beta)
             and not isinstance(self.thresholds, tuple)
-            and self._fuses(logits, weight, temperature)
+            and self._may_fuse(weight, temperature)
             and dispatch.takes(logits)
         )
 
     def _whole(
-        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor, beta: Beta | None
+        self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor, beta: Beta | None
     ) -> Tensor:
-        plan = self.plan(logits, temperature, beta)
+        ignored = None if isinstance(weight, Tensor) else weight
+        plan = self.plan(logits.shape[1] if self.task == "multiclass" else 2, beta, ignored)
+        given = weight if isinstance(weight, Tensor) else None
         if plan.two_classes:
-            logits, y, weight = logits[:, None], y[:, None], weight[:, None]
-        return whole_loss(logits, y, weight, plan)
+            logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
+        return whole_loss(logits, y, given, self.points(temperature), plan)
 
-    def plan(self, logits: Tensor, temperature: float | Tensor, beta: Beta | None = None) -> Plan:
-        """What `whole_loss` is told, where `is_whole` says that it can do this."""
-        outcomes = logits.shape[1] if self.task == "multiclass" else 2
-        form = quotient(str(self.metric), outcomes, beta, self.label_smoothing)
-        settings = self._settings(logits, temperature)
-        return Plan(settings, form, self.average, self.anchor, two_classes=self.task == "binary")
+    def plan(self, classes: int = 2, beta: Any = None, ignored: int | None = None) -> Plan:
+        """What `whole_loss` is told, where `is_whole` says that it can do this; `classes` of a multiclass problem.
+
+        Without weights, labels that are `ignored` do not count.
+        """
+        found = self._plans.get((classes, beta, ignored))
+        if found is None:
+            form = quotient(str(self.metric), classes, beta, self.label_smoothing)
+            two = self.task == "binary"
+            found = Plan(form, self.average, self.anchor, self.label_smoothing, self._taus, two, ignored or 0)
+            self._plans[classes, beta, ignored] = found
+        return found
 
     def sums(
-        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2, *, rows: bool = False
+        self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor = 0.2, *, rows: bool = False
     ) -> Sums:
         """What a batch adds to the loss of many; with the `rows` of each class, which weights hide from a memory."""
+        y, weight = dense(y, weight, logits.dtype)
         confusion, entropy = self.counts(logits, y, weight, temperature)
         self._build_matrix(confusion)
         mass = weight.sum()
@@ -117,21 +144,22 @@ class Objective:
             return self._fused(logits, y, weight, temperature)
         return self.confusion(logits, y, weight, temperature), None
 
-    def _has_fused_form(self) -> bool:
-        five_points = self.step.step in ("annealed", "linear")
-        return self.backend == "auto" and five_points and (self.task != "multiclass" or self.thresholds is None)
-
-    def _fuses(self, logits: Tensor, weight: Tensor, temperature: float | Tensor) -> bool:
-        """Whether a fused form takes this batch: it has a gradient for the logits alone."""
-        learned = isinstance(temperature, Tensor) and temperature.requires_grad
-        if learned or weight.requires_grad or not self._has_fused_form():
+    def _fuses(self, logits: Tensor, weight: Weight, temperature: float | Tensor) -> bool:
+        """Whether a fused form takes this batch."""
+        if not self._may_fuse(weight, temperature):
             return False
         return dispatch.takes(logits) or (self.task == "multiclass" and checks.can_look_at(logits))
+
+    def _may_fuse(self, weight: Weight, temperature: float | Tensor) -> bool:
+        """Whether there is a fused form, and none but the logits asks for a gradient: it has no other."""
+        if not self._fusible or (isinstance(weight, Tensor) and weight.requires_grad):
+            return False
+        return not (isinstance(temperature, Tensor) and temperature.requires_grad)
 
     def _fused(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
     ) -> tuple[Confusion, Tensor | None]:
-        settings = self._settings(logits, temperature)
+        settings = self._settings(temperature)
         if self.task == "multiclass":
             tp, predicted, losses, actual = row_counts(logits, y, weight, settings)
             total = actual.sum()  # rounded like its parts, so that one class alone has a share of exactly 1
@@ -147,15 +175,13 @@ class Objective:
         )  # fmt: skip
         return confusion, entropy
 
-    def _settings(self, logits: Tensor, temperature: float | Tensor) -> Settings:
+    def _settings(self, temperature: float | Tensor) -> Settings:
+        return Settings(self.points(temperature), self.label_smoothing, bool(self.anchor), self._taus)
+
+    def points(self, temperature: float | Tensor) -> FivePoints:
         if self.step.step == "annealed" and isinstance(temperature, Tensor) and temperature.is_cuda:
-            points = FivePoints(0.0, 0.0, temperature)
-        else:
-            points = FivePoints(*self.step.five_points(temperature))
-        if self.task == "multiclass":
-            return Settings(points, self.label_smoothing, bool(self.anchor))
-        taus = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds or 0.5,)
-        return Settings(points, self.label_smoothing, bool(self.anchor), taus)
+            return FivePoints(0.0, 0.0, temperature)
+        return FivePoints(*self.step.five_points(temperature))
 
     def _fused_columns(self, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> ColumnCounts:
         if self.task == "binary":
@@ -183,7 +209,7 @@ class Objective:
         """1 - M(C), and 0 for a batch without a counted label."""
         beta = self.beta if beta is None else beta
         tp = confusion.tp
-        if tp.is_cuda and tp.dim() == 1 and self._is_quotient(tp.shape[0], beta) and dispatch.takes(tp):
+        if tp.is_cuda and tp.dim() == 1 and self._is_quotient(beta) and dispatch.takes(tp):
             from evalign.kernels.triton_metric import quotient_loss
 
             form = quotient(str(self.metric), confusion.outcomes, beta, self.label_smoothing)
@@ -192,15 +218,9 @@ class Objective:
         score = self.score(confusion, beta)
         return torch.where(confusion.total.sum() == 0, 0.0 * score, 1 - score)
 
-    def _is_quotient(self, classes: int, beta: Beta | None) -> bool:
+    def _is_quotient(self, beta: Beta | None) -> bool:
         """Whether value and slopes of the metric come from two linear forms, without its dozens of operations."""
-        return (
-            classes <= MOST_CLASSES
-            and self.backend == "auto"
-            and isinstance(self.metric, str)
-            and metrics.is_averaged(self.metric)
-            and (beta is None or isinstance(beta, (int, float)))
-        )
+        return self._averaged and (beta is None or isinstance(beta, (int, float)))
 
     def score(self, c: Confusion, beta: Beta | None = None) -> Tensor:
         if self.metric == "auroc":

@@ -4,21 +4,57 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from evalign.kernels import triton_column_kernels, triton_metric, triton_row_kernels
+from evalign.kernels import (
+    triton_column_kernels,
+    triton_metric,
+    triton_row_kernels,
+    triton_rows,
+    triton_tile_kernels,
+)
 
-FLOATS = ("low", "reach", "smoothing", *(f"{letter}{k}" for letter in "tbw" for k in range(4)))
-NUMBERS = ("n", "d", "stride", "chunk", "columns", "thresholds", "row_stride", "column_stride")
-SPECIAL = {"y": "*i64", "places": "*i32", "temperature": "*fp64", "present": "*i1"}
-STEP = {"ANNEALED": True}
+FLOATS = ("low", "reach", "smoothing", "anchor", *(f"{letter}{k}" for letter in "tbw" for k in range(4)))
+NUMBERS = ("n", "d", "stride", "chunk", "columns", "thresholds", "width", "ignored")
+SPECIAL = {"y": "*i64", "places": "*i32", "counters": "*i32", "temperature": "*fp64", "present": "*i1"}
+ROWS = {"ANNEALED": True, "WEIGHTED": False, "LOSSES": True}
+SUMS = {"GROUP": 16, "WIDE": 128}
+BACK = {"ANNEALED": True, "WEIGHTED": True, "LOSSES": True, "PACKED": True}
+
+
+def tiles(d):
+    rows, block, warps = triton_rows.tile(d)
+    return {"ROWS": rows, "BLOCK": block, "num_warps": warps}
+
+
+def streams(d):
+    """The three kernels of rows of d classes, as `triton_rows` launches them."""
+    (block, warps), even = triton_rows.along(d), {"EVEN": True}
+    stats = {**ROWS, "SMOOTHING": True, **even, "BLOCK": block, "num_warps": warps}
+    tiles = triton_rows.down(d), triton_rows.back_along(d)
+    columns, back = (dict(zip(("ROWS", "BLOCK", "num_warps"), tile, strict=True)) for tile in tiles)
+    return [
+        (triton_row_kernels.stats_kernel, stats),
+        (triton_row_kernels.columns_kernel, {"ANNEALED": True, "WEIGHTED": False, **even, **columns}),
+        (triton_row_kernels.gradient_kernel, {**BACK, **even, **back}),
+    ]
+
+
 KERNELS = [
-    (triton_row_kernels.stats_kernel, {**STEP, "LOSSES": True, "SMOOTHING": True, "ROWS": 1, "BLOCK": 2048}),
-    (triton_row_kernels.columns_kernel, {**STEP, "ROWS": 4, "BLOCK": 256}),
-    (triton_row_kernels.whole_rows_kernel, {**STEP, "LOSSES": True, "SMOOTHING": True, "ROWS": 1, "BLOCK": 512}),
-    (triton_row_kernels.gradient_kernel, {**STEP, "LOSSES": True, "ROWS": 1, "BLOCK": 1024}),
-    (triton_column_kernels.counts_kernel, {**STEP, "LOSSES": True, "BLOCK": 1024}),
-    (triton_column_kernels.gradient_kernel, {**STEP, "LOSSES": True, "BLOCK": 1024}),
-    (triton_metric.quotient_kernel, {"AVERAGE": 0, "MASKED": True, "PER_LABEL": False, "BLOCK": 16}),
-    (triton_metric.quotient_kernel, {"AVERAGE": 2, "MASKED": False, "PER_LABEL": True, "BLOCK": 16}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, **SUMS, "SMOOTHING": True, "AVERAGE": 0, **tiles(10)}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, **SUMS, "SMOOTHING": False, "AVERAGE": 2, **tiles(1000)}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, **SUMS, "SMOOTHING": False, "AVERAGE": -1, **tiles(257)}),
+    *((triton_tile_kernels.tile_gradient_kernel, {**BACK, **tiles(d)}) for d in (10, 257, 1000)),
+    *streams(2000),
+    *streams(131072),
+    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "AVERAGE": 3, "TWO": True, "BLOCK": 1024}),
+    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "AVERAGE": 0, "TWO": False, "BLOCK": 1024}),
+    (triton_column_kernels.gradient_kernel, {**BACK, "BLOCK": 1024}),
+    *(
+        (
+            triton_metric.quotient_kernel,
+            {"AVERAGE": average, "LOSSES": True, "MASKED": average == 0, "PER_LABEL": average == 2, "BLOCK": 16},
+        )
+        for average in range(4)
+    ),
 ]
 
 
@@ -28,14 +64,25 @@ def kind(name, constants):
     return "fp32" if name in FLOATS else "i32" if name in NUMBERS else SPECIAL.get(name, "*fp32")
 
 
+def build(kernel, constants):
+    names = kernel.arg_names
+    constants = dict(constants)
+    options = {"num_warps": constants.pop("num_warps", 4)}
+    signature = {name: kind(name, constants) for name in names}
+    given = {(names.index(name),): value for name, value in constants.items()}
+    free = ("n", "chunk", "ignored", "y", "w", "temperature", "by_loss", "by_losses")
+    wide = {
+        (at,): [["tt.divisibility", 16]]
+        for at, name in enumerate(names)
+        if signature[name] not in ("fp32", "constexpr") and name not in free
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=wide)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
 def main():
     for kernel, constants in KERNELS:
-        names = kernel.arg_names
-        signature = {name: kind(name, constants) for name in names}
-        given = {(names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(fn=kernel, signature=signature, constexprs=given)
-        built = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-        print(kernel.__name__, len(built.asm["ptx"]) > 1000)
+        print(kernel.__name__, len(build(kernel, constants).asm["ptx"]) > 1000)
 
 
 if __name__ == "__main__":  # collecting tests imports every module, and must compile nothing

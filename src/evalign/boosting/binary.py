@@ -44,9 +44,10 @@ def derivatives(
     from evalign.boosting import binary_loop  # these need numba, which takes half a second to import
     from evalign.kernels import compiled_columns
 
-    plan = objective.plan(table.scores, temperature, objective.beta)
+    plan = objective.plan(beta=objective.beta)
+    settings = plan.settings(objective.points(temperature))
     columns = (table.scores[:, None], table.y[:, None], table.weight[:, None])
-    tp, predicted, losses, actual, total = compiled_columns.forward(columns, plan.settings)
+    tp, predicted, losses, actual, total = compiled_columns.forward(columns, settings)
     n = float(total[0])
     tp, predicted, actual, total = by_class(tp, predicted, actual, total)
     value, *slopes = array_metric.value_and_slopes(
@@ -58,7 +59,7 @@ def derivatives(
     options = (anchor, (anchor or 1.0) * bend.curvature, bend.floor, bend.damping, objective.label_smoothing)
     gradient, hessian = np.empty(len(table.scores), np.float32), np.empty(len(table.scores), np.float32)
     z, y, w = (column.numpy() for column in (table.scores, table.y, table.weight))
-    line = np.array(Lines.at(plan.settings.thresholds[0], plan.settings.points), np.float32)
+    line = np.array(Lines.at(settings.thresholds[0], settings.points), np.float32)
     binary_loop.derivatives(
         z, y, w, line, pull.astype(np.float32), np.array(options, np.float32), gradient, hessian
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Which compiled form takes a tensor: numba's on a CPU, Triton's on a GPU, or none."""
 
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -21,33 +22,24 @@ def takes(z: Tensor) -> bool:
     """Whether there is a compiled form for logits of this kind, outside of `torch.compile` and `vmap`."""
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(z):
         return False
-    if z.device.type == "cpu":
-        return z.dtype == torch.float32 and compiled.available()
-    return z.device.type == "cuda" and z.dtype in ON_GPU and has_triton()
+    if z.is_cuda:
+        return z.dtype in ON_GPU and has_triton()
+    return z.device.type == "cpu" and z.dtype == torch.float32 and compiled.available()
 
 
-# Imported when first needed: numba takes half a second, and Triton more.
+@cache
+def _module(name: str) -> ModuleType:
+    """Imported when first needed: numba takes half a second, and Triton more."""
+    return import_module(f"evalign.kernels.{name}")
 
 
 def rows(z: Tensor) -> ModuleType:
-    if z.is_cuda:
-        from evalign.kernels import triton_rows
-
-        return triton_rows
-    if not takes(z):
-        from evalign.kernels import torch_rows
-
-        return torch_rows
-    from evalign.kernels import compiled_rows
-
-    return compiled_rows
+    return _module("triton_rows" if z.is_cuda else "compiled_rows" if takes(z) else "torch_rows")
 
 
 def columns(z: Tensor) -> ModuleType:
-    if z.is_cuda:
-        from evalign.kernels import triton_columns
+    return _module("triton_columns" if z.is_cuda else "compiled_columns")
 
-        return triton_columns
-    from evalign.kernels import compiled_columns
 
-    return compiled_columns
+def whole(z: Tensor) -> ModuleType:
+    return _module("triton_whole" if z.is_cuda else "array_whole")

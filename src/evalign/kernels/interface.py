@@ -5,6 +5,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evalign.kernels.points import FivePoints, Settings
+from evalign.kernels.quotients import Quotient
+
+Kept = tuple[Any, ...]  # what a backward needs: tensors, or None
+
+
+class Plan(NamedTuple):
+    """What to compute: the metric of a multiclass problem, or with thresholds that of one or many yes/no problems."""
+
+    quotient: Quotient
+    average: str
+    anchor: float = 0.0
+    smoothing: float = 0.0
+    thresholds: tuple[float, ...] = ()
+    two_classes: bool = False
+    ignored: int = 0  # where there are no weights, the label that does not count
+
+    def settings(self, points: FivePoints) -> Settings:
+        return Settings(points, self.smoothing, bool(self.anchor), self.thresholds)
+
 
 class Counts(NamedTuple):
     """Soft counts of a batch, and the weighted sum of its cross-entropies; `actual` has no gradient."""

@@ -12,8 +12,6 @@ import torch
 from evalign import metrics
 from evalign.confusion import Confusion
 
-MOST_CLASSES = 8192  # beyond, one program that divides is slower than a dozen small kernels
-
 
 class Linear:
     """A multiple of tp, plus one of actual, of predicted and of total; what a metric may do to it before dividing."""

@@ -1,0 +1,78 @@
+"""Launches and scratch memory for kernels of small batches, which cost the host more than the GPU.
+
+A launch through Triton looks at every argument to find the program that was compiled for such ones. Here the caller
+says what it depends on, and from the second launch on the program found then is started at once.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Triton's own take ten microseconds: they also serve inside of kernels.
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+class Launcher:
+    """A kernel that is called with a key: all that Triton compiles it anew for, besides the constants."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.programs: dict[Hashable, Any] = {}
+
+    def __call__(
+        self, device: int, key: Hashable, grid: tuple[int, int, int], arguments: tuple[Any, ...],
+        constants: tuple[Any, ...], warps: int,
+    ) -> None:  # fmt: skip
+        """Run the kernel on the device's current stream; arguments and then constants are in the kernel's order."""
+        if device >= 0 and device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                return self(device, key, grid, arguments, constants, warps)
+        case = (device, key, constants, warps)
+        program = self.programs.get(case)
+        if program is None:
+            # The interpreter gives None, and is asked again every time.
+            program = self.kernel[grid](*arguments, *constants, num_warps=warps)
+            if hasattr(program, "packed_metadata"):
+                self.programs[case] = program
+            return None
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        # No metadata for hooks around a launch, and none of those hooks.
+        fixed = (program.function, program.packed_metadata, None, None, None)
+        program.run(*grid, stream, *fixed, *arguments, *constants)
+        return None
+
+
+_scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+
+def scratch(z: Tensor, counters: int, size: int) -> tuple[Tensor, Tensor]:
+    """Counters at 0, which a kernel leaves at 0, and `size` floats of any value, on the device of z.
+
+    Both are the stream's own, and used again by its next kernel. A recorded kernel has some to itself: its graph may
+    be replayed on any stream.
+    """
+    device = z.get_device()
+    if device < 0 or torch.cuda.is_current_stream_capturing():
+        return _new_scratch(z.device, counters, size)
+    owner = device, torch._C._cuda_getCurrentRawStream(device)
+    found = _scratch.get(owner)
+    if found is None or found[0].shape[0] < counters or found[1].shape[0] < size:
+        found = _scratch[owner] = _new_scratch(z.device, max(counters, 32), size)
+    return found
+
+
+def _new_scratch(device: torch.device, counters: int, size: int) -> tuple[Tensor, Tensor]:
+    return (
+        torch.zeros(counters, dtype=torch.int32, device=device),
+        torch.empty(size, dtype=torch.float32, device=device),
+    )
