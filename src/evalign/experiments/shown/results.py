@@ -36,6 +36,9 @@ def results_blocks(papers: Path) -> dict[str, str]:
     blocks["glance"] = glance_block([(metric, ours, found) for _, metric, ours, found in contests])
     for name, reference in (("ablation", "full"), ("imbalance", "cross-entropy"), ("cooling", "none")):
         blocks[name] = check_block(fill(papers, load_table(papers, f"checks-{name}")), reference)
+    tail = fill(papers, load_table(papers, "checks-longtail"))
+    blocks["longtail-balanced"] = check_block(tail, "logit-adjusted cross-entropy", "balanced_accuracy")
+    blocks["longtail-f1"] = check_block(tail, "cross-entropy, offsets tuned for macro F1", "f1_train")
     return blocks
 
 
