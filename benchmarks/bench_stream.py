@@ -1,28 +1,42 @@
-"""Memory and speed of a streamed fit, on rows that are generated file by file.
+"""Memory and speed of `evalign fit FOLDER`, on rows that are generated file by file.
 
-    python benchmarks/bench_stream.py                                  # 20 million rows, about 1 GB on the disk
-    python benchmarks/bench_stream.py --rows 1000000 --epochs 4        # adds a row to results/bench_stream.csv
+    python benchmarks/bench_stream.py                                  # 20 million rows, 1.2 GB on the disk for a while
+    python benchmarks/bench_stream.py --rows 1000000 --epochs 10       # adds a row to results/bench_stream.csv
 
-The fit runs in a process of its own. `peak_mib` is the most memory that it held, `start_mib` what it held before the
-first row was read: libraries. Beside them stands what the encoded table would take as one array of float32.
+The command runs in a process of its own, which is looked at four times a second; what it held over time is added to
+results/bench_stream_memory.csv, a hundred looks at most. `start_mib` is what it held before the first row was read:
+libraries. `training_early_mib` and `training_late_mib` are the peaks of the second and of the last quarter of the
+training: what grows with the rows that were seen would tell them apart. Beside them stands what the encoded table
+would take as one array of float32.
 """
 
 import argparse
 import csv
+import json
+import os
 import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+import torch
 
-RESULTS = Path(__file__).parent / "results" / "bench_stream.csv"
-NUMBERS, ROW_GROUP, FILE = 10, 100_000, 1_000_000
+from evalign.streaming.loop import epoch_updates
+from evalign.training.batches import default_batch_size
+from evalign.training.recipes import find_recipe
+
+RESULTS = Path(__file__).parent / "results"
+NUMBERS, TOWNS, ROW_GROUP, FILE = 10, 20, 100_000, 1_000_000
+ENCODED = NUMBERS + 1 + TOWNS  # columns: one of the numbers has gaps
+LOOKS = 100
 
 
 def generate(folder: Path, rows: int) -> None:
@@ -32,90 +46,128 @@ def generate(folder: Path, rows: int) -> None:
         x = rng.standard_normal((n, NUMBERS), dtype=np.float32)
         columns: dict[str, Any] = {f"x{j}": x[:, j] for j in range(NUMBERS)}
         columns["x0"] = np.where(rng.random(n) < 0.05, np.nan, np.exp(x[:, 0])).astype(np.float32)
-        columns["town"] = pa.array(np.array([f"town {k}" for k in range(20)])[rng.integers(0, 20, n)])
+        columns["town"] = pa.array(np.array([f"town {k}" for k in range(TOWNS)])[rng.integers(0, TOWNS, n)])
         columns["y"] = (x[:, :3].sum(1) + x[:, 3] * x[:, 4] + rng.standard_normal(n) > 4.2).astype(np.int8)
         table = pa.table(columns)
         pa.parquet.write_table(table, folder / f"part-{i:04}.parquet", row_group_size=ROW_GROUP)
 
 
-def memory(name: str) -> float:
-    """VmRSS or VmHWM of this process in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+@dataclass
+class Watched:
+    """A process, what it held at which second, and when it said what."""
+
+    held: list[tuple[float, float]] = field(default_factory=list)
+    said: list[tuple[float, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def run(self, command: list[str]) -> None:
+        started = time.perf_counter()
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+            assert process.stderr is not None
+
+            def listen(lines: Any) -> None:
+                for line in lines:
+                    self.said.append((time.perf_counter() - started, line.strip()))
+
+            listener = threading.Thread(target=listen, args=(process.stderr,))
+            listener.start()
+            while process.poll() is None:
+                if mib := resident(process.pid):
+                    self.held.append((time.perf_counter() - started, mib))
+                time.sleep(0.25)
+            listener.join()
+        self.seconds = time.perf_counter() - started
+        if process.returncode:
+            raise SystemExit("\n".join(line for _, line in self.said))
+
+    def when(self, words: str) -> float:
+        return next(second for second, line in self.said if words in line)
+
+    def words(self, words: str) -> str:
+        return next(line for _, line in self.said if words in line)
+
+    def peak(self, start: float, end: float) -> int:
+        """MiB between two seconds."""
+        return round(max(mib for second, mib in self.held if start <= second <= end))
 
 
-def fit(folder: Path, hidden: tuple[int, ...], epochs: int | None) -> dict[str, Any]:
-    """Survey and train, and say what it took."""
-    import torch
+def resident(pid: int) -> float:
+    """MiB of memory that a process holds; 0 where it has just ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS")), 0) / 1024
 
-    from evalign import EASTClassifier, metric_loss
-    from evalign.streaming.fit import Stream, fit_stream
-    from evalign.streaming.loop import epoch_updates
-    from evalign.streaming.source import ParquetRows
-    from evalign.training.batches import default_batch_size
 
-    # What is loaded on first use (the optimiser's compiler, the loss's loops) is no memory of the rows'.
-    logits = torch.zeros(4, 2, requires_grad=True)
-    metric_loss(logits, torch.tensor([0, 1, 0, 1]), "f1", anchor=1.0).backward()  # type: ignore[no-untyped-call]
-    torch.optim.AdamW([logits], fused=True).step()
-    source = ParquetRows(folder, "y")
-    model = EASTClassifier("f1", hidden=hidden, epochs=epochs, random_state=0, device="cpu")
-    start, clock = memory("VmRSS"), time.perf_counter()
-    stream = Stream.open(source, seed=0)
-    survey, surveyed = time.perf_counter() - clock, memory("VmHWM")
-    clock = time.perf_counter()
-    fit_stream(model, stream)
-    training, train_rows = time.perf_counter() - clock, stream.survey.statistics.rows
-    size = default_batch_size(train_rows)
-    seen = len(model.history_) * epoch_updates(train_rows, size) * size
-    width = len(model.encoder_.feature_names_out)
-    return {
-        "rows": source.rows, "files_mib": _mib(source.files),
-        "table_as_float32_mib": round(source.rows * width / 2**18),
-        "start_mib": round(start), "survey_peak_mib": round(surveyed), "peak_mib": round(memory("VmHWM")),
-        "survey_rows_a_second": round(source.rows / survey), "training_rows_a_second": round(seen / training),
-        "seconds": round(survey + training, 1), "batch": size, "epochs": len(model.history_), "rows_seen": seen,
-        "hidden": "-".join(map(str, hidden)), "valid_f1": round(max(row["score"] for row in model.history_), 4),
-        "threads": torch.get_num_threads(), "device": f"{platform.machine()} cpu", "torch": torch.__version__,
+def measured(folder: Path, rows: int, hidden: str, epochs: int | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A row of what the fit took, and rows of what it held over time."""
+    out = folder / "run"
+    options = ["--hidden", hidden, "--device", "cpu", *(["--epochs", str(epochs)] if epochs else [])]
+    command = [sys.executable, "-m", "evalign.cli", "fit", str(folder / "data"), "-t", "y", "-o", str(out), *options]
+    watched = Watched()
+    watched.run(command)
+    result = json.loads((out / "result.json").read_text())
+    trained = {row["contender"]: row for row in result["table"] if row["decision"] == "plug_in"}
+    training = sum(row["seconds"] for row in trained.values())
+    reading, read = watched.when("reading them once"), watched.when("first pass")
+    quarter = training / 4
+    files = sum(file.stat().st_size for file in (folder / "data").iterdir())
+    summary = {
+        "rows": rows, "files_mib": round(files / 2**20), "table_as_float32_mib": round(rows * ENCODED / 2**18),
+        "start_mib": watched.peak(0, reading), "survey_peak_mib": watched.peak(reading, read),
+        "training_early_mib": watched.peak(read + quarter, read + 2 * quarter),
+        "training_late_mib": watched.peak(read + 3 * quarter, read + training),
+        "peak_mib": watched.peak(0, watched.seconds), "survey_rows_a_second": round(rows / (read - reading)),
+        "training_rows_a_second": round(rows_seen(int(watched.words("first pass").split()[2]), epochs) / training),
+        "training_seconds": round(training, 1), "seconds": round(watched.seconds, 1), "epochs": epochs or "recipe",
+        "hidden": hidden.replace(",", "-"),
+        **{f"test_f1_{name}": round(trained[name]["score"], 4) for name in ("ours", "cross_entropy")},
+        "threads": os.environ.get("OMP_NUM_THREADS", ""), "device": f"{platform.machine()} cpu",
+        "torch": torch.__version__, "commit": commit(),
     }  # fmt: skip
+    thin = watched.held[:: -(-len(watched.held) // LOOKS)]
+    return summary, [{"rows": rows, "second": round(s, 1), "mib": round(mib)} for s, mib in thin]
 
 
-def _mib(files: list[Path]) -> int:
-    return round(sum(file.stat().st_size for file in files) / 2**20)
+def rows_seen(train_rows: int, epochs: int | None) -> int:
+    """Rows that ours and cross-entropy are trained on, one after the other; neither ends early."""
+    size = default_batch_size(train_rows)
+    updates = epoch_updates(train_rows, size)
+    recipes = [
+        find_recipe(name).limited(epochs).for_rows(updates * size, size) for name in ("anchored", "cross_entropy")
+    ]
+    return sum(recipe.epochs for recipe in recipes) * updates * size
 
 
-def measured(folder: Path, hidden: str, epochs: int | None) -> dict[str, Any]:
-    """The fit in a process of its own, whose memory is nobody else's."""
-    options = ["--hidden", hidden, *(["--epochs", str(epochs)] if epochs else [])]
-    command = [sys.executable, __file__, "--folder", str(folder), *options]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    names, values = list(csv.reader(done.stdout.splitlines()))
-    return dict(zip(names, values, strict=True))
+def commit() -> str:
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, stdout=subprocess.PIPE, text=True, cwd=RESULTS).stdout.strip()
+
+
+def add(path: Path, rows: list[dict[str, Any]]) -> None:
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--epochs", type=int, default=None, help="at most; the recipe's unless given")
-    parser.add_argument("--hidden", default="512,256,128")
-    parser.add_argument("--folder", type=Path, default=None, help="fit what is there, print the row and write nothing")
+    parser.add_argument("--hidden", default="64,32")
     options = parser.parse_args()
-    if options.folder is not None:
-        row = fit(options.folder, tuple(map(int, options.hidden.split(","))), options.epochs)
-        csv.writer(sys.stdout).writerows([list(row), list(row.values())])
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        generate(Path(folder), options.rows)
-        row = measured(Path(folder), options.hidden, options.epochs)
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    row["commit"] = subprocess.run(git, stdout=subprocess.PIPE, text=True, cwd=RESULTS.parent).stdout.strip()
-    print(row)
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "data").mkdir()
+        generate(folder / "data", options.rows)
+        summary, held = measured(folder, options.rows, options.hidden, options.epochs)
+    print(summary)
+    add(RESULTS / "bench_stream.csv", [summary])
+    add(RESULTS / "bench_stream_memory.csv", held)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def _run(
     output.quiet = output.quiet or own_rank() > 0
     output.say(f"{source.rows} rows in {len(source.files)} files: reading them once")
     stream = Stream.open(source, test_size=test_size, seed=settings.seed)
+    output.say(f"first pass: {stream.survey.statistics.rows} rows to train on")
     judge = Judge(settings.aim(), stream.survey.classes)
     counts = {str(label): count for label, count in stream.survey.labels.items()}
     data.note_positive(judge, counts, output.note)
