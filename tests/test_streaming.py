@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from evalign.streaming import source as sources
 from evalign.streaming.batches import StreamBatches
 from evalign.streaming.fit import Stream, fit_stream
+from evalign.streaming.held_out import HeldOut
 from evalign.streaming.parts import Parts, hashed
 from evalign.streaming.sample import Sample
 from evalign.streaming.source import ParquetRows
@@ -216,6 +218,23 @@ def test_the_survey_counts_labels_of_all_rows_and_keeps_those_held_out(folder):
         found.statistics.encoder("both"),
         TableEncoder(numeric="both").fit(frame.loc[parts.train_rows(numbers), FEATURES]),
     )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=12), st.integers(1, 5), st.integers(0, 100))
+def test_rows_that_are_kept_stay_as_they_are_and_in_few_tables(sizes, most, seed):
+    rng, held, expected = np.random.default_rng(seed), HeldOut(most), []
+    for first, (size, as_text) in enumerate(sizes):
+        names = rng.choice(["ash", "oak", "yew"], size)
+        column = pa.array(names) if as_text else pa.array(names).dictionary_encode()  # other codes in every chunk
+        mark = rng.random(size) < 0.5
+        held.add(sources.Chunk(first, pa.record_batch({"tree": column})), mark)
+        expected += [(name, as_text) for name in names[mark]]
+    frames = held.frames()
+    kept = [(name, frame["tree"].dtype != "category") for frame in frames for name in frame["tree"]]
+    assert kept == expected
+    changes = sum(a != b for (_, a), (_, b) in itertools.pairwise(expected))
+    assert len(frames) == (changes + 1 if expected else 0)
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,13 @@ class Chunk:
     def numbers(self) -> NDArray[np.uint64]:
         return np.arange(self.first, self.first + self.batch.num_rows, dtype=np.uint64)
 
+    def table(self, rows: NDArray[np.bool_]) -> Any:
+        """The rows that are marked, as an Arrow table."""
+        return pa.Table.from_batches([self.batch]).filter(pa.array(rows))
+
     def frame(self, rows: NDArray[np.bool_]) -> pd.DataFrame:
         """The rows that are marked, as a data frame."""
-        return to_pandas(pa.Table.from_batches([self.batch]).filter(pa.array(rows)))
+        return to_pandas(self.table(rows))
 
 
 class ParquetRows:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from evalign.streaming.held_out import HeldOut
 from evalign.streaming.parts import Parts
 from evalign.streaming.ranks import gathered
 from evalign.streaming.source import ParquetRows, RowGroup
@@ -37,19 +38,19 @@ class Survey:
 def survey(source: ParquetRows, groups: Sequence[RowGroup], parts: Parts) -> Survey:
     """Read the row groups of this rank once, and share with the other ranks what was learned."""
     found = Survey(Statistics(source.features, parts.seed))
+    valid, test = HeldOut(), HeldOut()
     for chunk in source.chunks(groups):
         numbers = chunk.numbers
         frame = chunk.frame(np.ones(len(numbers), dtype=bool))
         codes, uniques = pd.factorize(labels_of(frame[source.target], source.target))
         found.labels.update(dict(zip(uniques.tolist(), np.bincount(codes).tolist(), strict=True)))
         _check_amounts(found.labels, source)
-        for kept, rows in ((found.valid, parts.valid_rows(numbers)), (found.test, parts.test_rows(numbers))):
-            if rows.any():
-                kept.append(frame[rows].reset_index(drop=True))
+        valid.add(chunk, parts.valid_rows(numbers))
+        test.add(chunk, parts.test_rows(numbers))
         train = parts.train_rows(numbers)
         found.statistics.add(frame[train], numbers[train])
     others = gathered((found.statistics, found.labels))
-    merged = Survey(Statistics(source.features, parts.seed), valid=found.valid, test=found.test)
+    merged = Survey(Statistics(source.features, parts.seed), valid=valid.frames(), test=test.frames())
     for statistics, labels in others:
         merged.statistics.merge(statistics)
         merged.labels.update(labels)
