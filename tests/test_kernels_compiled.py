@@ -50,16 +50,19 @@ def fused(loss, logits, target):
         node = nodes.pop()
         names.add(type(node).__name__)
         nodes += [parent for parent, _ in node.next_functions if parent is not None]
-    return names & {"RowCountsBackward", "_ColumnsBackward", "WholeLossBackward"}
+    return names & {"RowCountsBackward", "_ColumnsBackward", "WholeLossBackward", "CompiledLossBackward"}
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_loss_picks_the_compiled_form_by_itself(task):
     logits, target = batch(8, 3, task)
-    assert fused(MetricLoss("f1", task=task), logits, target) == {"WholeLossBackward"}
+    assert fused(MetricLoss("f1", task=task), logits, target) == {"CompiledLossBackward"}
     counts = "RowCountsBackward" if task == "multiclass" else "_ColumnsBackward"
     assert fused(MetricLoss("mcc", task=task), logits, target) == {counts}
-    assert fused(MetricLoss("f1", task=task, memory=0.9), logits, target) == {counts}
+    remembered = counts if task == "multilabel" else "CompiledLossBackward"
+    assert fused(MetricLoss("f1", task=task, memory=0.9), logits, target) == {remembered}
+    assert fused(MetricLoss("f1", task=task, memory=0.9, weight=[1.0, 2.0, 3.0][: 2 if task == "binary" else 3]),
+                 logits, target) == {counts}  # fmt: skip
     assert not fused(MetricLoss("f1", task=task, backend="eager"), logits, target)
 
 

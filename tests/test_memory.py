@@ -46,9 +46,10 @@ def remembered_loss(metric, task, batches, decay, temperature=0.2, **options):
     return objective.metric_term(total, beta), scale
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # operation by operation, and compiled
 @pytest.mark.parametrize(("metric", "task", "options"), KINDS, ids=ids)
-def test_value_and_gradient_are_those_of_the_definition(metric, task, options):
-    batches = [batch(task, seed=seed) for seed in range(3)]
+def test_value_and_gradient_are_those_of_the_definition(metric, task, options, dtype):
+    batches = [(z.to(dtype), y) for z, y in (batch(task, seed=seed) for seed in range(3))]
     loss = MetricLoss(metric, task=task, memory=0.7, **options)
     for z, y in batches[:-1]:
         loss(z.requires_grad_(), y)
@@ -57,8 +58,34 @@ def test_value_and_gradient_are_those_of_the_definition(metric, task, options):
     z = z.clone().requires_grad_()
     expected, scale = remembered_loss(metric, task, [*batches[:-1], (z, y)], 0.7, **options)
     expected.backward()
-    torch.testing.assert_close(value, expected.detach())
-    torch.testing.assert_close(gradient, scale * z.grad)  # equal batches, of which this one stands for all
+    close = {} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(value, expected.detach(), **close)
+    torch.testing.assert_close(gradient, scale * z.grad, **close)  # equal batches, of which this one stands for all
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(
+        [("multiclass", "macro"), ("multiclass", "weighted"), ("multiclass", "micro"), ("binary", "binary")]
+    ),
+    st.sampled_from(["auto", 0.0, 0.6]),
+    st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    st.integers(0, 1000),
+)
+def test_the_compiled_memory_is_that_of_torch(kind, decay, sizes, seed):
+    (task, average), generator = kind, torch.Generator().manual_seed(seed)
+    losses = [
+        MetricLoss("jaccard", task=task, average=average, anchor=0.5, memory=Memory(decay, rows_of_rarest=8),
+                   backend=backend)
+        for backend in ("auto", "eager")
+    ]  # fmt: skip
+    for size in sizes:
+        z = torch.randn(size, *([4] if task == "multiclass" else []), generator=generator)
+        y = torch.randint(2 if task == "binary" else 3, (size,), generator=generator)  # class 3 never comes
+        (value, gradient), (expected, slope) = (run(loss, z, y) for loss in losses)
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(losses[0].state_dict(), losses[1].state_dict(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -99,12 +126,13 @@ def test_a_batch_with_enough_of_every_class_is_not_mixed_with_others():
             torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("weight", [None, [1.0, 49.0]])
-def test_the_decay_follows_from_the_batch_and_its_rarest_class_whatever_its_weight(weight):
+def test_the_decay_follows_from_the_batch_and_its_rarest_class_whatever_its_weight(weight, dtype):
     memory = Memory(rows_of_rarest=20)
     loss = MetricLoss("f1", memory=memory, weight=weight)
     y = torch.tensor([1] * 2 + [0] * 98)
-    z = torch.zeros(100, 2, dtype=torch.float64, requires_grad=True)
+    z = torch.zeros(100, 2, dtype=dtype, requires_grad=True)
     loss(z, y)
     first = memory.state[-1].item()
     loss(z, y)
@@ -210,8 +238,10 @@ def test_narrow_numbers_leave_the_memory_exact(dtype):
     assert loss.memory.state[-1].item() == pytest.approx(24 * (1 - 0.9**50) / 0.1, rel=1e-12)
 
 
-def test_a_batch_that_is_not_finite_is_not_remembered():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_batch_that_is_not_finite_is_not_remembered(dtype):
     z, y = batch("multiclass")
+    z = z.to(dtype)
     loss = MetricLoss("f1", memory=0.5)
     loss(z.requires_grad_(), y)
     state = copy.deepcopy(loss.state_dict())
@@ -261,15 +291,17 @@ def test_neither_the_scale_of_weights_nor_the_order_of_rows_matters(scale, order
     torch.testing.assert_close(*values)
 
 
-def test_an_empty_batch_has_the_remembered_value_and_no_gradient():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_an_empty_batch_has_the_remembered_value_and_no_gradient(dtype):
     z, y = batch("multiclass")
+    z = z.to(dtype)
     loss = MetricLoss("f1", memory="auto")
     before = loss(z.requires_grad_(), y)
     empty = z[:0].detach().requires_grad_()
     value = loss(empty, y[:0])
     value.backward()
     torch.testing.assert_close(value, before)
-    assert torch.equal(empty.grad, torch.zeros(0, 4, dtype=torch.float64))
+    assert torch.equal(empty.grad, torch.zeros(0, 4, dtype=dtype))
 
 
 @pytest.mark.parametrize(

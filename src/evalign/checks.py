@@ -157,6 +157,9 @@ def check_not_probabilities(logits: Tensor) -> None:
     """
     if not can_look_at(logits) or logits.shape[0] < 2 or logits.numel() == 0:
         return
+    # Almost always the first sums tell, by a third of the calls that the rest takes.
+    if any(abs(total - 1) > 1e-3 for total in logits[:4].detach().float().sum(1).reshape(-1)[:8].tolist()):
+        return
     for rows in (logits[:4], logits):
         x = rows.detach().float()
         on_simplex = bool(((x >= 0) & (x <= 1)).all()) and bool(((x.sum(1) - 1).abs() < 1e-3).all())

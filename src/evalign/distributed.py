@@ -8,8 +8,10 @@ average, so that each part is multiplied by the number of ranks; no second messa
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign import checks
@@ -46,6 +48,12 @@ class Sync:
         vector = sums.vector
         total = all_summed(vector.detach(), self.group)
         return sums.with_vector(standing_for(total, vector, self.ranks if self.gradients == "averaged" else 1.0))
+
+    def add_up(self, vector: NDArray[np.float64]) -> float:
+        """The same for sums that are no tensors: in place, and what their slopes are multiplied by."""
+        # As float32, which ranks that take the other way send.
+        vector[:] = all_summed(torch.from_numpy(vector).float(), self.group).numpy()
+        return self.ranks if self.gradients == "averaged" else 1.0
 
 
 SyncChoice = bool | Literal["auto"] | Sync

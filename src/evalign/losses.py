@@ -2,9 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evalign import checks, curves, membership, metrics
@@ -172,8 +175,14 @@ class MetricLoss(nn.Module):
             self.memory.at_temperature(value)
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        if self._remembers() is None and self._ranks() is None:
+        ranks, memory = self._ranks(), self._remembers()
+        if ranks is None and memory is None:
             return self.objective(*self._flat(input, target, sample_weight), self._temperature, self.beta)
+        if input.device.type == "cpu" and self._counts_alone_matter(sample_weight, memory):
+            flat = self._flat(input, target, sample_weight)
+            if self.objective.is_whole(flat.logits, flat.weight, self._temperature, self.beta):
+                between = partial(_between, ranks=ranks, memory=memory)
+                return self.objective.whole(*flat, self._temperature, self.beta, between)
         return self.of_sums(self.sums(input, target, sample_weight))
 
     def sums(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Sums:
@@ -200,6 +209,11 @@ class MetricLoss(nn.Module):
     def _ranks(self) -> Sync | None:
         return resolve(self.sync, training=self.training and torch.is_grad_enabled())
 
+    def _counts_alone_matter(self, sample_weight: Tensor | None, memory: Memory | None) -> bool:
+        """Whether tp, actual and predicted of every class are all that ranks and memory need to know of a batch."""
+        weighted = self.weight is not None or sample_weight is not None
+        return self.task != "multilabel" and (memory is None or (memory.labels is None and not weighted))
+
     def _remembers(self) -> Memory | None:
         # Validation must neither see the training batches nor be remembered.
         return self.memory if self.training and torch.is_grad_enabled() else None
@@ -217,6 +231,12 @@ class MetricLoss(nn.Module):
         defaults = {name: p.default for name, p in inspect.signature(MetricLoss).parameters.items()}
         shown = [f"{n}={_short(v)}" for n, v in options.items() if isinstance(v, (Tensor, list)) or v != defaults[n]]
         return f"MetricLoss({', '.join([repr(metric), *shown])})"
+
+
+def _between(vector: NDArray[np.float64], *, ranks: Sync | None, memory: Memory | None) -> tuple[float, float]:
+    """What happens between the counts of a batch and the metric of them, in place; the factors of their slopes."""
+    by_ranks = 1.0 if ranks is None else ranks.add_up(vector)
+    return by_ranks * (1.0 if memory is None else memory.remember(vector)), by_ranks
 
 
 def _short(value: Any) -> str:

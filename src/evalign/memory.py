@@ -8,7 +8,9 @@ of them, a step has the length that it has without a memory, and an anchor keeps
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evalign import checks
@@ -93,6 +95,20 @@ class Memory(nn.Module):
             return combined
         return _scaled_to(combined, self.labels.to(counts.dtype), self.rows)
 
+    def remember(self, vector: NDArray[np.float64]) -> float:
+        """The same by one compiled loop, for sums that are no tensors: tp, actual and predicted of every class, the
+        cross-entropies, and the sum of weights, which are all 1. In place; what the slopes of counts are multiplied by.
+        """
+        from evalign.kernels.memory_loops import remember
+
+        counts = vector[:-2]
+        rows = counts[counts.size // 3 : 2 * counts.size // 3]
+        if self.state.numel() != counts.size + 1:
+            self._make_room(torch.from_numpy(vector[:-1]), torch.from_numpy(rows))
+        decay = -1.0 if isinstance(self.decay, str) else self.decay
+        state, seen = self.state.numpy(), self.seen.numpy()
+        return remember(counts, rows, vector[-1], state, seen, decay, self.rows_of_rarest)
+
     def reset(self) -> None:
         """Forget the counts; how often each class comes is still known."""
         self.state.zero_()
@@ -110,7 +126,7 @@ class Memory(nn.Module):
             return self.decay
         known = self.seen + rows if self.labels is None or self.labels.numel() != rows.numel() else self.labels
         # A class that was never seen says nothing of how often it comes.
-        rarest = torch.where(known > 0, known, torch.inf).amin() / known.sum()
+        rarest = safe_divide(torch.where(known > 0, known, torch.inf).amin(), known.sum())
         return (1 - rows.sum() * rarest / self.rows_of_rarest).clamp(min=0.0)
 
     def _make_room(self, current: Tensor, rows: Tensor) -> None:

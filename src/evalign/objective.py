@@ -6,7 +6,7 @@ number stands for both: labels equal to it do not count, and all others count 1 
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,9 @@ from evalign.metrics import Average, Beta, MetricFunction
 from evalign.numerics import counting_dtype, finite_gradient, safe_divide
 from evalign.steps import StepChoice
 from evalign.sums import Sums, rows_behind
+
+if TYPE_CHECKING:
+    from evalign.kernels.compiled_whole import Between
 
 Backend = Literal["auto", "eager"]
 BACKENDS: tuple[Backend, ...] = ("auto", "eager")
@@ -65,7 +68,7 @@ class Objective:
     ) -> Tensor:
         beta = self.beta if beta is None else beta
         if self.is_whole(logits, weight, temperature, beta):
-            return self._whole(logits, y, weight, temperature, beta)
+            return self.whole(logits, y, weight, temperature, beta)
         y, weight = dense(y, weight, logits.dtype)
         confusion, entropy = self.counts(logits, y, weight, temperature)
         loss = self.metric_term(confusion, beta)
@@ -84,15 +87,22 @@ class Objective:
             and dispatch.takes(logits)
         )
 
-    def _whole(
-        self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor, beta: Beta | None
+    def whole(
+        self,
+        logits: Tensor,
+        y: Tensor,
+        weight: Weight,
+        temperature: float | Tensor,
+        beta: Beta | None,
+        between: "Between | None" = None,
     ) -> Tensor:
+        """All of it as one node; on a CPU the sums of a batch go through `between` before the metric is taken."""
         ignored = None if isinstance(weight, Tensor) else weight
         plan = self.plan(logits.shape[1] if self.task == "multiclass" else 2, beta, ignored)
         given = weight if isinstance(weight, Tensor) else None
         if plan.two_classes:
             logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
-        return whole_loss(logits, y, given, self.points(temperature), plan)
+        return whole_loss(logits, y, given, self.points(temperature), plan, between)
 
     def plan(self, classes: int = 2, beta: Any = None, ignored: int | None = None) -> Plan:
         """What `whole_loss` is told, where `is_whole` says that it can do this; `classes` of a multiclass problem.

@@ -6,8 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalign.boosting.gradients import Table
-from evalign.kernels import array_metric
-from evalign.kernels.columns import by_class, by_column
 from evalign.kernels.points import Lines
 from evalign.objective import Objective
 
@@ -43,17 +41,16 @@ def derivatives(
     """
     from evalign.boosting import binary_loop  # these need numba, which takes half a second to import
     from evalign.kernels import compiled_columns
+    from evalign.kernels.compiled_whole import by_column, metric_of
 
     plan = objective.plan(beta=objective.beta)
     settings = plan.settings(objective.points(temperature))
     columns = (table.scores[:, None], table.y[:, None], table.weight[:, None])
-    tp, predicted, losses, actual, total = compiled_columns.forward(columns, settings)
-    n = float(total[0])
-    tp, predicted, actual, total = by_class(tp, predicted, actual, total)
-    value, *slopes = array_metric.value_and_slopes(
-        tp[0], predicted[0], actual, total, plan.quotient, plan.average, per_label=False
-    )
-    by_tp, by_predicted = (float(slope) for slope in by_column(slopes[0][None], slopes[1][None]))
+    counts = np.zeros((3, 2))
+    losses, totals = compiled_columns.counted(columns, settings, counts, two_classes=True)
+    n = float(counts[1].sum())
+    value, slopes = metric_of(counts, totals, plan)
+    by_tp, by_predicted = by_column(slopes)[:, 0]
     pull = n * metric_weight * np.array([by_predicted, by_predicted + by_tp])
     anchor = objective.anchor
     options = (anchor, (anchor or 1.0) * bend.curvature, bend.floor, bend.damping, objective.label_smoothing)
@@ -63,4 +60,4 @@ def derivatives(
     binary_loop.derivatives(
         z, y, w, line, pull.astype(np.float32), np.array(options, np.float32), gradient, hessian
     )  # fmt: skip
-    return float(value), float(losses) / n if anchor and n else 0.0, gradient, hessian
+    return value, losses / n if anchor and n else 0.0, gradient, hessian

@@ -12,42 +12,60 @@ from evalign.kernels.compiled import in_threads, parts
 from evalign.kernels.interface import Counts, Slopes
 from evalign.kernels.points import FivePoints, Settings
 
-
-@lru_cache
-def _numbers(points: FivePoints, smoothing: float) -> NDArray[np.float32]:
-    return np.array([*points.numbers(), smoothing], np.float32)
-
-
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Batch = tuple[Tensor, Tensor, Tensor]  # logits (M, C), labels and weights, contiguous
+Stats = tuple[Floats, NDArray[np.int32]]
 Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def forward(z: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, Kept]:
-    (n, d), z, y, weight = z.shape, z.detach().contiguous(), y.contiguous(), weight.contiguous()
-    stats, places = torch.empty(n, 4), torch.empty(n, 2, dtype=torch.int32)
+@lru_cache
+def _numbers(points: FivePoints, smoothing: float) -> Floats:
+    return np.array([*points.numbers(), smoothing], np.float32)
+
+
+def counted(batch: Batch, settings: Settings, into: Doubles) -> tuple[float, Stats]:
+    """Adds tp, actual and predicted to `into` (3, C); the sum of the cross-entropies, and what `gradient` needs."""
+    z, y, weight = (x.numpy() for x in batch)
+    n, d = z.shape
+    stats = np.empty((n, 4), np.float32), np.empty((n, 2), np.int32)
+    fixed = z, z.view(np.int32), y, weight, _numbers(settings.points, settings.smoothing)
     ranges = parts(n, n * d)
+    if len(ranges) == 1:
+        return row_loops.forward(*fixed, 0, n, *stats, into), stats
     sums = np.zeros((len(ranges), 3, d))
-    array = z.numpy()
-    fixed = (array, array.view(np.int32), y.numpy(), weight.numpy(), _numbers(settings.points, settings.smoothing))
-    kept = stats.numpy(), places.numpy()
     jobs = [
-        partial(row_loops.forward, *fixed, start, stop, *kept, part)
+        partial(row_loops.forward, *fixed, start, stop, *stats, part)
         for (start, stop), part in zip(ranges, sums, strict=True)
     ]
     losses = sum(in_threads(jobs))
-    tp, actual, predicted = torch.from_numpy(sums.sum(0)).to(z.dtype).unbind()
-    return Counts(tp, predicted, torch.tensor(losses, dtype=z.dtype), actual), (z, y, weight, stats, places)
+    into += sums.sum(0)
+    return losses, stats
+
+
+def gradient(
+    batch: Batch, settings: Settings, stats: Stats, by_tp: Floats, by_predicted: Floats, by_losses: np.float32
+) -> Tensor:
+    """dL/dlogits from dL by the counts."""
+    z, y, weight = (x.numpy() for x in batch)
+    found = np.empty(z.shape, np.float32)
+    numbers = _numbers(settings.points, settings.smoothing)
+    rest = *stats, by_tp, by_predicted, by_losses, found
+    ranges = parts(z.shape[0], z.size)
+    in_threads([partial(row_loops.backward, z, y, weight, numbers, start, stop, *rest) for start, stop in ranges])
+    return torch.from_numpy(found)
+
+
+def forward(z: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, Kept]:
+    batch, sums = (z.detach().contiguous(), y.contiguous(), weight.detach().contiguous()), np.zeros((3, z.shape[1]))
+    losses, (stats, places) = counted(batch, settings, sums)
+    tp, actual, predicted = torch.from_numpy(sums).to(z.dtype).unbind()
+    kept = *batch, torch.from_numpy(stats), torch.from_numpy(places)
+    return Counts(tp, predicted, torch.tensor(losses, dtype=z.dtype), actual), kept
 
 
 def backward(kept: Kept, settings: Settings, slopes: Slopes) -> Tensor:
-    z, y, weight, stats, places = (x.detach().numpy() for x in kept)
-    gradient = torch.empty(z.shape)
-    numbers = _numbers(settings.points, settings.smoothing)
+    z, y, weight, stats, places = kept
     by_losses = np.float32(0 if slopes.losses is None else slopes.losses.item())
-    by = slopes.tp.detach().numpy(), slopes.predicted.detach().numpy(), by_losses, gradient.numpy()
-    in_threads(
-        [
-            partial(row_loops.backward, z, y, weight, numbers, start, stop, stats, places, *by)
-            for start, stop in parts(z.shape[0], z.size)
-        ]
-    )
-    return gradient
+    by = slopes.tp.detach().numpy(), slopes.predicted.detach().numpy(), by_losses
+    return gradient((z, y, weight), settings, (stats.numpy(), places.numpy()), *by)

@@ -41,5 +41,5 @@ def columns(z: Tensor) -> ModuleType:
     return _module("triton_columns" if z.is_cuda else "compiled_columns")
 
 
-def whole(z: Tensor) -> ModuleType:
-    return _module("triton_whole" if z.is_cuda else "array_whole")
+def whole() -> ModuleType:
+    return _module("triton_whole")

@@ -1,0 +1,74 @@
+"""1 - metric and its slopes by the counts, for metrics that are quotients, as one compiled loop over the classes.
+
+The formulas are those of `triton_metric`; both are tested against autograd for every metric and average.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalign.kernels.compiled import loop
+
+Doubles = NDArray[np.float64]
+BINARY, MACRO, MICRO, WEIGHTED = range(4)
+AVERAGE = {"binary": BINARY, "macro": MACRO, "micro": MICRO, "weighted": WEIGHTED}
+
+
+@loop(exact=True)
+def form(numbers: Doubles, counts: Doubles, totals: Doubles, k: int) -> float:
+    """A linear form of the counts of class k."""
+    total = totals[k] if totals.shape[0] > 1 else totals[0]
+    value: float = numbers[0] * counts[0, k] + numbers[1] * counts[1, k] + numbers[2] * counts[2, k]
+    value += numbers[3] * total
+    return value
+
+
+@loop(exact=True)
+def share(weight: Doubles, counts: Doubles, totals: Doubles, average: int, k: int) -> float:
+    """How much class k counts in the mean, before all of these are made to add up to 1."""
+    if average == BINARY:
+        return 1.0 if k == 1 else 0.0
+    if average == WEIGHTED:
+        return form(weight, counts, totals, k)
+    return 1.0 if counts[1, k] > 0 else 0.0
+
+
+@loop(exact=True)
+def value_and_slopes(counts: Doubles, totals: Doubles, quotient: Doubles, average: int, slopes: Doubles) -> float:
+    """1 - the averaged metric of `counts` (3, C), which are tp, actual and predicted; 0 for counts of nothing.
+
+    `totals` has one entry for every label, one entry for all classes, or none where it is the sum of the label counts;
+    `quotient` (3, 4) has the numbers of `quotients.Quotient`. The derivatives by tp and predicted are written to
+    `slopes` (2, C).
+    """
+    d = counts.shape[1]
+    top, bottom, weight = quotient[0], quotient[1], quotient[2]
+    if totals.shape[0] == 0:
+        totals = np.array([counts[1].sum()])
+    slopes[:] = 0.0
+    if totals.sum() == 0:
+        return 0.0
+    if average == MICRO:
+        above, below = 0.0, 0.0
+        for k in range(d):
+            above += form(top, counts, totals, k)
+            below += form(bottom, counts, totals, k)
+        if below == 0:
+            return 1.0
+        slopes[0] = above / below**2 * bottom[0] - top[0] / below
+        slopes[1] = above / below**2 * bottom[2] - top[2] / below
+        return 1 - above / below
+    added, otherwise = 0.0, 1.0 / d if average == WEIGHTED else 0.0
+    for k in range(d):
+        added += share(weight, counts, totals, average, k)
+    value = 0.0
+    for k in range(d):
+        part = share(weight, counts, totals, average, k) / added if added != 0 else otherwise
+        divisor = form(bottom, counts, totals, k)
+        if divisor == 0:
+            continue
+        score, slope = form(top, counts, totals, k) / divisor, part / divisor
+        if part != 0:  # a class that does not count does not count where its score is nan either
+            value += part * score
+        slopes[0, k] = slope * (score * bottom[0] - top[0])
+        slopes[1, k] = slope * (score * bottom[2] - top[2])
+    return 1 - value
