@@ -18,6 +18,7 @@ CASES = {  # classes, every label a problem of its own, absent classes
     "two classes": (2, False, ()),
     "absent classes": (5, False, (1, 3)),
     "labels": (5, True, (0,)),
+    "labels that never come": (3, True, range(3)),
     "nothing": (40, False, range(40)),
 }
 

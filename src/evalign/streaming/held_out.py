@@ -44,15 +44,5 @@ class HeldOut:
 
     def _join(self) -> None:
         # Files may differ in the types of their columns, which is for the encoders to say.
-        alike = groupby(self.tables, key=lambda table: _Schema(table.schema))
+        alike = groupby(self.tables, key=lambda table: table.schema)
         self.tables = [pa.concat_tables(tables).combine_chunks() for _, tables in alike]
-
-
-@dataclass(frozen=True, eq=False)
-class _Schema:
-    """A schema whose notes do not count."""
-
-    schema: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Schema) and bool(self.schema.equals(other.schema, check_metadata=False))
