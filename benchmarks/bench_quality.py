@@ -60,6 +60,7 @@ NETWORKS: dict[str, dict[str, Any]] = {  # options of EASTClassifier
 }
 LARGER: dict[str, dict[str, Any]] = {  # asked for by name
     "embedding": {"network": "embedding"},
+    "embedding, cross-entropy": {"network": "embedding", "recipe": "cross_entropy"},
     "periodic": {"network": "periodic"},
     "ensemble": {"ensemble": 8},
     "embedding ensemble": {"network": "embedding", "ensemble": 8},
