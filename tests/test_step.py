@@ -1,6 +1,8 @@
 """A recorded step is the loop's own: on a CPU to the bit, with the numbers that are written into it."""
 
+import gc
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,3 +137,28 @@ def test_what_is_checked_on_a_gpu_holds_here(name, monkeypatch):
     checks = {check.__name__: check for check in check_pictures.CHECKS}
     assert checks[name]("cuda" if torch.cuda.is_available() else "cpu") is None
     assert len(checks) == 4
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_before_a_recording_and_not_during_it(collects):
+    from evalign.training.replay import _nothing_collected
+
+    class Kept:
+        pass
+
+    def cycle():
+        kept = Kept()
+        kept.itself = kept
+        return weakref.ref(kept)
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        earlier = cycle()
+        with pytest.raises(ZeroDivisionError), _nothing_collected():
+            assert earlier() is None
+            assert not gc.isenabled()
+            _ = 1 / 0
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()

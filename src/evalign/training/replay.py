@@ -1,7 +1,9 @@
 """A step recorded once as a CUDA graph and replayed: a small network's step is all launches, and those go away."""
 
+import contextlib
+import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +53,19 @@ class Replay:
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with _nothing_collected(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self.step()
         return graph
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Garbage may hold an earlier recording, and taking that apart would end the one that is being made."""
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
