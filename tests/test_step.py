@@ -155,10 +155,9 @@ def test_garbage_is_collected_before_a_recording_and_not_during_it(collects):
     try:
         (gc.enable if collects else gc.disable)()
         earlier = cycle()
-        with pytest.raises(ZeroDivisionError), _nothing_collected():
+        with _nothing_collected():
             assert earlier() is None
             assert not gc.isenabled()
-            _ = 1 / 0
         assert gc.isenabled() == collects
     finally:
         (gc.enable if before else gc.disable)()
