@@ -278,7 +278,7 @@ def networks() -> Iterator[Config]:
         return Config(name, recipe.stages, inputs="both", updates=recipe.updates, **changes)
 
     bins: dict[str, Any] = {"network": "embedding"}
-    waves: dict[str, Any] = {"network": "periodic"}
+    narrow: dict[str, Any] = {"hidden": (256, 128)}
     eight: dict[str, Any] = {"ensemble": 8}
     rank_one: dict[str, Any] = {**eight, "sharing": "rank_one"}
     yield candidate("mlp")
@@ -287,14 +287,15 @@ def networks() -> Iterator[Config]:
     yield candidate("embedding", **bins)
     yield candidate("embedding lr x0.5", 0.5, **bins)
     yield candidate("embedding dropout=0.35", dropout=0.35, **bins)
-    yield candidate("embedding bins=64 width=16", embedding=(("bins", 64), ("width", 16)), **bins)
-    yield candidate("embedding bins=12 width=4", embedding=(("bins", 12), ("width", 4)), **bins)
+    yield candidate("embedding 256-128", **bins, **narrow)
     yield candidate("embedding x8", **bins, **eight)
-    yield candidate("embedding x8 lr x0.5", 0.5, **bins, **eight)
+    yield candidate("embedding x8 256-128", **bins, **eight, **narrow)
     yield candidate("embedding x8 rank_one", **bins, **rank_one)
-    for scale in (0.03, 0.1, 0.3):
-        yield candidate(f"periodic scale={scale}", embedding=(("scale", scale),), **waves)
-    yield candidate("periodic x8", **waves, **eight)
+    few: dict[str, Any] = {"sets": ("yeast", "mammography", "letter", "adult")}
+    yield candidate("embedding bins=24 width=8", embedding=(("bins", 24), ("width", 8)), **bins, **few)
+    yield candidate("embedding bins=128 width=24", embedding=(("bins", 128), ("width", 24)), **bins, **few)
+    for scale in (0.1, 0.3, 1.0):
+        yield candidate(f"periodic scale={scale}", network="periodic", embedding=(("scale", scale),), **few)
 
 
 GRIDS: dict[str, Callable[[], Iterator[Config]]] = {

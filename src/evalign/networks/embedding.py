@@ -123,7 +123,8 @@ class CategoryEmbedding(nn.Module):
 
     def __init__(self, levels: Sequence[int], width: int) -> None:
         super().__init__()
-        self.vectors = nn.Parameter(torch.randn(sum(levels), width))
+        # Small: a vector says nothing until rows have taught it. Unit vectors were noise to overfit on Adult.
+        self.vectors = nn.Parameter(0.1 * torch.randn(sum(levels), width))
         place = torch.eye(len(levels)).repeat_interleave(torch.tensor(levels), 0)
         self.register_buffer("place", place)  # (levels, columns): which column a level is of
         self.register_buffer("share", (place / place.sum(0)).t().contiguous())
@@ -153,10 +154,10 @@ class TableEmbedding(nn.Module):
         fields: Fields,
         curves: Curves = "piecewise",
         *,
-        width: int = 8,
-        bins: int = 32,
+        width: int = 16,
+        bins: int = 64,
         waves: int = 16,
-        scale: float = 0.1,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         levels = [place for start, end in fields.categories for place in range(start, end)]
