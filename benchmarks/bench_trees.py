@@ -3,6 +3,8 @@
     python benchmarks/bench_trees.py --data-dir DIR --processes 14 --minutes 9     # all that is not stored yet
     python benchmarks/bench_trees.py --data-dir DIR --list                         # what that is, and how long it takes
     python benchmarks/bench_trees.py --data-dir DIR --sets adult yeast --methods booster --splits 0 1 2
+    python benchmarks/bench_trees.py --data-dir DIR --methods booster --out again.csv     # again, with other defaults
+    python benchmarks/bench_trees.py --merge again.csv                                    # its rows replace the stored
 
 Rows go to `--out` as soon as a split is done; what is there or in bench_quality.csv is not run again. `--minutes` ends
 what still runs then, and the next call begins it anew.
@@ -19,7 +21,7 @@ import platform
 import time
 import traceback
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,20 +32,15 @@ from bench_quality import BOOSTED, RESULTS, SETS, TREES, boosted_scores, decided
 OWN = RESULTS.with_name("bench_quality_boost.csv")
 # CPU seconds of a split, for the order alone.
 SECONDS = {
-    "booster": {"yeast": 3, "mammography": 2, "letter": 200, "shuttle": 60, "adult": 6, "creditcard": 60},
+    "booster": {"yeast": 4, "mammography": 3, "letter": 300, "shuttle": 250, "adult": 10, "creditcard": 120},
     "booster, cross-entropy": {
-        "yeast": 2,
-        "mammography": 1,
-        "letter": 200,
-        "shuttle": 80,
-        "adult": 4,
-        "creditcard": 25,
+        "yeast": 3, "mammography": 2, "letter": 300, "shuttle": 300, "adult": 8, "creditcard": 50,
     },
     "stock LightGBM": {"letter": 7, "shuttle": 2, "creditcard": 3},
     "stock XGBoost": {"letter": 9, "shuttle": 8, "creditcard": 5},
     "random forest": {"yeast": 2, "mammography": 5, "letter": 15, "shuttle": 20, "adult": 25, "creditcard": 400},
-    "histogram gradient boosting": {"letter": 15, "shuttle": 10, "adult": 3, "creditcard": 15},
-}
+    "histogram gradient boosting": {"letter": 15, "shuttle": 10, "adult": 3, "creditcard": 4},
+}  # fmt: skip
 
 
 class Cell(NamedTuple):
@@ -94,6 +91,15 @@ def missing(cells: Sequence[Cell], stored: pd.DataFrame) -> list[Cell]:
     return sorted((cell for cell in cells if tuple(cell) not in done), key=lambda cell: -cell.seconds)
 
 
+def merged(stored: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """All rows, those of a cell that both have from the new ones alone."""
+    if stored.empty or new.empty:
+        return pd.concat([stored, new], ignore_index=True)
+    cell = list(Cell._fields)
+    replaced = pd.MultiIndex.from_frame(stored[cell]).isin(pd.MultiIndex.from_frame(new[cell]))
+    return pd.concat([stored[~replaced], new], ignore_index=True).sort_values(cell, kind="stable", ignore_index=True)
+
+
 def run(todo: Sequence[Cell], folder: Path, out: Path, *, processes: int, minutes: float) -> None:
     """Every cell in one of the processes, each stored when it is done, until the time is over."""
     end = time.monotonic() + 60 * minutes
@@ -109,14 +115,14 @@ def run(todo: Sequence[Cell], folder: Path, out: Path, *, processes: int, minute
             if problem:
                 print(f"{' '.join(map(str, cell))} failed:\n{problem}", flush=True)
                 continue
-            rows = pd.concat([rows, pd.DataFrame(found)], ignore_index=True)
-            store(rows.sort_values(["set", "method", "split"], kind="stable"), out)
+            rows = merged(rows, pd.DataFrame(found))
+            store(rows, out)
             print(*cell, {row["decision"]: row["score"] for row in found}, found[0]["cpu_seconds"], "s", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
     parser.add_argument("--methods", nargs="+", default=list(SECONDS), choices=list(SECONDS))
     parser.add_argument("--splits", nargs="+", type=int, default=list(range(10)))
@@ -124,7 +130,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=24 * 60)
     parser.add_argument("--out", type=Path, default=OWN)
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--merge", nargs="+", type=Path, default=[], metavar="CSV")
     options = parser.parse_args()
+    if options.merge:
+        stored = pd.read_csv(options.out) if options.out.exists() else pd.DataFrame()
+        store(reduce(merged, map(pd.read_csv, options.merge), stored), options.out)
+        return
+    if options.data_dir is None:
+        parser.error("--data-dir is needed: the folder with yeast.parquet and the other sets")
     files = [path for path in {options.out, RESULTS} if path.exists()]
     stored = pd.concat([pd.DataFrame(), *map(pd.read_csv, files)])
     cells = [Cell(*cell) for cell in product(options.sets, options.methods, options.splits)]

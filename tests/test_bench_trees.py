@@ -29,6 +29,13 @@ def test_cells_that_are_stored_are_left_out_and_the_longest_come_first(bench):
     assert len(bench.missing(cells, pd.DataFrame())) == 3
 
 
+def test_new_rows_of_a_cell_take_the_place_of_the_stored(bench):
+    stored = pd.DataFrame({"set": ["a", "a", "b"], "method": "m", "split": [0, 1, 0], "score": [0.1, 0.2, 0.3]})
+    new = pd.DataFrame({"set": ["a"], "method": "m", "split": [1], "score": [0.9]})
+    assert bench.merged(stored, new).score.tolist() == [0.1, 0.9, 0.3]
+    assert bench.merged(pd.DataFrame(), new).score.tolist() == [0.9]
+
+
 def test_a_cell_is_scored_on_the_test_rows_of_its_split(bench, tmp_path):
     x = np.random.default_rng(0).normal(size=(300, 2))
     frame = pd.DataFrame(x, columns=["a", "b"]).assign(target=np.where(x[:, 0] + 0.3 * x[:, 1] > 0.5, "yes", "no"))

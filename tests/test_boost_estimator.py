@@ -247,6 +247,35 @@ def test_ctrl_c_leaves_a_fitted_classifier(rare):
     assert model.predict(rare[0]).shape == rare[1].shape
 
 
+@pytest.mark.parametrize("noise", [0, 12])
+def test_the_share_of_columns_is_the_one_with_the_lower_loss_on_held_out_rows(noise):
+    rng = np.random.default_rng(3)
+    X, y = load_iris(return_X_y=True)
+    X = np.hstack([X, rng.normal(size=(len(X), noise))])
+    fixed = {share: small(columns=share).fit(X, y) for share in (1.0, 0.5)}
+    losses = {share: min(row["loss"] for row in model.history_) for share, model in fixed.items()}
+    model = small().fit(X, y)
+    assert model.columns_ == min(losses, key=lambda share: losses[share])
+    assert model.history_[model.rounds_ - 1]["loss"] == min(losses.values())
+    np.testing.assert_array_equal(model.predict_proba(X), fixed[model.columns_].predict_proba(X))
+    assert small().fit(X[:, :3], y).columns_ == 1.0
+
+
+def test_ctrl_c_while_the_second_share_is_tried_keeps_the_first(rare):
+    X, y = np.hstack([rare[0]] * 4)[:, :8], rare[1]
+    seen = []
+
+    def stop(epoch):
+        seen.append(epoch.epoch)
+        if seen.count(1) == 2:
+            raise KeyboardInterrupt
+
+    model = small(rounds=10).fit(X, y, on_epoch=stop)
+    assert seen == [*range(1, 11), 1]
+    assert (model.columns_, len(model.history_)) == (1.0, 10)
+    assert model.predict(X).shape == y.shape
+
+
 @pytest.mark.parametrize("library", ["lightgbm", "xgboost"])
 def test_a_saved_model_is_the_same_model(library, frame, tmp_path):
     table, y = frame

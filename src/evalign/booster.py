@@ -13,11 +13,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from evalign import checks, metrics
 from evalign.boosting.folds import fold_rows
-from evalign.boosting.libraries import LIBRARIES, find_library
+from evalign.boosting.libraries import LIBRARIES, Library, find_library
 from evalign.boosting.objective import ScoreObjective, cooling
 from evalign.boosting.recipes import BoostRecipe, find_recipe
 from evalign.boosting.table import TreeTable
-from evalign.boosting.training import Monitor, train_folds
+from evalign.boosting.training import Monitor, Trained, train_folds
 from evalign.boosting.trees import Rows, TreeOptions, Trees
 from evalign.confusion import Confusion
 from evalign.decision import Rule
@@ -30,6 +30,8 @@ from evalign.training.progress import Epoch
 FEW = 5  # held-out rows: decided otherwise all one way, a sign test could not tell them from chance (2 x 2^-5 > 0.05)
 MARGIN = 1e-4  # of the metric, below which two rules are one
 MONITORS = ("score", "loss", "entropy")
+SHARES = (1.0, 0.5)  # of columns a tree, to choose from
+MANY = 4  # columns, below which half of them is not worth a try
 
 
 class EASTBooster(MetricClassifier):
@@ -54,14 +56,15 @@ class EASTBooster(MetricClassifier):
     monitor: "score" (the metric of hard decisions), "loss" (what is minimised) or "entropy".
     learning_rate, leaves, l2: of the trees, as in LightGBM.
     min_rows: rows of a leaf at least; XGBoost, which counts second derivatives, gets a hundredth of it.
-    columns, rows: shares of columns and rows that each tree sees.
+    columns, rows: shares of columns and rows that each tree sees; columns="auto" trains with all and with half of the
+        columns and keeps what is better by the `monitor` on held-out rows (tables of four columns or more).
     floor: least second derivative of a row; see `ScoreObjective`.
     n_jobs: threads; -1 is all cores.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `history_` (a row per round), `rounds_` (trees kept
-    for each score), `temperature_`, `decision_` (the rule), `encoder_`, `trees_` (one ensemble per fold), `start_`
-    (the scores that trees add to: the classes' shares), and after `fit` only `held_out_` (positions of the held-out
-    rows, fold after fold, equal rows by their first).
+    for each score), `columns_` (the share that was kept), `temperature_`, `decision_` (the rule), `encoder_`, `trees_`
+    (one ensemble per fold), `start_` (the scores that trees add to: the classes' shares), and after `fit` only
+    `held_out_` (positions of the held-out rows, fold after fold, equal rows by their first).
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -89,7 +92,7 @@ class EASTBooster(MetricClassifier):
         leaves: int = 31,
         min_rows: int = 5,
         l2: float = 1.0,
-        columns: float = 1.0,
+        columns: float | Literal["auto"] = "auto",
         rows: float = 1.0,
         floor: float = 1e-3,
         validation_fraction: float = 0.2,
@@ -149,21 +152,15 @@ class EASTBooster(MetricClassifier):
             return Rows(x[rows], codes[rows], weight, self.encoder_.categorical)
 
         folds = [(part(d.train, d.train_weight), part(d.valid, d.valid_weight)) for d in divisions]
-        objective = self._objective()
-        growers = [library.grower(*fold, self._tree_options(seed + i)) for i, fold in enumerate(folds)]
         self.start_ = prior_scores(codes, weight, len(self.classes_))
-        trained = train_folds(
-            growers, folds, objective, self.start_, rounds=self.rounds, patience=self.patience, monitor=self.monitor,
-            learning_rate=self.learning_rate, on_round=self._listener(on_epoch),
-        )  # fmt: skip
-        self.trees_: list[Trees] = [grower.finished(trained.rounds) for grower in growers]
+        trained = self._grow(library, folds, seed, self._listener(on_epoch))
         self.rounds_ = trained.rounds
         self.history_ = [vars(epoch) for epoch in trained.history]
         self.temperature_ = trained.history[trained.rounds - 1].temperature
         valid = np.concatenate([d.valid for d in divisions])
         valid_weight = np.concatenate([d.valid_weight for d in divisions])
         self.held_out_ = kept[valid]
-        p = _as_columns(objective.probabilities(trained.scores.astype(np.float64)))
+        p = _as_columns(self._objective().probabilities(trained.scores.astype(np.float64)))
         self.decision_ = self._learn_decision(p, codes[valid], valid_weight)
         return self
 
@@ -203,8 +200,35 @@ class EASTBooster(MetricClassifier):
         checks.check_number("learning_rate", self.learning_rate, low=0.0, open_low=True)
         checks.check_number("l2", self.l2, low=0.0)
         checks.check_number("floor", self.floor, low=0.0)
-        for name in ("columns", "rows"):
+        for name in ("rows",) if self.columns == "auto" else ("columns", "rows"):
             checks.check_number(name, getattr(self, name), low=0.0, high=1.0, open_low=True)
+
+    def _grow(
+        self, library: Library, folds: list[tuple[Rows, Rows]], seed: int, on_round: Callable[[Epoch], None]
+    ) -> Trained:
+        """Train by every share of columns there is to choose from; sets the trees and the share of the best."""
+        best: Trained | None = None
+        choices: Sequence[float] = SHARES if folds[0][0].x.shape[1] >= MANY else SHARES[:1]
+        if self.columns != "auto":
+            choices = (self.columns,)
+        for share in choices:
+            growers = [library.grower(*fold, self._tree_options(seed + i, share)) for i, fold in enumerate(folds)]
+            try:
+                trained = train_folds(
+                    growers, folds, self._objective(), self.start_, rounds=self.rounds, patience=self.patience,
+                    monitor=self.monitor, learning_rate=self.learning_rate, on_round=on_round,
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                if best is None:
+                    raise
+                break
+            if best is None or trained.value < best.value:
+                best, self.columns_ = trained, share
+                self.trees_: list[Trees] = [grower.finished(trained.rounds) for grower in growers]
+            if trained.interrupted:
+                break
+        assert best is not None
+        return best
 
     def _learn_decision(self, p: NDArray[np.float64], codes: NDArray[np.int64], weight: NDArray[np.float64]) -> Rule:
         rule = super()._learn_decision(p, codes, weight)
@@ -231,10 +255,10 @@ class EASTBooster(MetricClassifier):
             floor=self.floor,
         )  # fmt: skip
 
-    def _tree_options(self, seed: int) -> TreeOptions:
+    def _tree_options(self, seed: int, columns: float) -> TreeOptions:
         threads = self.n_jobs if self.n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + self.n_jobs)
         return TreeOptions(
-            self.learning_rate, self.leaves, self.min_rows, self.l2, self.columns, self.rows, threads,
+            self.learning_rate, self.leaves, self.min_rows, self.l2, columns, self.rows, threads,
             seed % 2**31, len(self.classes_),
         )  # fmt: skip
 

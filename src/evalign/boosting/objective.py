@@ -192,9 +192,7 @@ class ScoreObjective:
             wanted = "(n,)" if flat else "(n, classes)"
             raise ValueError(f"scores of a {self.task} task must be {wanted}, got {tuple(z.shape)}; {remedy}")
         labels = torch.from_numpy(np.ascontiguousarray(y))
-        if labels.is_floating_point():  # the libraries keep labels as float32
-            labels = labels.round().long()
-        labels = labels.long()
+        labels = labels.long()  # the libraries keep whole numbers as float32
         if self.task == "multilabel" and labels.shape != z.shape:
             labels = labels.reshape(z.shape) if labels.numel() == z.numel() else labels
         expected = z.shape[:1] if self.task == "multiclass" else z.shape

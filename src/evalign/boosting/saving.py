@@ -29,6 +29,7 @@ def save_booster(model: "EASTBooster", path: Path) -> Path:
         "history": model.history_,
         "temperature": model.temperature_,
         "rounds": model.rounds_,
+        "columns": model.columns_,
         "start": model.start_,
     }
     arrays = {f"trees_{i}": container.text_as_array(trees.to_text()) for i, trees in enumerate(model.trees_)}
@@ -41,7 +42,7 @@ def load_booster(cls: type["EASTBooster"], path: Path) -> Any:
     model = cls(**fitted["params"])
     set_fitted(model, fitted)
     model.encoder_ = TreeTable.from_json(fitted["encoder"])
-    model.rounds_, model.start_ = fitted["rounds"], np.array(fitted["start"])
+    model.rounds_, model.columns_, model.start_ = fitted["rounds"], fitted["columns"], np.array(fitted["start"])
     read = find_library(model.library).trees.from_text
     model.trees_ = [read(container.array_as_text(arrays[f"trees_{i}"])) for i in range(len(arrays))]
     return model

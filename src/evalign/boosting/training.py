@@ -17,11 +17,16 @@ Monitor = Literal["score", "loss", "entropy"]
 
 @dataclass(frozen=True)
 class Trained:
-    """The best round, the held-out scores it had (fold after fold), and a row of history for every round."""
+    """The best round, the held-out scores it had (fold after fold), and a row of history for every round.
+
+    `value` is what the monitor gave it, the lower the better; `interrupted` tells of Ctrl-C.
+    """
 
     rounds: int
     scores: Array
     history: list[Epoch]
+    value: tuple[float, float]
+    interrupted: bool
 
 
 def train_folds(
@@ -47,7 +52,7 @@ def train_folds(
     weight = np.concatenate([valid.weight for _, valid in folds])
     plain = entropy_of(objective)
     history: list[Epoch] = []
-    best, kept, scores = (math.inf, math.inf), 0, np.empty(0)
+    best, kept, scores, interrupted = (math.inf, math.inf), 0, np.empty(0), False
     try:
         for number in range(rounds):
             started = time.perf_counter()
@@ -73,7 +78,8 @@ def train_folds(
     except KeyboardInterrupt:
         if not kept:
             raise
-    return Trained(kept, scores, history)
+        interrupted = True
+    return Trained(kept, scores, history, best, interrupted)
 
 
 def entropy_of(objective: ScoreObjective) -> ScoreObjective:
