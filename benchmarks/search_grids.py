@@ -298,6 +298,23 @@ def networks() -> Iterator[Config]:
         yield candidate(f"periodic scale={scale}", network="periodic", embedding=(("scale", scale),), **few)
 
 
+def embeddings() -> Iterator[Config]:
+    """What an embedding is made of, by cross-entropy in a few epochs: small enough for a CPU; log-loss tells most."""
+
+    def candidate(name: str, **changes: Any) -> Config:
+        stage = entropy_stage(epochs=20, learning_rate=1e-3)
+        return Config(
+            name, (stage,), inputs="both", batch=2, **{"hidden": (256, 128), "network": "embedding", **changes}
+        )
+
+    small = (("bins", 32), ("width", 8))
+    yield candidate("mlp", network="mlp")
+    yield candidate("bins=32 width=8 start=1", embedding=(*small, ("start", 1.0)))
+    yield candidate("bins=32 width=8", embedding=small)
+    yield candidate("bins=64 width=16")
+    yield candidate("periodic", network="periodic")
+
+
 GRIDS: dict[str, Callable[[], Iterator[Config]]] = {
     "factors": factors,
     "inputs": inputs,
@@ -306,4 +323,5 @@ GRIDS: dict[str, Callable[[], Iterator[Config]]] = {
     "finalists": finalists,
     "averages": averages,
     "networks": networks,
+    "embeddings": embeddings,
 }

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evalign import EASTClassifier, container
 from evalign.cli.app import main
+from evalign.networks import Ensemble
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.streaming.fit import Stream, fit_stream
@@ -83,8 +85,10 @@ def rows_of(n):
     return Rows.of(torch.randn(n, 4, generator=generator).double() + y[:, None], y)
 
 
-def network():
+def network(members=1):
     torch.manual_seed(0)
+    if members > 1:
+        return Ensemble(4, 2, (8,), dropout=0.0, members=members).double()
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
 
 
@@ -95,9 +99,9 @@ def shares(rank, ranks):
 
 def gradients(rank, ranks):
     found = []
-    for stage in RECIPES["anchored"].stages:
+    for stage, members in product(RECIPES["anchored"].stages, (1, 3)):
         own, held_out = shares(rank, ranks)
-        model, objective = network(), at_stage(OBJECTIVE, stage)
+        model, objective = network(members), at_stage(OBJECTIVE, stage)
         parallel = DistributedDataParallel(model)  # kept, since it averages only while it lives
         step_loss(parallel, rows_of(101)[own], stage, objective, 0.2, None).backward()
         values, matrix = validate(model, rows_of(101)[held_out], stage, objective, 0.2, None)
@@ -107,8 +111,8 @@ def gradients(rank, ranks):
 
 def test_two_ranks_have_the_gradient_and_the_validation_of_one_process(tmp_path):
     results = on_ranks(gradients, 2, tmp_path)
-    for i, stage in enumerate(RECIPES["anchored"].stages):
-        model, objective = network(), at_stage(OBJECTIVE, stage)
+    for i, (stage, members) in enumerate(product(RECIPES["anchored"].stages, (1, 3))):
+        model, objective = network(members), at_stage(OBJECTIVE, stage)
         step_loss(model, rows_of(101), stage, objective, 0.2, None).backward()
         values, matrix = validate(model, rows_of(101), stage, objective, 0.2, None)
         for found in results:

@@ -72,6 +72,9 @@ class EASTClassifier(MetricClassifier):
     >>> model = EASTClassifier("f1", hidden=(32,), epochs=20, random_state=0).fit(X, y)
     >>> model.predict(X).shape, model.predict_proba(X).shape
     ((150,), (150, 3))
+    >>> curves = EASTClassifier("f1", network="embedding", ensemble=2, hidden=(16,), epochs=20, random_state=0)
+    >>> curves.fit(X, y).predict_proba(X).shape
+    (150, 3)
     """
 
     def __init__(

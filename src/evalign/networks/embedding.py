@@ -74,7 +74,7 @@ class Periodic(nn.Module):
     [[[1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]]]
     """
 
-    def __init__(self, columns: int, waves: int, scale: float = 0.1) -> None:
+    def __init__(self, columns: int, waves: int, scale: float = 0.3) -> None:
         super().__init__()
         self.width = 2 * waves
         self.frequency = nn.Parameter(scale * torch.randn(columns, 1, waves))
@@ -110,7 +110,8 @@ class NumberEmbedding(nn.Module):
 class CategoryEmbedding(nn.Module):
     """A learned vector for every category, (n, levels) of 0 and 1 -> (n, columns width).
 
-    A column without any 1 holds a category that training did not have: it gets the mean vector of its column.
+    A column without any 1 holds a category that training did not have: it gets the mean vector of its column. At first
+    vectors are normal with deviation `start`, which is small: one says nothing until rows have taught it something.
 
     >>> embedding = CategoryEmbedding([2, 3], width=4)
     >>> known, unseen = embedding(torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0]])).detach().split(4, 1)
@@ -121,10 +122,9 @@ class CategoryEmbedding(nn.Module):
     place: Tensor
     share: Tensor
 
-    def __init__(self, levels: Sequence[int], width: int) -> None:
+    def __init__(self, levels: Sequence[int], width: int, start: float = 0.1) -> None:
         super().__init__()
-        # Small: a vector says nothing until rows have taught it. Unit vectors were noise to overfit on Adult.
-        self.vectors = nn.Parameter(0.1 * torch.randn(sum(levels), width))
+        self.vectors = nn.Parameter(start * torch.randn(sum(levels), width))
         place = torch.eye(len(levels)).repeat_interleave(torch.tensor(levels), 0)
         self.register_buffer("place", place)  # (levels, columns): which column a level is of
         self.register_buffer("share", (place / place.sum(0)).t().contiguous())
@@ -157,7 +157,8 @@ class TableEmbedding(nn.Module):
         width: int = 16,
         bins: int = 64,
         waves: int = 16,
-        scale: float = 1.0,
+        scale: float = 0.3,
+        start: float = 0.1,
     ) -> None:
         super().__init__()
         levels = [place for start, end in fields.categories for place in range(start, end)]
@@ -170,7 +171,7 @@ class TableEmbedding(nn.Module):
             curve = Piecewise(fields.edges, bins) if curves == "piecewise" else Periodic(columns, waves, scale)
             self.of_numbers = NumberEmbedding(curve, columns, width)
         if fields.categories:
-            self.of_categories = CategoryEmbedding([end - start for start, end in fields.categories], width)
+            self.of_categories = CategoryEmbedding([end - first for first, end in fields.categories], width, start)
         self.width = len(plain) + width * (columns + len(fields.categories))
 
     def forward(self, x: Tensor) -> Tensor:
