@@ -61,9 +61,11 @@ NETWORKS: dict[str, dict[str, Any]] = {  # options of EASTClassifier
 LARGER: dict[str, dict[str, Any]] = {  # asked for by name
     "embedding": {"network": "embedding"},
     "embedding, cross-entropy": {"network": "embedding", "recipe": "cross_entropy"},
+    "embedding, narrow": {"network": "embedding", "hidden": (256, 128)},
     "periodic": {"network": "periodic"},
     "ensemble": {"ensemble": 8},
     "embedding ensemble": {"network": "embedding", "ensemble": 8},
+    "embedding ensemble, narrow": {"network": "embedding", "ensemble": 8, "hidden": (256, 128)},
     "embedding ensemble, rank_one": {"network": "embedding", "ensemble": 8, "sharing": "rank_one"},
     "embedding ensemble, cross-entropy": {"network": "embedding", "ensemble": 8, "recipe": "cross_entropy"},
 }
