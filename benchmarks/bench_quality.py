@@ -16,9 +16,9 @@ columns are stacked with splits that have the same ones.
 import argparse
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +29,15 @@ from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
+from stacked_splits import Folds, Part, average_and_labels, network_probabilities, parts
 
-from evalign import EASTClassifier, decision, metrics
+from evalign import EASTClassifier, decision
 from evalign.comparison.aims import Validation
 from evalign.comparison.held_out import KeepsBooster
 from evalign.comparison.stock import StockBooster
 from evalign.decision import Rule
 from evalign.files import write_atomically
-from evalign.metrics import Average
-from evalign.networks import table_network
-from evalign.networks.embedding import Fields
-from evalign.objective import Objective
-from evalign.steps import StepChoice
-from evalign.tables import TableEncoder
-from evalign.tables.distinct import distinct_rows, divide_rows
-from evalign.tables.fields import fields_of
-from evalign.training.batches import Batches, default_batch_size
-from evalign.training.loop import Rows, predict_logits
 from evalign.training.recipes import find_recipe
-from evalign.training.scores import argmax_score
-from evalign.training.trials import Trial, train_trials
 
 RESULTS = Path(__file__).parent / "results" / "bench_quality.csv"
 SETS = ["yeast", "mammography", "letter", "shuttle", "adult", "creditcard"]
@@ -59,6 +48,10 @@ NETWORKS: dict[str, dict[str, Any]] = {  # options of EASTClassifier
     "EAST as printed": {"recipe": replace(PAPER, stages=tuple(replace(stage, epochs=200) for stage in PAPER.stages))},
 }
 LARGER: dict[str, dict[str, Any]] = {  # asked for by name
+    "anchored, one division": {"folds": 1},
+    "anchored, 5 folds": {"folds": 5},
+    "cross-entropy, one division": {"recipe": "cross_entropy", "folds": 1},
+    "cross-entropy, 5 folds": {"recipe": "cross_entropy", "folds": 5},
     "embedding": {"network": "embedding"},
     "embedding, cross-entropy": {"network": "embedding", "recipe": "cross_entropy"},
     "embedding, narrow": {"network": "embedding", "hidden": (256, 128)},
@@ -76,24 +69,7 @@ TREES: dict[str, Callable[[int, int], Any]] = {  # of a seed and a number of thr
     ),
 }
 BOOSTED = ("booster", "booster, cross-entropy", "stock LightGBM", "stock XGBoost")  # on the table as it is
-Matrix = NDArray[np.float32]
 Ints = NDArray[np.int64]
-
-
-@dataclass
-class Part:
-    """One split, encoded as a classifier of ours encodes it: distinct rows, scaling learned on training rows."""
-
-    train: Matrix
-    train_y: Ints
-    train_weight: NDArray[np.float64]
-    valid: Matrix
-    valid_y: Ints
-    valid_weight: NDArray[np.float64]
-    test: Matrix
-    test_y: Ints
-    fields: Fields
-    seed: int
 
 
 def load(name: str, folder: Path) -> tuple[pd.DataFrame, Ints]:
@@ -106,77 +82,6 @@ def load(name: str, folder: Path) -> tuple[pd.DataFrame, Ints]:
         return frame.drop(columns=["Class", "Time"]).assign(Amount=np.log(frame["Amount"] + 1e-3)), y
     codes = pd.factorize(frame["target"], sort=True)[0].astype(np.int64)
     return frame.drop(columns=[c for c in ("target", "split") if c in frame]), codes
-
-
-def parts(X: pd.DataFrame, y: Ints, seeds: Iterable[int]) -> Iterator[Part]:
-    numeric = EASTClassifier().numeric
-    for seed in seeds:
-        dev, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=seed, stratify=y)
-        own = X.iloc[dev]
-        rows, weight = distinct_rows(own, y[dev], np.ones(len(dev)))
-        division = divide_rows(y[dev][rows], weight, EASTClassifier().validation_fraction, seed)
-        train, valid = division.train, division.valid
-        encoder = TableEncoder(numeric=numeric).fit(own, rows=rows[train])
-        yield Part(
-            encoder.transform(own, rows=rows[train]), y[dev][rows][train], division.train_weight,
-            encoder.transform(own, rows=rows[valid]), y[dev][rows][valid], division.valid_weight,
-            encoder.transform(X.iloc[test]), y[test], fields_of(encoder), seed,
-        )  # fmt: skip
-
-
-def network_probabilities(
-    options: dict[str, Any], made: list[Part], classes: int, device: str
-) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Validation and test probabilities of every split, the splits of one batch count trained as one stack."""
-    model = EASTClassifier(**options)
-    average, _ = average_and_labels(classes)
-    plain = model.network == "mlp"
-    widest = max(part.train.shape[1] for part in made)
-
-    def padded(x: Matrix) -> torch.Tensor:
-        return torch.from_numpy(np.pad(x, ((0, 0), (0, widest - x.shape[1] if plain else 0)))).to(device)
-
-    def network(part: Part) -> torch.nn.Module:
-        fields = replace(part.fields, features=widest) if plain else part.fields
-        return table_network(
-            model.network, fields, classes, model.hidden, model.dropout, ensemble=model.ensemble, sharing=model.sharing
-        )
-
-    size = default_batch_size(min(len(part.train) for part in made))
-    groups: dict[Any, list[int]] = {}
-    for i, part in enumerate(made):
-        alike = None if plain else (part.fields.features, part.fields.numbers, part.fields.categories)
-        groups.setdefault((Batches(len(part.train), size, seed=0).count, alike), []).append(i)
-    found: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-    for group in groups.values():
-        own = [made[i] for i in group]
-        x = torch.cat([padded(z) for p in own for z in (p.train, p.valid)])
-        y = torch.from_numpy(np.concatenate([z for p in own for z in (p.train_y, p.valid_y)])).to(device)
-        weight = np.concatenate([z for p in own for z in (p.train_weight, p.valid_weight)]).astype(np.float32)
-        trials, start = [], 0
-        for part in own:
-            middle, end = start + len(part.train), start + len(part.train) + len(part.valid)
-            trials.append(
-                Trial(torch.arange(start, middle), torch.arange(middle, end), find_recipe(model.recipe), seed=part.seed)
-            )
-            start = end
-        results = train_trials(
-            partial(_next_network, network, iter(own)), Rows(x, y, torch.from_numpy(weight).to(device)), trials,
-            Objective("f1", "multiclass", StepChoice("annealed"), average=average),
-            argmax_score(metrics.resolve("f1", average=average)), batch_size=size,
-        )  # fmt: skip
-        for i, part, result in zip(group, own, results, strict=True):
-            trained = network(part).to(device)
-            trained.load_state_dict(result.state)
-            found[i] = tuple(  # type: ignore[assignment]
-                predict_logits(trained, padded(z)).double().softmax(1).cpu().numpy() for z in (part.valid, part.test)
-            )
-    return [found[i] for i in range(len(made))]
-
-
-def _next_network(network: Callable[[Part], torch.nn.Module], parts: Iterator[Part]) -> torch.nn.Module:
-    """Networks are made in the order of the trials."""
-    return network(next(parts))
 
 
 def single_scores(
@@ -193,19 +98,16 @@ def single_scores(
             yield {"decision": rule, "split": seed, "score": round(float(score), 6)}
 
 
-def average_and_labels(classes: int) -> tuple[Average, list[int] | None]:
-    return ("binary", None) if classes == 2 else ("macro", list(range(classes)))
-
-
 def tree_probabilities(
     make: Callable[[int, int], Any], made: list[Part], classes: int, jobs: int = -1
 ) -> list[tuple[Any, Any]]:
     found = []
     for part in made:
-        copies = np.repeat(np.arange(len(part.train)), np.rint(part.train_weight).astype(np.int64))  # as given
-        model = make(part.seed, jobs).fit(part.train[copies], part.train_y[copies])
+        division = part.divisions[0]
+        copies = np.repeat(division.train, np.rint(division.train_weight).astype(np.int64))  # as given
+        model = make(part.seed, jobs).fit(part.x[copies], part.y[copies])
         both = []
-        for z in (part.valid, part.test):
+        for z in (part.x[division.valid], part.test):
             p = np.zeros((len(z), classes))
             p[:, model.classes_] = model.predict_proba(z)
             both.append(p)
@@ -214,8 +116,8 @@ def tree_probabilities(
 
 
 def decided(valid: Any, test: Any, part: Part, classes: int) -> dict[str, float]:
-    """Test F1 of argmax, tuned and plug-in decisions, learned on the validation rows."""
-    return decided_by(Validation(valid, part.valid_y, part.valid_weight), test, part.test_y, classes)
+    """Test F1 of argmax, tuned and plug-in decisions, learned on the rows held out."""
+    return decided_by(Validation(valid, part.y[part.held_out], part.held_out_weight), test, part.test_y, classes)
 
 
 def decided_by(valid: Validation, test: Any, truth: Ints, classes: int) -> dict[str, float]:
@@ -271,6 +173,10 @@ def summary(rows: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def _splits(X: pd.DataFrame, y: Ints, count: int, folds: Folds) -> list[Part]:
+    return list(parts(X, y, range(count), folds))
+
+
 def _is_stored(stored: pd.DataFrame, name: str, method: str, split: int | None = None) -> bool:
     if stored.empty:
         return False
@@ -311,8 +217,7 @@ def main() -> None:
             continue
         X, y = load(name, options.data_dir)
         classes = int(y.max()) + 1
-        encoded = {*todo} - {*BOOSTED} if options.engine == "stacked" else {*todo} & {*TREES}
-        made = list(parts(X, y, range(options.splits))) if encoded else []
+        splits = cache(partial(_splits, X, y, options.splits))
         for method in todo:
             if method in BOOSTED:
                 known = {"set": name, "method": method, "engine": "trees", "device": device_name}
@@ -328,12 +233,14 @@ def main() -> None:
                 rows = list(single_scores(networks[method], X, y, options.splits, options.device))
             else:
                 if method in TREES:
-                    probabilities = tree_probabilities(TREES[method], made, classes)
+                    own = splits(1)
+                    probabilities = tree_probabilities(TREES[method], own, classes)
                 else:
-                    probabilities = network_probabilities(networks[method], made, classes, options.device)
+                    own = splits(EASTClassifier(**networks[method]).folds)
+                    probabilities = network_probabilities(networks[method], own, classes, options.device)
                 rows = [
                     {"decision": rule, "split": part.seed, "score": round(score, 6)}
-                    for part, (valid, test) in zip(made, probabilities, strict=True)
+                    for part, (valid, test) in zip(own, probabilities, strict=True)
                     for rule, score in decided(valid, test, part, classes).items()
                 ]
             engine = "scikit-learn" if method in TREES else options.engine

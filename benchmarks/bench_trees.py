@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from bench_quality import BOOSTED, RESULTS, SETS, TREES, boosted_scores, decided, load, parts, store, tree_probabilities
+from bench_quality import BOOSTED, RESULTS, SETS, TREES, boosted_scores, decided, load, store, tree_probabilities
+from stacked_splits import parts
 
 OWN = RESULTS.with_name("bench_quality_boost.csv")
 # CPU seconds of a split, for the order alone.

@@ -13,10 +13,10 @@ from sklearn.metrics import f1_score, fbeta_score, matthews_corrcoef
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from evalign import EASTBooster, EASTClassifier, metrics
-from evalign.boosting.folds import fold_rows
 from evalign.boosting.recipes import BoostRecipe
 from evalign.boosting.table import TreeTable
 from evalign.saving import load_model
+from evalign.tables.folds import fold_rows
 
 FAST = {"rounds": 25, "n_jobs": 1, "random_state": 0, "folds": 3}
 

@@ -232,6 +232,18 @@ def test_network_and_ensemble_are_taken(folder: Path, call: Call, tmp_path: Path
     assert (settings["network"], settings["ensemble"]) == ("embedding", 3)
 
 
+def test_folds_are_taken_and_told(folder: Path, call: Call, tmp_path: Path) -> None:
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--folds", "2")
+    assert said.code == 0, said.err
+    model = EASTClassifier.load(tmp_path / "run" / "model.safetensors")
+    assert (model.folds, model.folds_, len(model.network_)) == (2, 2, 2)
+    result = result_of(tmp_path / "run")
+    assert result["settings"]["folds"] == 2
+    assert result["split"]["validation_rows"] == result["split"]["training_and_validation_rows"]
+    assert "each of one of 2 networks" in result["protocol"]
+    assert any(note.startswith("2 networks were trained") for note in result["notes"])
+
+
 def test_constant_column_works_with_a_note(folder: Path, call: Call, tmp_path: Path) -> None:
     animals(200, 0).assign(planet="earth").to_csv(tmp_path / "a.csv", index=False)
     said = call("fit", tmp_path / "a.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
@@ -514,6 +526,7 @@ WRONG_OPTIONS = {
     "no epochs": (["--epochs", "0"], "epochs must lie in [1"),
     "unknown network": (["--network", "embeding"], "did you mean 'embedding'?"),
     "no member": (["--ensemble", "0"], "see evalign fit --help"),
+    "no folds": (["--folds", "many"], "--folds must be auto or a number from 1 to 100"),
     "no layers": (["--hidden", "a,b"], "--hidden must be widths"),
     "test size": (["--test-size", "1.5"], "--test-size must lie between 0 and 1"),
     "unknown drop": (["--drop", "hieght"], "did you mean 'height'?"),

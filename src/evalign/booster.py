@@ -12,7 +12,6 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from evalign import checks, metrics
-from evalign.boosting.folds import fold_rows
 from evalign.boosting.libraries import LIBRARIES, Library, find_library
 from evalign.boosting.objective import ScoreObjective, cooling
 from evalign.boosting.recipes import BoostRecipe, find_recipe
@@ -25,6 +24,7 @@ from evalign.metric_classifier import BetaByLabel, Decision, MetricClassifier
 from evalign.metrics import Average, MetricFunction
 from evalign.tables.columns import as_table
 from evalign.tables.distinct import distinct_rows
+from evalign.tables.folds import fold_rows
 from evalign.training.progress import Epoch
 
 FEW = 5  # held-out rows: decided otherwise all one way, a sign test could not tell them from chance (2 x 2^-5 > 0.05)

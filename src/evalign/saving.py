@@ -8,6 +8,7 @@ import torch
 
 from evalign import container
 from evalign.decision import Rule
+from evalign.networks.ensemble import Together
 from evalign.tables import TableEncoder
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def save_classifier(model: "EASTClassifier", path: Path) -> Path:
         "decision": model.decision_.to_json(),
         "history": model.history_,
         "temperature": model.temperature_,
+        "folds": model.folds_,
     }
     return container.write(path, FORMAT, weights, fitted)
 
@@ -43,7 +45,9 @@ def load_classifier(cls: type["EASTClassifier"], path: Path) -> Any:
     model = cls(**params)
     set_fitted(model, fitted)
     model.encoder_ = TableEncoder.from_json(fitted["encoder"])
-    network = model._make_network(seed=0)
+    model.folds_ = fitted.get("folds", 1)  # not in files that were written before there were folds
+    members = [model._make_network(seed=0) for _ in range(model.folds_)]
+    network = members[0] if len(members) == 1 else Together(members)
     network.load_state_dict(weights)
     model.network_ = network.to(model._device)
     return model

@@ -33,6 +33,7 @@ def command(
     recipe: o.RecipeName = "anchored",
     decision: o.Decision = None,
     epochs: o.Epochs = None,
+    folds: o.Folds = "1",
     hidden: o.Hidden = "512,256,128",
     seed: o.Seed = 0,
     device: o.Device = "auto",
@@ -50,7 +51,7 @@ def command(
 
     settings = o.Settings(
         metric, average, o.parse_beta(beta), positive, tuple(subject_to or ()), recipe, decision, epochs,
-        o.parse_hidden(hidden), seed, device,
+        o.parse_hidden(hidden), seed, device, folds=o.parse_folds(folds),
     )  # fmt: skip
     settings.check()
     with watch_interrupt() as interrupt:
@@ -76,6 +77,8 @@ def run(
     boosted: bool = True,
 ) -> None:
     """Compare on a loaded table and finish; `evalign demo` comes here too, without what is `boosted`."""
+    import numpy as np
+
     from evalign.cli.data import note_classes, note_columns, note_positive
     from evalign.cli.finish import finish
     from evalign.comparison import contenders as c
@@ -104,7 +107,7 @@ def run(
     first = comparison.trials[0]
     note_columns(first.estimator.encoder_, output.note)
     note_classes(judge, first.truth, output.note)
-    held_out, rows = len(first.estimator.validation_.labels), len(loaded.table)
+    held_out, rows = len(np.unique(first.estimator.held_out_)), len(loaded.table)
     tested = len(first.truth)
     sizes = {
         "test_from": str(loaded.test_path or f"stratified splits, {test_size:g} of every class"),
@@ -113,9 +116,11 @@ def run(
         "validation_rows": held_out,
         "test_rows": tested,
     }
+    folds = first.estimator.folds_
+    how = "the same ones for all" if folds == 1 else f"by {folds} folds, and by others than ours one part of them"
     protocol = (
         f"Mean over {comparison.splits} splits with {tested} test rows each, read once, at the end; decisions and "
-        f"early stopping used {held_out} rows held out of the rest, the same ones for all. Splits overlap, so "
+        f"early stopping used {held_out} rows held out of the rest, {how}. Splits overlap, so "
         "standard errors are somewhat too small."
     )
     own = settings.decision_of("network")

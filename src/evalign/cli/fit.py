@@ -35,6 +35,7 @@ def command(
     epochs: o.Epochs = None,
     network: o.Network = "mlp",
     ensemble: o.Ensemble = 1,
+    folds: o.Folds = "1",
     hidden: o.Hidden = "512,256,128",
     seed: o.Seed = 0,
     device: o.Device = "auto",
@@ -59,7 +60,7 @@ def command(
 
     settings = o.Settings(
         metric, average, o.parse_beta(beta), positive, tuple(subject_to or ()), recipe, decision, epochs,
-        o.parse_hidden(hidden), seed, device, model, budget, network, ensemble,
+        o.parse_hidden(hidden), seed, device, model, budget, network, ensemble, o.parse_folds(folds),
     )  # fmt: skip
     settings.check()
     with watch_interrupt() as interrupt:
@@ -81,6 +82,8 @@ def run(
     output: Any,
     interrupt: Interrupt,
 ) -> None:
+    import numpy as np
+
     from evalign.cli import data
     from evalign.cli.candidates import train
     from evalign.cli.finish import finish
@@ -112,15 +115,23 @@ def run(
     if kept == "network":
         model.device = "auto"  # the saved model is to run on whatever machine it is loaded on
     saved = model.save(folder.path / MODEL)
+    held_out, folds = len(np.unique(model.held_out_)), getattr(model, "folds_", 1)
+    if folds > 1:
+        output.note(f"{folds} networks were trained, each on its own folds; every prediction is the mean of theirs")
     sizes = {
         "test_from": str(test_path) if test_path else f"a stratified split, {test_size:g} of every class",
         "training_and_validation_rows": len(parts[0]),
-        "validation_rows": len(model.validation_.labels),
+        "validation_rows": held_out,
         "test_rows": len(parts[1]),
     }
+    how = (
+        "the same ones for all"
+        if folds == 1
+        else f"each of one of {folds} networks, by folds that are the same for all"
+    )
     protocol = (
         f"{len(parts[1])} test rows, read once, at the end; every choice was made on the other {len(parts[0])}, of "
-        f"which {len(model.validation_.labels)} were held out for it, the same ones for all. "
+        f"which {held_out} were held out for it, {how}. "
         "The saved model is the one tested here."
     )
     rule = model.decision_.to_json()

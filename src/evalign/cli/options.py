@@ -105,6 +105,14 @@ Network = Annotated[
 Ensemble = Annotated[
     int, typer.Option("--ensemble", help="Networks trained together and averaged.", min=1, rich_help_panel=TRAINING)
 ]
+Folds = Annotated[
+    str,
+    typer.Option(
+        "--folds",
+        help="1 holds rows out once; k trains k networks, each on its own folds; auto: 5 where a class is rare.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Hidden = Annotated[str, typer.Option("--hidden", help="Widths of the hidden layers.", rich_help_panel=TRAINING)]
 Seed = Annotated[
     int, typer.Option("--seed", help="Decides the split and the training.", min=0, rich_help_panel=TRAINING)
@@ -141,6 +149,7 @@ class Settings:
     budget: float = 600.0
     network: str = "mlp"
     ensemble: int = 1
+    folds: int | str = 1  # a number or "auto"
 
     def check(self) -> None:
         """Whatever can be told wrong before a table is read, which may take long."""
@@ -184,6 +193,7 @@ class Settings:
         return {
             "network": self.network,
             "ensemble": self.ensemble,
+            "folds": self.folds,
             "hidden": self.hidden,
             "epochs": self.epochs,
             "device": self.device,
@@ -232,6 +242,17 @@ def _beta(text: str, entry: str) -> float:
     if not 0 < number < 1e6:  # phrased so that nan fails too
         raise ValueError(f"--beta must be a number above 0, such as 2 or dog=5, got {entry!r}")
     return number
+
+
+def parse_folds(text: str) -> int | str:
+    """A number of folds, or "auto".
+
+    >>> parse_folds("5"), parse_folds("auto")
+    (5, 'auto')
+    """
+    if text != "auto" and not (text.isdigit() and 0 < int(text) <= 100):
+        raise ValueError(f"--folds must be auto or a number from 1 to 100, got {text!r}")
+    return text if text == "auto" else int(text)
 
 
 def parse_hidden(text: str) -> tuple[int, ...]:

@@ -34,6 +34,10 @@ def run(
     """Survey, train ours and cross-entropy, save; under torchrun all ranks train and the first one writes."""
     if test is not None or settings.model != "network":
         raise TableError("a data set that is read in passes goes with --model network, and without --test")
+    if settings.folds not in (1, "auto"):
+        raise TableError(
+            f"a data set that is read in passes is not dealt into folds; leave --folds {settings.folds} out"
+        )
     if not 0 < test_size < 1:
         raise TableError(f"--test-size must lie between 0 and 1, such as 0.2, got {test_size:g}")
     folder = RunFolder(out, also=(CHECKPOINT,))

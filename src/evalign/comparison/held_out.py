@@ -12,7 +12,6 @@ from evalign.decision import Rule
 from evalign.estimator import EASTClassifier
 from evalign.metric_classifier import MetricClassifier
 from evalign.tables import TableEncoder
-from evalign.tables.columns import as_table
 from evalign.tables.distinct import distinct_rows, divide_rows
 
 
@@ -27,17 +26,7 @@ class Keeps(MetricClassifier):
 
 
 class KeepsValidation(Keeps, EASTClassifier):
-    """`EASTClassifier` with its validation rows, and their positions in the table as `held_out_`."""
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, **options: Any) -> Self:
-        super().fit(X, y, sample_weight, **options)
-        # Found anew from the seed, since the classifier itself has no use for them.
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        table = as_table(X)
-        codes, weight = self._labels_and_weights(table, y, sample_weight)
-        rows, weight = distinct_rows(table, codes, weight)
-        self.held_out_ = rows[divide_rows(codes[rows], weight, self.validation_fraction, seed).valid]
-        return self
+    """`EASTClassifier` with the rows that it held out."""
 
 
 class KeepsBooster(Keeps, EASTBooster):

@@ -1,6 +1,6 @@
 """Several networks trained as one: they see the same batch, each learns from its own loss, and together they predict.
 
-All members are one batched product a layer. On a CPU k of them cost about k times one; a GPU that one of them leaves
+All members of an `Ensemble` are one batched product a layer. On a CPU k of them cost about k times one; a GPU that one of them leaves
 idle takes several in the same time.
 """
 
@@ -92,6 +92,17 @@ class Ensemble(nn.Module):
             z = dropout(layer(z).relu().transpose(0, 1)).transpose(0, 1)
         z = self.last(z)
         return z if self.training else mean_of_members(z)
+
+
+class Together(nn.ModuleList):
+    """Whole networks, each trained by itself, that predict as one: log of the mean of their probabilities, (n, C).
+
+    >>> Together([nn.Linear(4, 3), nn.Linear(4, 3)])(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mean_of_members(torch.stack([network(x) for network in self]))
 
 
 def mean_of_members(logits: Tensor) -> Tensor:

@@ -47,9 +47,13 @@ def fit_stream(
 ) -> EASTClassifier:
     """Fit `model` as its options say, reading the rows in passes; the same on all ranks.
 
-    Where `fit` differs: rows that are equal are not counted as one, and validation rows are not taken by class.
+    Where `fit` differs: rows that are equal are not counted as one, validation rows are not taken by class, and there
+    are no folds.
     """
     recipe = model._check_options()
+    if model.folds not in (1, "auto"):
+        raise TableError(f"rows that are read in passes are not dealt into folds; use folds=1, got {model.folds}")
+    model.folds_ = 1
     source, found = stream.source, stream.survey
     model.classes_ = found.classes
     model._internal_order  # noqa: B018  (says so if pos_label is no label, before any training)

@@ -1,7 +1,6 @@
 """Train one network by a recipe: a loop one can read."""
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from evalign.offsets import metric_offset
 from evalign.training.batches import Batches
 from evalign.training.checkpoint import Checkpoint, Progress
 from evalign.training.outputs import Term, Watch, flat, probabilities_of, with_offset
-from evalign.training.progress import Epoch
+from evalign.training.progress import Epoch, check_finite
 from evalign.training.recipes import Recipe, Stage
 from evalign.training.rows import Rows as Rows
 from evalign.training.step import RecordedStep, at_stage
@@ -126,11 +125,7 @@ def _run_stage(job: _Job, progress: Progress) -> Iterator[Epoch]:
                 job.network, job.valid, stage, objective, job.score, temperature, job.amp, task=job.task, offset=offset
             )
             train_loss = float(loss)
-            if not math.isfinite(train_loss):
-                raise FloatingPointError(
-                    f"the training loss became {train_loss} in epoch {controller.epochs + 1} of stage {stage.name!r}; "
-                    "lower the learning rate or look for extreme values in the features"
-                )
+            check_finite(train_loss, controller.epochs + 1, stage.name)
             watched = _look(job)
             improved = controller.step(**values)
             if improved:

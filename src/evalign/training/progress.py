@@ -24,6 +24,15 @@ class Epoch:
     watched: tuple[float, ...] = ()  # what was asked to be kept of other rows; no choice is made by it
 
 
+def check_finite(train_loss: float, epoch: int, stage: str) -> None:
+    """A network whose loss is no number has nothing to be kept."""
+    if not math.isfinite(train_loss):
+        raise FloatingPointError(
+            f"the training loss became {train_loss} in epoch {epoch} of stage {stage!r}; "
+            "lower the learning rate or look for extreme values in the features"
+        )
+
+
 class Temperature:
     """The number a schedule sets where there is no loss module to set it on."""
 

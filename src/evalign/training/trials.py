@@ -5,8 +5,10 @@ Parameters carry a leading dimension S; `torch.func.vmap` runs any `nn.Module` o
 finished is carried along with learning rate 0. The result equals training the trials one by one.
 """
 
+import contextlib
 import copy
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -58,19 +60,21 @@ def train_trials(
     oversample: bool = False,
     watch: Watch | None = None,
     on_epoch: Callable[[int, Epoch], None] | None = None,
+    catch_interrupt: bool = False,
 ) -> list[TrialResult]:
     """Train every trial by its recipe; returns the best weights and the history of each.
 
     `make_network` is called once per trial after seeding with the trial's seed, as for a network of its own; with
     `task` "binary" it has one output for every label of a row, which may have several, as the pairs of a graph.
     `objective` may be any other loss of the same form. On a GPU a step is recorded once and replayed, and one generator
-    draws the dropout of all trials.
+    draws the dropout of all trials. With `catch_interrupt` Ctrl-C ends training and the best so far are returned.
     """
     stack = _Stack(make_network, rows, trials, objective, score, batch_size, task, stratified, oversample, watch)
-    while not all(stack.done):
-        for s, epoch in stack.epoch():
-            if on_epoch is not None:
-                on_epoch(s, epoch)
+    with contextlib.suppress(*([KeyboardInterrupt] if catch_interrupt else [])):
+        while not all(stack.done):
+            for s, epoch in stack.epoch():
+                if on_epoch is not None:
+                    on_epoch(s, epoch)
     return [TrialResult(stack.weights_of(s), stack.histories[s]) for s in range(len(trials))]
 
 
@@ -164,7 +168,8 @@ class _Stack:
         self.histories: list[list[Epoch]] = [[] for _ in trials]
 
     def epoch(self) -> list[tuple[int, Epoch]]:
-        """One epoch of every trial that is not done."""
+        """One epoch of every trial that is not done; its seconds are those of all of them."""
+        started = time.perf_counter()
         stages = [c.stage for c in self.controllers]
         rates = [0.0 if done else c.learning_rate for c, done in zip(self.controllers, self.done, strict=True)]
         self.uses_metric = any(stage.metric and not done for stage, done in zip(stages, self.done, strict=True))
@@ -185,7 +190,8 @@ class _Stack:
         self.checks[self.uses_metric]()
         values: list[list[float]] = self.values.tolist()
         open_trials = [s for s, done in enumerate(self.done) if not done]
-        records = [self._record(s, rates[s], *values[s]) for s in open_trials]
+        seconds = time.perf_counter() - started
+        records = [self._record(s, seconds, rates[s], *values[s]) for s in open_trials]
         self._keep([s for s, epoch in records if epoch.best])
         for s in open_trials:
             if self.controllers[s].finished:
@@ -282,14 +288,22 @@ class _Stack:
         return {f"{name}.noise": self.rows.x.new_empty(len(self.trials), 0) for name in self.widths}
 
     def _record(
-        self, s: int, rate: float, train_loss: float, loss: float, entropy: float, score: float, *watched: float
+        self,
+        s: int,
+        seconds: float,
+        rate: float,
+        train_loss: float,
+        loss: float,
+        entropy: float,
+        score: float,
+        *watched: float,
     ) -> tuple[int, Epoch]:
         controller, history = self.controllers[s], self.histories[s]
         temperature = controller.temperature
         best = controller.step(loss=loss, entropy=entropy, score=score)
         epoch = Epoch(
             len(history) + 1, controller.stage.name, temperature, rate, train_loss, loss, entropy, score, best,
-            watched=watched,
+            seconds, watched,
         )  # fmt: skip
         history.append(epoch)
         return s, epoch

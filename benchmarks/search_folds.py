@@ -1,0 +1,117 @@
+"""One division or five folds, compared for F1 on held-out training data, as benchmarks/search_recipe.py compares.
+
+    python benchmarks/search_folds.py --data-dir DIR --out folds --splits 10 creditcard=6      # a GPU, 3 minutes
+    python benchmarks/search_folds.py --report folds/scores.csv
+
+A split keeps 20 % of the rows as test rows, which are never looked at, and compares on 16 %; the others, 64 %, are what
+a classifier is fitted on. Every rule is learned on what was held out: a fifth of these rows, or by folds all of
+them. Beside scores.csv the probabilities are kept (NAME.npz), so that a rule can be tried without training again.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from bench_quality import decided_by, load
+from stacked_splits import Part, network_probabilities, selections
+
+from evalign.comparison.aims import Validation
+
+SETS = ["yeast", "mammography", "shuttle", "creditcard"]
+RECIPES = ["anchored", "cross_entropy"]
+
+
+def run(name: str, recipe: str, folds: int, seeds: range, folder: Path, device: str, out: Path) -> list[dict[str, Any]]:
+    """Scores of every split and decision; the probabilities go to a file."""
+    X, y = load(name, folder)
+    classes, started = int(y.max()) + 1, time.perf_counter()
+    made = list(selections(X, y, seeds, folds))
+    found = network_probabilities({"recipe": recipe}, made, classes, device)
+    seconds = round(time.perf_counter() - started, 1)
+    kept: dict[str, Any] = {}
+    rows = []
+    for part, (held_out, select) in zip(made, found, strict=True):
+        kept |= {f"{key}.{part.seed}": value for key, value in _kept(part, held_out, select).items()}
+        scores = decided_by(
+            Validation(held_out, part.y[part.held_out], part.held_out_weight), select, part.test_y, classes
+        )
+        at_label = select[np.arange(len(select)), part.test_y]
+        rows += [
+            {
+                "set": name, "recipe": recipe, "folds": folds, "split": part.seed, "decision": rule,
+                "score": round(score, 6), "log_loss": round(float(-np.log(np.maximum(at_label, 1e-12)).mean()), 6),
+                "seconds": seconds, "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            }
+            for rule, score in scores.items()
+        ]  # fmt: skip
+    np.savez_compressed(out / f"{name}-{recipe}-{folds}-from{seeds.start}.npz", **kept)
+    return rows
+
+
+def _kept(part: Part, held_out: Any, select: Any) -> dict[str, Any]:
+    return {
+        "held_out": held_out.astype(np.float32), "labels": part.y[part.held_out].astype(np.int8),
+        "weight": part.held_out_weight,
+        "select": select.astype(np.float32), "select_labels": part.test_y.astype(np.int8),
+    }  # fmt: skip
+
+
+def mean_and_error(column: pd.Series) -> str:
+    values = column.to_numpy(np.float64)
+    return f"{values.mean():+.4f} ± {values.std(ddof=1) / len(values) ** 0.5:.4f}"
+
+
+def report(rows: pd.DataFrame) -> str:
+    """Mean and standard error of each form, and of their paired difference."""
+    lines = ["| set | recipe | decision | one division | five folds | gain | splits |", "|" + "---|" * 7]
+    values = rows.assign(log_loss=-rows.log_loss)
+    loss = values[values.decision == "argmax"].assign(decision="(minus log-loss)", score=lambda own: own.log_loss)
+    for names, own in pd.concat([values, loss]).groupby(["set", "recipe", "decision"], sort=False):
+        table = own.pivot_table(index="split", columns="folds", values="score").dropna()
+        if table.shape[1] == 2:
+            said = [mean_and_error(column) for column in (table[1], table[5], table[5] - table[1])]
+            lines.append("| " + " | ".join([*map(str, names), *said, str(len(table))]) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
+    parser.add_argument("--splits", nargs="+", default=["10"], metavar="N", help="e.g. 10 creditcard=6")
+    parser.add_argument("--at-once", type=int, default=10, help="splits in a stack; each is stored when it is done")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, help="a folder")
+    parser.add_argument("--report", type=Path, help="a scores.csv to show, and nothing else")
+    args = parser.parse_args()
+    if args.report is not None:
+        print(report(pd.read_csv(args.report)))
+        return
+    if args.data_dir is None or args.out is None:
+        parser.error(
+            "--data-dir and --out are needed: the folder with yeast.parquet and the other sets, and one to fill"
+        )
+    torch.backends.cuda.matmul.allow_tf32 = True
+    counts = {name: int(entry) for entry in args.splits if "=" not in entry for name in SETS}
+    counts |= {name: int(number) for name, _, number in (entry.partition("=") for entry in args.splits) if number}
+    args.out.mkdir(parents=True, exist_ok=True)
+    stored: list[dict[str, Any]] = []
+    for name in args.sets:
+        for start in range(0, counts[name], args.at_once):
+            seeds = range(start, min(start + args.at_once, counts[name]))
+            for recipe in args.recipes:
+                for folds in (1, 5):
+                    rows = run(name, recipe, folds, seeds, args.data_dir, args.device, args.out)
+                    stored += rows
+                    pd.DataFrame(stored).to_csv(args.out / "scores.csv", index=False)
+                    print(f"{name} {recipe} folds={folds} splits {list(seeds)}: {rows[0]['seconds']} s", flush=True)
+    print(report(pd.DataFrame(stored)))
+
+
+if __name__ == "__main__":
+    main()
