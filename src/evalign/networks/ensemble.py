@@ -1,7 +1,7 @@
 """Several networks trained as one: they see the same batch, each learns from its own loss, and together they predict.
 
-All members of an `Ensemble` are one batched product a layer. On a CPU k of them cost about k times one; a GPU that one of them leaves
-idle takes several in the same time.
+All members of an `Ensemble` are one batched product a layer. On a CPU k of them cost about k times one; a GPU that one
+of them leaves idle takes several in the same time.
 """
 
 import math
