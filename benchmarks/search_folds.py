@@ -1,6 +1,6 @@
 """One division or five folds, compared for F1 on held-out training data, as benchmarks/search_recipe.py compares.
 
-    python benchmarks/search_folds.py --data-dir DIR --out folds --splits 10 creditcard=6      # a GPU, 3 minutes
+    python benchmarks/search_folds.py --data-dir DIR --out folds --splits 10 shuttle=6 creditcard=5   # a GPU, 3 minutes
     python benchmarks/search_folds.py --report folds/scores.csv
 
 A split keeps 20 % of the rows as test rows, which are never looked at, and compares on 16 %; the others, 64 %, are what
@@ -10,6 +10,7 @@ them. Beside scores.csv the probabilities are kept (NAME.npz), so that a rule ca
 
 import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +26,28 @@ SETS = ["yeast", "mammography", "shuttle", "creditcard"]
 RECIPES = ["anchored", "cross_entropy"]
 
 
-def run(name: str, recipe: str, folds: int, seeds: range, folder: Path, device: str, out: Path) -> list[dict[str, Any]]:
-    """Scores of every split and decision; the probabilities go to a file."""
-    X, y = load(name, folder)
-    classes, started = int(y.max()) + 1, time.perf_counter()
-    made = list(selections(X, y, seeds, folds))
-    found = network_probabilities({"recipe": recipe}, made, classes, device)
+def run(
+    name: str, recipe: str, made: dict[int, list[Part]], classes: int, device: str, out: Path
+) -> Iterator[dict[str, Any]]:
+    """Both forms as one stack: scores of every split and decision; the probabilities go to a file."""
+    started = time.perf_counter()
+    parts = [part for own in made.values() for part in own]
+    found = iter(network_probabilities({"recipe": recipe}, parts, classes, device))
     seconds = round(time.perf_counter() - started, 1)
-    kept: dict[str, Any] = {}
-    rows = []
-    for part, (held_out, select) in zip(made, found, strict=True):
-        kept |= {f"{key}.{part.seed}": value for key, value in _kept(part, held_out, select).items()}
-        scores = decided_by(
-            Validation(held_out, part.y[part.held_out], part.held_out_weight), select, part.test_y, classes
-        )
-        at_label = select[np.arange(len(select)), part.test_y]
-        rows += [
-            {
-                "set": name, "recipe": recipe, "folds": folds, "split": part.seed, "decision": rule,
-                "score": round(score, 6), "log_loss": round(float(-np.log(np.maximum(at_label, 1e-12)).mean()), 6),
-                "seconds": seconds, "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-            }
-            for rule, score in scores.items()
-        ]  # fmt: skip
-    np.savez_compressed(out / f"{name}-{recipe}-{folds}-from{seeds.start}.npz", **kept)
-    return rows
+    for folds, own in made.items():
+        kept: dict[str, Any] = {}
+        for part, (held_out, select) in zip(own, found, strict=False):
+            kept |= {f"{key}.{part.seed}": value for key, value in _kept(part, held_out, select).items()}
+            valid = Validation(held_out, part.y[part.held_out], part.held_out_weight)
+            at_label = select[np.arange(len(select)), part.test_y]
+            known = {
+                "set": name, "recipe": recipe, "folds": folds, "split": part.seed,
+                "log_loss": round(float(-np.log(np.maximum(at_label, 1e-12)).mean()), 6), "seconds": seconds,
+                "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            }  # fmt: skip
+            for rule, score in decided_by(valid, select, part.test_y, classes).items():
+                yield {**known, "decision": rule, "score": round(score, 6)}
+        np.savez_compressed(out / f"{name}-{recipe}-{folds}-from{own[0].seed}.npz", **kept)
 
 
 def _kept(part: Part, held_out: Any, select: Any) -> dict[str, Any]:
@@ -102,14 +100,15 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     stored: list[dict[str, Any]] = []
     for name in args.sets:
+        X, y = load(name, args.data_dir)
         for start in range(0, counts[name], args.at_once):
             seeds = range(start, min(start + args.at_once, counts[name]))
+            made = {folds: list(selections(X, y, seeds, folds)) for folds in (1, 5)}
             for recipe in args.recipes:
-                for folds in (1, 5):
-                    rows = run(name, recipe, folds, seeds, args.data_dir, args.device, args.out)
-                    stored += rows
-                    pd.DataFrame(stored).to_csv(args.out / "scores.csv", index=False)
-                    print(f"{name} {recipe} folds={folds} splits {list(seeds)}: {rows[0]['seconds']} s", flush=True)
+                rows = list(run(name, recipe, made, int(y.max()) + 1, args.device, args.out))
+                stored += rows
+                pd.DataFrame(stored).to_csv(args.out / "scores.csv", index=False)
+                print(f"{name} {recipe} splits {list(seeds)}: {rows[0]['seconds']} s", flush=True)
     print(report(pd.DataFrame(stored)))
 
 

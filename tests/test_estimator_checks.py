@@ -10,7 +10,13 @@ from evalign.estimator import EASTClassifier
 SMALL = {"hidden": (32,), "dropout": 0.0, "epochs": 40, "learning_rate": 1e-2}
 
 
-@parametrize_with_checks([EASTClassifier(**SMALL), EASTClassifier(**SMALL, network="embedding", ensemble=2)])
+@parametrize_with_checks(
+    [
+        EASTClassifier(**SMALL),
+        EASTClassifier(**SMALL, network="embedding", ensemble=2),
+        EASTClassifier(**SMALL, folds=2),
+    ]
+)
 @pytest.mark.filterwarnings("ignore:Estimator's parameters changed after set_params raised")
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     assert check(estimator) is None

@@ -77,6 +77,8 @@ def test_stacked_members_are_those_trained_one_by_one(rare):
         ]
         history = train(alone, *rows, recipe, objective, score, batch_size=size, seed=7 + i)
         assert [epoch.best for epoch in history] == [epoch.best for epoch in trained.histories[i]]
+        losses = [[epoch.loss for epoch in own] for own in (history, trained.histories[i])]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-3)
         with torch.no_grad():
             p = alone.eval()(rows[1].x).softmax(1).numpy()
         held_out = trained.held_out[start : start + len(division.valid)]

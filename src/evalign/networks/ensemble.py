@@ -102,7 +102,9 @@ class Together(nn.ModuleList):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return mean_of_members(torch.stack([network(x) for network in self]))
+        # In float64, then rounded: a sum in float32 is rounded otherwise where a row stands elsewhere in its batch.
+        logits = torch.stack([network(x) for network in self])
+        return mean_of_members(logits.double()).to(logits.dtype)
 
 
 def mean_of_members(logits: Tensor) -> Tensor:
