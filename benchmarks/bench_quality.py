@@ -3,12 +3,13 @@
     python benchmarks/bench_quality.py --data-dir DIR                     # all sets, stacked trials
     python benchmarks/bench_quality.py --data-dir DIR --sets yeast --engine single   # EASTClassifier itself
     python benchmarks/bench_quality.py --data-dir DIR --methods embedding ensemble "embedding ensemble"
+    python benchmarks/bench_quality.py --data-dir DIR --methods "anchored, 5 folds" "cross-entropy, 5 folds"
     python benchmarks/bench_trees.py --data-dir DIR --processes 14        # trees, a process for a set, method and split
     python benchmarks/bench_quality.py --summary                          # the table from the stored rows
 
 Rows go to benchmarks/results/bench_quality.csv as soon as a set and method are done (boosters: as soon as a split is);
 what is there is not run again.
-`--engine stacked` trains the ten splits as one stacked network, which equals training them one by one
+`--engine stacked` trains the ten splits, and their folds, as one stacked network, which equals training them one by one
 (tests/test_trials.py) and saves a GPU's time; columns that a split lacks are zeros there, and networks that embed
 columns are stacked with splits that have the same ones.
 """

@@ -2,6 +2,7 @@
 
     python benchmarks/search_folds.py --data-dir DIR --out folds --splits 10 shuttle=6 creditcard=5   # a GPU, 3 minutes
     python benchmarks/search_folds.py --report folds/scores.csv
+    python benchmarks/search_folds.py --rules folds
 
 A split keeps 20 % of the rows as test rows, which are never looked at, and compares on 16 %; the others, 64 %, are what
 a classifier is fitted on. Every rule is learned on what was held out: a fifth of these rows, or by folds all of
@@ -18,8 +19,10 @@ import numpy as np
 import pandas as pd
 import torch
 from bench_quality import decided_by, load
-from stacked_splits import Part, network_probabilities, selections
+from sklearn.metrics import f1_score
+from stacked_splits import Part, average_and_labels, network_probabilities, selections
 
+from evalign import decision
 from evalign.comparison.aims import Validation
 
 SETS = ["yeast", "mammography", "shuttle", "creditcard"]
@@ -76,6 +79,44 @@ def report(rows: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def rules(folder: Path) -> str:
+    """How far what was held out stands for the mean of the networks, by the probabilities kept.
+
+    T is the temperature that fits best. "Own" is the plug-in rule learned on the selection rows' own probabilities,
+    which has no labels but which no classifier could have; "calibrated" rescales what was held out by its labels first.
+    """
+    found = []
+    for path in sorted(folder.glob("*.npz")):
+        name, recipe, folds, _ = path.stem.split("-")
+        with np.load(path) as arrays:
+            for split in sorted({key.split(".")[1] for key in arrays}, key=int):
+                p, q = (_normalised(arrays[f"{key}.{split}"]) for key in ("held_out", "select"))
+                y, truth = (arrays[f"{key}.{split}"].astype(np.int64) for key in ("labels", "select_labels"))
+                average, labels = average_and_labels(p.shape[1])
+                options: dict[str, Any] = {"average": average, "margin": 1 / len(p)}
+                held_out = {**options, "sample_weight": arrays[f"weight.{split}"]}
+                learned = {
+                    "plug-in": decision.plug_in(p, "f1", **held_out),
+                    "calibrated": decision.plug_in(p, "f1", target=y, calibrate="auto", **held_out),
+                    "own": decision.plug_in(q, "f1", **options),
+                }
+                scores = {
+                    kind: f1_score(truth, rule.predict(q), average=average, labels=labels, zero_division=0.0)
+                    for kind, rule in learned.items()
+                }
+                temperatures = {
+                    "T held out": decision.fit_temperature(p, y, sample_weight=held_out["sample_weight"]),
+                    "T": decision.fit_temperature(q, truth),
+                }
+                found.append({"set": name, "recipe": recipe, "folds": folds, **temperatures, **scores})
+    return pd.DataFrame(found).groupby(["set", "recipe", "folds"]).mean().round(4).to_string()
+
+
+def _normalised(p: Any) -> Any:
+    wide = p.astype(np.float64)
+    return wide / wide.sum(axis=1, keepdims=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
@@ -86,7 +127,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="a folder")
     parser.add_argument("--report", type=Path, help="a scores.csv to show, and nothing else")
+    parser.add_argument("--rules", type=Path, help="a folder filled before: how rules and temperatures carry over")
     args = parser.parse_args()
+    if args.rules is not None:
+        print(rules(args.rules))
+        return
     if args.report is not None:
         print(report(pd.read_csv(args.report)))
         return
