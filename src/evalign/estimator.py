@@ -12,12 +12,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from evalign import checks, metrics
-from evalign.folds import FoldedRows, automatic_folds, check_folds, train_folds
+from evalign import metrics
+from evalign.folds import FoldedRows, train_folds
 from evalign.metric_classifier import BetaByLabel, Decision, MetricClassifier, both
 from evalign.metrics import Average, MetricFunction
-from evalign.networks.ensemble import SHARING, Sharing
-from evalign.networks.tabular import CURVES, Network, table_network
+from evalign.network_options import checked_recipe, fold_count
+from evalign.networks.ensemble import Sharing
+from evalign.networks.tabular import Network, table_network
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
@@ -30,7 +31,7 @@ from evalign.training.batches import default_batch_size
 from evalign.training.display import epoch_bar
 from evalign.training.loop import OnEpoch, Rows, Score, predict_logits, train
 from evalign.training.progress import Epoch
-from evalign.training.recipes import Recipe, find_recipe
+from evalign.training.recipes import Recipe
 from evalign.training.scores import argmax_score
 
 
@@ -161,7 +162,7 @@ class EASTClassifier(MetricClassifier):
         rows, weight = distinct_rows(X, codes, weight)
         codes = codes[rows]
         self._check_classes(codes)
-        divisions = fold_rows(codes, weight, self._fold_count(codes, recipe), seed, fraction=self.validation_fraction)
+        divisions = fold_rows(codes, weight, fold_count(self, codes, recipe), seed, fraction=self.validation_fraction)
         self.folds_ = len(divisions)
         # Folds share an encoder, which sees no label; alone it learns what the network learns from.
         self.encoder_ = TableEncoder(numeric=self.numeric).fit(
@@ -263,49 +264,9 @@ class EASTClassifier(MetricClassifier):
     def _batch_size(self, recipe: Recipe, rows: int) -> int:
         return self.batch_size if self.batch_size != "auto" else recipe.batch_size or default_batch_size(rows)
 
-    def _fold_count(self, codes: NDArray[np.int64], recipe: Recipe) -> int:
-        """How many folds are asked for; "auto" does not ask for what cannot be stacked."""
-        alone = self._trains_alone(recipe)
-        if self.folds != "auto":
-            if alone and self.folds > 1:
-                raise ValueError(f"folds train as one stack, which does not go with {alone}; use folds=1")
-            return int(self.folds)
-        return 1 if alone or callable(self.metric) else automatic_folds(codes, self.validation_fraction)
-
-    def _trains_alone(self, recipe: Recipe) -> str | None:
-        """What keeps a network from being trained in a stack, in a word or two."""
-        if self.amp:
-            return "amp=True"
-        return f"the class offsets of recipe {recipe.name!r}" if any(stage.offset for stage in recipe.stages) else None
-
     def _check_options(self) -> Recipe:
         self._check_metric_and_decision()
-        checks.check_number("dropout", self.dropout, low=0.0, high=1.0, open_high=True)
-        checks.check_choice("network", self.network, CURVES)
-        checks.check_choice("sharing", self.sharing, SHARING)
-        checks.check_number("ensemble", self.ensemble, low=1)
-        if self.ensemble != int(self.ensemble):
-            raise ValueError(f"ensemble must be a whole number of networks, got {self.ensemble}")
-        check_folds(self.folds)
-        if self.network == "embedding" and self.numeric == "standard":
-            raise ValueError(
-                "network 'embedding' cuts numbers at their quantiles, which numeric 'standard' does not learn; "
-                "use numeric='both' or 'quantile', or network='periodic'"
-            )
-        if self.batch_size != "auto":
-            checks.check_number("batch_size", self.batch_size, low=1)
-        if self.epochs is not None:
-            checks.check_number("epochs", self.epochs, low=1)
-        recipe = find_recipe(self.recipe).limited(self.epochs)
-        if self.decision == "plug_in" and any(stage.offset for stage in recipe.stages):
-            raise ValueError(
-                f"recipe {recipe.name!r} has class offsets, which move the probabilities to where argmax serves the "
-                "metric; a plug-in decision would count them twice: use decision='argmax' or 'tuned'"
-            )
-        if self.learning_rate is not None:
-            checks.check_number("learning_rate", self.learning_rate, low=0.0, open_low=True)
-            recipe = recipe.scaled(self.learning_rate / recipe.stages[0].learning_rate)
-        return recipe
+        return checked_recipe(self)
 
     def _make_network(self, seed: int) -> nn.Module:
         """The network for the table that `encoder_` has learned; of folds that of one."""
