@@ -229,3 +229,24 @@ def test_float32_scores_of_two_classes_without_anchor_and_of_ignored_rows():
     for ours, wide in zip(narrow[1:], exact[1:], strict=True):
         np.testing.assert_allclose(ours[kept], wide, atol=1e-4)
         assert (ours[~kept] == 0).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_labels_that_change_between_rounds_are_seen_even_in_place(weighted):
+    generator = np.random.default_rng(0)
+    scores = generator.normal(size=60).astype(np.float32)
+    y, weight = (generator.random(60) < 0.3).astype(np.float32), generator.random(60) if weighted else None
+    kept = ScoreObjective("f1", task="binary")
+    before = kept.gradient(scores, y, weight)[0]
+    assert np.array_equal(before, kept.gradient(scores, y.copy(), weight)[0])
+    y[:20] = 1 - y[:20]
+    if weight is not None:
+        weight[30:] *= 2
+    changed = kept.gradient(scores, y, weight)[0]
+    assert np.array_equal(changed, ScoreObjective("f1", task="binary").gradient(scores, y, weight)[0])
+    assert not np.array_equal(changed, before)
+    y[0] = 2
+    with pytest.raises(ValueError, match="must lie in 0 to 1, got 2"):
+        kept.gradient(scores, y, weight)
+    with pytest.raises(ValueError, match="labels must have shape"):
+        kept.gradient(scores[:50], y, weight)

@@ -12,6 +12,7 @@ from torch import Tensor
 from evalign import checks, steps
 from evalign.boosting import binary
 from evalign.boosting.gradients import Table, metric_gradient
+from evalign.boosting.known import Known
 from evalign.confusion import Confusion, Task
 from evalign.losses import build_objective
 from evalign.metrics import Average, Beta, MetricFunction
@@ -108,6 +109,7 @@ class ScoreObjective:
         self.floor, self.damping = floor, damping
         self.curvature = CURVATURE[task] if curvature is None else curvature
         self.weight = None if weight is None else torch.as_tensor(weight, dtype=torch.float64)
+        self._known: Known | None = None
 
     @property
     def name(self) -> str:
@@ -191,15 +193,21 @@ class ScoreObjective:
             )
             wanted = "(n,)" if flat else "(n, classes)"
             raise ValueError(f"scores of a {self.task} task must be {wanted}, got {tuple(z.shape)}; {remedy}")
-        labels = torch.from_numpy(np.ascontiguousarray(y))
-        labels = labels.long()  # the libraries keep whole numbers as float32
+        if self._known is None or not self._known.is_for(z, y, weight):
+            labels = self._labels(z, y)
+            given = np.array(y), None if weight is None else np.array(weight)
+            self._known = Known(z.shape, z.dtype, *given, labels, self._weights(z, labels, weight))
+        return Table(z, self._known.labels, self._known.weights)
+
+    def _labels(self, z: Tensor, y: Array) -> Tensor:
+        labels = torch.from_numpy(np.ascontiguousarray(y)).long()  # the libraries keep whole numbers as float32
         if self.task == "multilabel" and labels.shape != z.shape:
             labels = labels.reshape(z.shape) if labels.numel() == z.numel() else labels
         expected = z.shape[:1] if self.task == "multiclass" else z.shape
         if labels.shape != expected:
             raise ValueError(f"labels must have shape {tuple(expected)} for these scores, got {tuple(labels.shape)}")
         checks.check_label_range(labels, z.shape[1] if self.task == "multiclass" else 2, None)
-        return Table(z, labels, self._weights(z, labels, weight))
+        return labels
 
     def _weights(self, z: Tensor, labels: Tensor, weight: Array | None) -> Tensor:
         w = torch.ones(labels.shape, dtype=z.dtype)
