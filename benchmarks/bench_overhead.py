@@ -4,7 +4,8 @@
 
 Rounds interleave the contenders, so that a busy machine slows all of them alike; each ratio is the median over rounds
 of (step with / step without), with its 20th and 80th percentile. The control is the same loss once more: it should
-read 1.0, and what it is off by is the noise of the others.
+read 1.0, and what it is off by is the noise of the others. "message alone" is no sync at all, but an equally long
+message at the same place, before which ranks wait for each other just as well.
 """
 
 import argparse
@@ -23,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while t
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,6 +51,19 @@ def stepper(loss: nn.Module, size: int, *, ddp: bool) -> Callable[[], None]:
     return step
 
 
+class Message(nn.Module):
+    """The loss of one rank, after a message as long as that of `sync`: what any talk between ranks costs there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss, self.numbers = MetricLoss("f1", anchor=1.0, sync=False), torch.zeros(3 * CLASSES + 2)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        dist.all_reduce(self.numbers)
+        loss: Tensor = self.loss(input, target)
+        return loss
+
+
 def measure(rank: int, ranks: int, folder: str, rounds: int) -> None:
     """Rows of this number of ranks, into a file of rank 0."""
     torch.set_num_threads(1)
@@ -57,13 +71,14 @@ def measure(rank: int, ranks: int, folder: str, rounds: int) -> None:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     rows: list[dict[str, Any]] = []
     for size in (64, 1024):
-        losses = {
+        losses: dict[str, nn.Module] = {
             "none": MetricLoss("f1", anchor=1.0, sync=False),
             "none (control)": MetricLoss("f1", anchor=1.0, sync=False),
             "memory": MetricLoss("f1", anchor=1.0, sync=False, memory=0.9),  # at "auto" it would have nothing to keep
             "memory auto": MetricLoss("f1", anchor=1.0, sync=False, memory="auto"),
         }
         if ranks > 1:
+            losses["message alone"] = Message()
             losses["sync"] = MetricLoss("f1", anchor=1.0)
             losses["sync and memory"] = MetricLoss("f1", anchor=1.0, memory="auto")
         steps = {name: stepper(loss, size, ddp=ranks > 1) for name, loss in losses.items()}
