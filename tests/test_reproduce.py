@@ -180,3 +180,28 @@ def test_the_grid_of_the_paper_is_a_config_of_its_own(tiny):
     assert grid is not None
     assert len(grid.learning_rate) * len(grid.dropout) * len(grid.rate) * len(grid.batch_size) == 3 * 2 * 2 * 5
     assert cell.config == searched
+
+
+def test_trials_of_the_very_same_config_in_another_table_are_taken_over(tiny):
+    cells = cells_of(tiny, load_table(tiny, "btg-tiny"), ["honest"])
+    (first,) = (cell for cell in cells if cell.row == "ccs")
+    assert [done.error for done in run_cells([first])] == [None]
+    marked = json.loads(report_path(first.path).read_text())
+    marked["trials"][0]["scores"]["argmax"]["f1"] = 0.123  # a figure that running would never give
+    report_path(first.path).write_text(json.dumps(marked))
+
+    def beside(name: str, seed: int = 0) -> Cell:
+        path = tiny / f"btg/other/honest/synthetic_5.{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_json(replace(first.config, cell=f"btg/other/honest/synthetic_5.{name}", seed=seed)))
+        return Cell(path)
+
+    same, other_seed = beside("same"), beside("seeded", 7)
+    assert [done.error for done in run_cells([same, other_seed])] == [None, None]
+    taken, run_anew = same.report, other_seed.report
+    assert taken is not None
+    assert run_anew is not None
+    assert taken.values("argmax", "f1")[0] == 0.123
+    assert taken.environment["trials_of"] == first.name
+    assert run_anew.values("argmax", "f1")[0] != 0.123
+    assert "trials_of" not in run_anew.environment

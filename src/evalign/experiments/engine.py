@@ -27,13 +27,19 @@ class Done:
 
 
 def run_cell(path: Path, data_dir: str | None, device: str, trials: int | None) -> Done:
-    """Run one cell, its report written after every step. An error is told, so that the others go on."""
+    """Run one cell, its report written after every step. An error is told, so that the others go on.
+
+    Trials that another table has of the very same config are taken over, not run again.
+    """
     cell, where = Cell(path), report_path(path)
     with held(path) as free:
         if not free:
             return Done(cell.name, 0, 0.0, "another process is running it")
         try:
-            before = cell.report
+            before, twin = cell.report, cell.twin_report()
+            if twin is not None and (before is None or len(before.trials) < len(twin.trials)):
+                before = twin
+                save_report(before, where)
             known = 0.0 if before is None else before.seconds
             report = run(
                 cell.config, report=before, data_dir=data_dir, device=device, trials=trials,

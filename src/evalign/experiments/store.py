@@ -41,6 +41,24 @@ class Cell:
         where = report_path(self.path)
         return load_report(where, self.config) if where.exists() else None
 
+    def twin_report(self) -> Report | None:
+        """What another table's cell found with this very config: the same seeds give the same trials, so run them once.
+
+        Where several have the same config, the one with the most trials; the environment says whose they are.
+        """
+        own = self.config
+        found: list[Report] = []
+        for path in sorted(self.path.parents[3].glob(f"*/*/{own.protocol}/{self.dataset}.*.json")):
+            if path == self.path or not report_path(path).exists() or path.name.endswith(".report.json"):
+                continue
+            if replace(read_config(path), cell=own.cell) == own:
+                found.append(load_report(report_path(path)))
+        if not found:
+            return None
+        best = max(found, key=lambda report: len(report.trials))
+        environment = {**best.environment, "trials_of": best.environment.get("trials_of", best.config.cell)}
+        return replace(best, config=own, environment=environment)
+
 
 def cells_of(papers: Path, table: Table, protocols: Sequence[str] = ("honest", "paper")) -> list[Cell]:
     """The cells that make a table, those it borrows from another table too, as far as there is a plan for them.
