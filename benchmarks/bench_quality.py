@@ -59,6 +59,7 @@ LARGER: dict[str, dict[str, Any]] = {  # asked for by name
     "periodic": {"network": "periodic"},
     "ensemble": {"ensemble": 8},
     "embedding ensemble": {"network": "embedding", "ensemble": 8},
+    "embedding ensemble, cross-entropy": {"network": "embedding", "ensemble": 8, "recipe": "cross_entropy"},
     "embedding ensemble, narrow": {"network": "embedding", "ensemble": 8, "hidden": (256, 128)},
     "embedding ensemble, rank_one": {"network": "embedding", "ensemble": 8, "sharing": "rank_one"},
     "embedding ensemble, cross-entropy": {"network": "embedding", "ensemble": 8, "recipe": "cross_entropy"},
