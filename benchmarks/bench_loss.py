@@ -16,6 +16,7 @@ a CUDA graph and replayed: `graph_ms` is what its kernels take, without the host
 import argparse
 import csv
 import io
+import json
 import os
 import platform
 import statistics
@@ -197,12 +198,20 @@ def peak_bytes(loss: Loss, logits: Tensor, target: Tensor) -> int:
 
 
 def measure(
-    n: int, d: int, device: str, rounds: int, only: str = "all", compiled: bool = False, graphs: bool = False
+    n: int,
+    d: int,
+    device: str,
+    rounds: int,
+    only: str = "all",
+    compiled: bool = False,
+    graphs: bool = False,
+    names: list[str] | None = None,
 ) -> list[dict[str, object]]:
     torch.manual_seed(0)
     logits = torch.randn((n, d) if d > 1 else (n,), device=device, requires_grad=True)
     target = torch.randint(0, max(2, d), (n,), device=device)
     losses = chosen(contenders(n, d), only, device)
+    losses = {name: loss for at, (name, loss) in enumerate(losses.items()) if names is None or at == 0 or name in names}
     if compiled and d > 1:
         torch.compiler.reset()
         losses["cross_entropy compiled"] = torch.compile(F.cross_entropy)
@@ -283,15 +292,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sizes", nargs="*", default=[f"{n}x{d}" for n, d in SIZES + BINARY], help="NxD ...")
     parser.add_argument("--only", choices=["all", "ours", "fused"], default="all", help="leave out rivals, and eager")
+    parser.add_argument("--losses", nargs="*", help="those of these names alone, besides cross-entropy")
     parser.add_argument("--compiled", action="store_true", help="cross-entropy through torch.compile as well")
     parser.add_argument("--graphs", action="store_true", help="recorded as CUDA graphs as well")
+    parser.add_argument("--tiles", type=Path, help="what `tune_tiles.py --chosen` wrote: the tiles of each size")
     parser.add_argument("--commit", help="where there is no repository to ask")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bench_loss.csv")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
+    tiles = json.loads(options.tiles.read_text()) if options.tiles else {}
     for size in options.sizes:
         n, d = map(int, size.split("x"))
-        for row in measure(n, d, options.device, options.rounds, options.only, options.compiled, options.graphs):
+        for kernel, candidate in tiles.get(size, {}).items():
+            from tune_tiles import use  # which needs Triton
+
+            use(kernel, tuple(candidate))
+        kinds = options.only, options.compiled, options.graphs, options.losses
+        for row in measure(n, d, options.device, options.rounds, *kinds):
             rows.append({**row, **circumstances(options.device, options.commit)})
             shown = "{n:>7} {d:>6}  {loss:24} {ms:>9} ms {ratio:>6}x {ratio_best:>6}x {ratio_cpu:>6}x {peak_mib:>8} MiB"
             if options.graphs:

@@ -1,15 +1,18 @@
-"""What the row kernels take on a GPU with other tiles than those of `kernels.triton_rows`, and what the host takes.
+"""What the row kernels take on a GPU with other tiles than those in use, and what the host takes.
 
-    python benchmarks/tune_tiles.py --out tune_tiles.csv             # all of it: about a minute, most of it compiling
-    python benchmarks/tune_tiles.py --kernels back_along host --sizes 8192x131072
+    python benchmarks/tune_tiles.py --seconds 25 --chosen chosen.json
+    python benchmarks/bench_loss.py --device cuda --only fused --graphs --tiles chosen.json --sizes 8192x1000
 
 Every candidate is recorded as a CUDA graph of the loss's forward and backward and replayed; a row has the median
-milliseconds of the whole. The first candidate of each kernel is the one in use. `host` times the calls alone, for
-cross-entropy and for ours, and prints where ours spends them.
+milliseconds of the whole. The first candidate of each kernel is the one in use, and the fastest is kept for those of
+the kernels that come after it. No candidate is begun after so many `--seconds`, of which most go to compiling. What
+was fastest for each size is written to `--chosen`. `host` times the calls alone, for cross-entropy and for ours, and
+prints where ours spends them.
 """
 
 import argparse
 import cProfile
+import json
 import pstats
 import statistics
 import time
@@ -23,17 +26,20 @@ from bench_loss import Loss, circumstances, recorded, replay_seconds, save
 from torch import Tensor
 
 from evalign import MetricLoss
-from evalign.kernels import triton_rows
-from evalign.kernels.triton_launch import next_power_of_2
+from evalign.files import write_atomically
+from evalign.kernels import triton_rows, triton_tiles
 
-SIZES = ["8192x1000", "65536x257", "4096x32768", "8192x131072"]
-# Rows, classes and warps of a program; rows are always 1 for `along`.
+SIZES = ["8192x1000", "65536x257", "4096x32768"]
+# What each function of these names gives, less what follows from the number of classes. The tiles: warps, and
+# programs (`tile`) or tiles of a program (`back_tile`). The others: rows, but for `along`, classes, warps.
 CANDIDATES: dict[str, list[tuple[int, ...]]] = {
-    "tile": [(2048, 8), (1024, 4), (4096, 8), (2048, 4)],  # entries and warps
-    "along": [(8192, 32), (4096, 16), (8192, 16), (4096, 8), (16384, 32)],
-    "down": [(4, 512, 8), (2, 512, 4), (8, 512, 16), (8, 256, 8), (4, 1024, 8)],
-    "back_along": [(2, 4096, 32), (2, 2048, 16), (4, 2048, 32), (1, 8192, 32), (2, 2048, 8), (1, 4096, 16)],
+    "back_tile": [(2, 1), (4, 1), (1, 1), (4, 4)],
+    "tile": [(4, 384), (8, 256), (4, 512)],
+    "back_along": [(2, 4096, 32), (2, 2048, 16), (1, 4096, 16)],
+    "down": [(4, 512, 8), (4, 512, 4), (4, 1024, 8)],
+    "along": [(8192, 32), (4096, 16), (4096, 8)],
 }
+TILES = ("tile", "back_tile")
 
 
 def problem(n: int, d: int) -> tuple[Tensor, Tensor]:
@@ -41,16 +47,18 @@ def problem(n: int, d: int) -> tuple[Tensor, Tensor]:
     return torch.randn(n, d, device="cuda", requires_grad=True), torch.randint(0, d, (n,), device="cuda")
 
 
-def chosen(kernel: str, candidate: tuple[int, ...]) -> Callable[[int], tuple[int, ...]]:
-    if kernel != "tile":
-        return lambda d: candidate
-    entries, warps = candidate
+def use(kernel: str, candidate: tuple[int, ...]) -> None:
+    """Have the kernel launched like this from now on, for any number of classes."""
+    if kernel not in TILES:
+        setattr(triton_rows, kernel, lambda d: candidate)
+        return
+    warps, last = candidate
+    triton_tiles.made.cache_clear()
 
-    def tile(d: int) -> tuple[int, ...]:
-        block = next_power_of_2(max(d, 16))
-        return max(1, entries // block), block, warps
+    def tile(d: int, aligned: bool) -> tuple[int, ...]:
+        return (*triton_tiles.shape(d, aligned, warps), warps, last)
 
-    return tile
+    setattr(triton_tiles, kernel, tile)
 
 
 def replayed(loss: Loss, logits: Tensor, target: Tensor) -> float:
@@ -60,24 +68,37 @@ def replayed(loss: Loss, logits: Tensor, target: Tensor) -> float:
     return statistics.median(replay_seconds(graph, repeats) for _ in range(5))
 
 
-def tuned(kernel: str, n: int, d: int) -> list[dict[str, Any]]:
-    if (kernel == "tile") != (d <= triton_rows.WHOLE):
-        return []
+def tuned(n: int, d: int, kernels: list[str], until: float) -> list[dict[str, Any]]:
+    """One kernel after the other, for one size; the fastest candidates stay in use."""
     logits, target = problem(n, d)
-    entropy, rows, usual = replayed(F.cross_entropy, logits, target), [], getattr(triton_rows, kernel)
-    for candidate in CANDIDATES[kernel]:
-        setattr(triton_rows, kernel, chosen(kernel, candidate))
-        try:
-            ms = 1e3 * replayed(MetricLoss("f1").cuda(), logits, target)
-        except Exception as error:  # too many registers, say: the others are still worth knowing
-            print(kernel, candidate, type(error).__name__, str(error)[:200], flush=True)
+    entropy, rows = replayed(F.cross_entropy, logits, target), []
+    for kernel in kernels:
+        if (kernel in TILES) != (d <= triton_tiles.WHOLE):
             continue
-        finally:
-            setattr(triton_rows, kernel, usual)
-        row = {"n": n, "d": d, "kernel": kernel, "candidate": "x".join(map(str, candidate)), "ms": round(ms, 4)}
-        rows.append({**row, "ratio": round(1e-3 * ms / entropy, 3), "entropy_ms": round(1e3 * entropy, 4)})
-        print("{n:>7} {d:>6} {kernel:10} {candidate:12} {ms:>9} ms {ratio:>6}x".format(**rows[-1]), flush=True)
+        times: dict[tuple[int, ...], float] = {}
+        for candidate in CANDIDATES[kernel]:
+            if times and time.perf_counter() > until:
+                break
+            use(kernel, candidate)
+            try:
+                times[candidate] = 1e3 * replayed(MetricLoss("f1").cuda(), logits, target)
+            except Exception as error:  # too many registers, say: the others are still worth knowing
+                print(kernel, candidate, type(error).__name__, str(error)[:200], flush=True)
+                continue
+            ms = round(times[candidate], 4)
+            row = {"n": n, "d": d, "kernel": kernel, "candidate": "x".join(map(str, candidate)), "ms": ms}
+            rows.append({**row, "ratio": round(1e-3 * ms / entropy, 3), "entropy_ms": round(1e3 * entropy, 4)})
+            print("{n:>7} {d:>6} {kernel:10} {candidate:12} {ms:>9} ms {ratio:>6}x".format(**rows[-1]), flush=True)
+        use(kernel, min(times, key=lambda candidate: times[candidate]) if times else CANDIDATES[kernel][0])
     return rows
+
+
+def fastest(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
+    """Of every size and kernel."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for row in sorted(rows, key=lambda row: -row["ms"]):
+        found.setdefault(f"{row['n']}x{row['d']}", {})[row["kernel"]] = [int(x) for x in row["candidate"].split("x")]
+    return found
 
 
 def host() -> None:
@@ -117,17 +138,22 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="*", default=["host", *CANDIDATES], choices=["host", *CANDIDATES])
     parser.add_argument("--sizes", nargs="*", default=SIZES, help="NxD ...")
     parser.add_argument("--commit", help="where there is no repository to ask")
+    parser.add_argument("--seconds", type=float, default=60.0, help="after which no candidate is begun")
+    parser.add_argument("--chosen", type=Path, help="where the fastest are written")
     parser.add_argument("--out", type=Path, default=Path("tune_tiles.csv"))
     options = parser.parse_args()
+    until = time.perf_counter() + options.seconds
+    kernels = [kernel for kernel in options.kernels if kernel != "host"]
+    rows: list[dict[str, Any]] = []
+    for size in options.sizes if kernels else []:
+        n, d = map(int, size.split("x"))
+        rows += [{**row, **circumstances("cuda", options.commit)} for row in tuned(n, d, kernels, until)]
+        if rows:
+            save(options.out, rows)
+        if options.chosen is not None:
+            write_atomically(options.chosen, json.dumps(fastest(rows)))
     if "host" in options.kernels:
         host()
-    rows: list[dict[str, Any]] = []
-    for kernel in (kernel for kernel in options.kernels if kernel != "host"):
-        for size in options.sizes:
-            n, d = map(int, size.split("x"))
-            rows += [{**row, **circumstances("cuda", options.commit)} for row in tuned(kernel, n, d)]
-            if rows:
-                save(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from evalign import MetricLoss
-from evalign.kernels import triton_columns, triton_launch, triton_rows, triton_whole
+from evalign.kernels import triton_columns, triton_launch, triton_tiles, triton_whole
 from evalign.kernels.interface import Plan
 from evalign.kernels.points import FivePoints
 from evalign.kernels.quotients import quotient
@@ -39,8 +39,8 @@ def by_triton(z, y, weight, task="multiclass", metric="f1", average="macro", anc
     given = [None if x is None else x.to(DEVICE) for x in (z, y, weight)]
     if task == "binary":
         given = [None if x is None else x[:, None] for x in given]
-    loss, kept = triton_whole.forward(*given, points, plan)
-    gradient = triton_whole.backward(kept, points, plan, torch.tensor(scale, device=DEVICE))
+    loss, kept, ready = triton_whole.forward(*given, points, plan)
+    gradient = triton_whole.backward(kept, ready, points, plan, torch.tensor(scale, device=DEVICE))
     return loss.cpu(), gradient.cpu().reshape(z.shape)
 
 
@@ -128,7 +128,7 @@ def test_ties_infinities_and_nan(d):
 
 def test_counters_are_0_again_for_the_next_batch(monkeypatch):
     counters, room = torch.zeros(32, dtype=torch.int32, device=DEVICE), torch.empty(100_000, device=DEVICE)
-    for module in (triton_rows, triton_columns):
+    for module in (triton_tiles, triton_columns):
         monkeypatch.setattr(module, "scratch", lambda z, count, size: (counters, room.fill_(float("nan"))))
     for n, d in ((4500, 10), (3, 41), (5000, 2), (4500, 10)):
         assert_equal(batch(n, d))
@@ -150,7 +150,7 @@ def test_from_the_second_launch_on_a_program_is_started_at_once(monkeypatch):
 
             return run
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 99, raising=False)
     launch = triton_launch.Launcher(Kernel())
     for key in ("a", "a", "b"):

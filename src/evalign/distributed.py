@@ -68,9 +68,11 @@ def resolve(sync: SyncChoice, *, training: bool) -> Sync | None:
     >>> resolve("auto", training=True) is None  # no process group is up
     True
     """
+    if sync == "auto" and not is_up():
+        return None
     if not isinstance(sync, (bool, Sync)):
         checks.check_choice("sync", sync, ["auto"])
-    if sync is False or (sync is not True and not training) or (sync == "auto" and not is_up()):
+    if sync is False or (sync is not True and not training):
         return None
     chosen = sync if isinstance(sync, Sync) else Sync()
     if sync is True and training and not is_up():

@@ -10,19 +10,27 @@ from evalign.kernels import (
     triton_row_kernels,
     triton_rows,
     triton_tile_kernels,
+    triton_tiles,
 )
 
 FLOATS = ("low", "reach", "smoothing", "anchor", *(f"{letter}{k}" for letter in "tbw" for k in range(4)))
 NUMBERS = ("n", "d", "stride", "chunk", "columns", "thresholds", "width", "ignored")
-SPECIAL = {"y": "*i64", "places": "*i32", "counters": "*i32", "temperature": "*fp64", "present": "*i1"}
+SPECIAL = {"y": "*i64", "counters": "*i32", "temperature": "*fp64", "present": "*i1"}
 ROWS = {"ANNEALED": True, "WEIGHTED": False, "LOSSES": True}
 SUMS = {"GROUP": 16, "WIDE": 128}
 BACK = {"ANNEALED": True, "WEIGHTED": True, "LOSSES": True, "PACKED": True}
 
 
-def tiles(d):
-    rows, block, warps = triton_rows.tile(d)
-    return {"ROWS": rows, "BLOCK": block, "num_warps": warps}
+def tiles(d, aligned=False):
+    pieces, rows, width, warps, _ = triton_tiles.tile(d, aligned)
+    shape = {"ALIGNED": aligned, "PIECES": pieces, "ROWS": rows, "WIDTH": width}
+    return {**shape, "GROUP": 16, "WIDE": 64 * warps, "num_warps": warps}
+
+
+def back_tiles(d, aligned=False):
+    pieces, rows, width, warps, tiles = triton_tiles.back_tile(d, aligned)
+    shape = {"ALIGNED": aligned, "PIECES": pieces, "ROWS": rows, "WIDTH": width}
+    return {**shape, "TILES": tiles, "num_warps": warps}
 
 
 def streams(d):
@@ -39,10 +47,10 @@ def streams(d):
 
 
 KERNELS = [
-    (triton_tile_kernels.loss_kernel, {**ROWS, **SUMS, "SMOOTHING": True, "AVERAGE": 0, **tiles(10)}),
-    (triton_tile_kernels.loss_kernel, {**ROWS, **SUMS, "SMOOTHING": False, "AVERAGE": 2, **tiles(1000)}),
-    (triton_tile_kernels.loss_kernel, {**ROWS, **SUMS, "SMOOTHING": False, "AVERAGE": -1, **tiles(257)}),
-    *((triton_tile_kernels.tile_gradient_kernel, {**BACK, **tiles(d)}) for d in (10, 257, 1000)),
+    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "AVERAGE": 0, **tiles(10)}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "AVERAGE": 2, **tiles(1000, aligned=True)}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "AVERAGE": -1, **tiles(257)}),
+    *((triton_tile_kernels.tile_gradient_kernel, {**BACK, **back_tiles(d, d == 1000)}) for d in (10, 257, 1000)),
     *streams(2000),
     *streams(131072),
     (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "AVERAGE": 3, "TWO": True, "BLOCK": 1024}),

@@ -4,9 +4,8 @@ import triton
 import triton.language as tl
 
 from evalign.kernels.triton_metric import value_of_counts
-from evalign.kernels.triton_step import labels_and_weights, unpacked
+from evalign.kernels.triton_step import FREE, labels_and_weights, unpacked
 from evalign.kernels.triton_sums import is_added_up
-from evalign.kernels.triton_tile_kernels import FREE
 
 
 @triton.jit

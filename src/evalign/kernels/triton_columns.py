@@ -9,8 +9,9 @@ from torch import Tensor
 from evalign.kernels.points import Settings
 from evalign.kernels.triton_column_kernels import counts_kernel, gradient_kernel
 from evalign.kernels.triton_launch import Launcher, cdiv, next_power_of_2, scratch
-from evalign.kernels.triton_rows import COUNTS_ONLY, Ending, step_arguments
+from evalign.kernels.triton_rows import step_arguments
 from evalign.kernels.triton_sums import GROUP
+from evalign.kernels.triton_tiles import COUNTS_ONLY, Ending
 
 BLOCK = 1024
 launch_counts, launch_gradient = Launcher(counts_kernel), Launcher(gradient_kernel)

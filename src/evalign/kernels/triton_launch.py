@@ -4,7 +4,7 @@ A launch through Triton looks at every argument to find the program that was com
 says what it depends on, and from the second launch on the program found then is started at once.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
@@ -32,24 +32,52 @@ class Launcher:
     def __call__(
         self, device: int, key: Hashable, grid: tuple[int, int, int], arguments: tuple[Any, ...],
         constants: tuple[Any, ...], warps: int,
-    ) -> None:  # fmt: skip
-        """Run the kernel on the device's current stream; arguments and then constants are in the kernel's order."""
-        if device >= 0 and device != torch.cuda.current_device():
+    ) -> Any:  # fmt: skip
+        """Run the kernel on the device's current stream; arguments and then constants are in the kernel's order.
+
+        Returns the program that was run, or None where there is none to keep: the interpreter is asked every time.
+        """
+        if device >= 0 and device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return self(device, key, grid, arguments, constants, warps)
         case = (device, key, constants, warps)
         program = self.programs.get(case)
-        if program is None:
-            # The interpreter gives None, and is asked again every time.
-            program = self.kernel[grid](*arguments, *constants, num_warps=warps)
-            if hasattr(program, "packed_metadata"):
-                self.programs[case] = program
+        if program is not None:
+            run(program, device, grid, arguments, constants)
+            return program
+        program = self.kernel[grid](*arguments, *constants, num_warps=warps)
+        if not hasattr(program, "packed_metadata"):
             return None
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        # No metadata for hooks around a launch, and none of those hooks.
-        fixed = (program.function, program.packed_metadata, None, None, None)
-        program.run(*grid, stream, *fixed, *arguments, *constants)
-        return None
+        self.programs[case] = program
+        return program
+
+
+def run(
+    program: Any, device: int, grid: tuple[int, int, int], arguments: Iterable[Any], constants: Iterable[Any]
+) -> None:
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    # No metadata for hooks around a launch, and none of those hooks.
+    program.run(*grid, stream, program.function, program.packed_metadata, None, None, None, *arguments, *constants)
+
+
+class Launch:
+    """One launch of a kernel again and again, with other tensors, which come first, but the same numbers."""
+
+    __slots__ = ("constants", "device", "grid", "key", "launcher", "numbers", "program", "warps")
+
+    def __init__(
+        self, launcher: Launcher, device: int, key: Hashable, grid: tuple[int, int, int], numbers: tuple[Any, ...],
+        constants: tuple[Any, ...], warps: int,
+    ) -> None:  # fmt: skip
+        self.launcher, self.device, self.key, self.grid = launcher, device, key, grid
+        self.numbers, self.constants, self.warps, self.program = numbers, constants, warps, None
+
+    def __call__(self, *tensors: Tensor) -> None:
+        if self.program is None or self.device != torch._C._cuda_getDevice():
+            arguments = (*tensors, *self.numbers)
+            self.program = self.launcher(self.device, self.key, self.grid, arguments, self.constants, self.warps)
+        else:  # Addresses: of a tensor each would be looked up with the driver.
+            run(self.program, self.device, self.grid, [x.data_ptr() for x in tensors], self.numbers + self.constants)
 
 
 _scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -62,7 +90,7 @@ def scratch(z: Tensor, counters: int, size: int) -> tuple[Tensor, Tensor]:
     be replayed on any stream.
     """
     device = z.get_device()
-    if device < 0 or torch.cuda.is_current_stream_capturing():
+    if device < 0 or torch._C._cuda_isCurrentStreamCapturing():
         return _new_scratch(z.device, counters, size)
     owner = device, torch._C._cuda_getCurrentRawStream(device)
     found = _scratch.get(owner)

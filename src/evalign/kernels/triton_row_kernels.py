@@ -9,21 +9,17 @@ import triton
 import triton.language as tl
 
 from evalign.kernels.triton_step import (
+    FREE,
     entry_slopes,
+    exponential,
     labels_and_weights,
     numbers,
     over_tau,
     row_slopes,
-    step,
+    scaled_and_step,
     top,
     unpacked,
 )
-
-# As in `triton_tile_kernels`.
-FREE = {
-    "do_not_specialize": ["n", "chunk", "ignored"],
-    "do_not_specialize_on_alignment": ["y", "w", "temperature", "by_loss", "by_losses"],
-}
 
 
 @triton.jit
@@ -34,13 +30,13 @@ def _inside(j, d, EVEN: tl.constexpr):
 
 @triton.jit(**FREE)
 def stats_kernel(
-    z, y, w, temperature, low, reach, smoothing, ignored, stats, places, losses, n, d, stride,
+    z, y, w, temperature, low, reach, smoothing, ignored, stats, losses, n, d, stride,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, SMOOTHING: tl.constexpr,
     EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """To `stats` (6, n): a row's maximum, e of its second place, sums of e and of h, weight over the latter, top h.
+    """To `stats` (7, n): a row's maximum, e of its second place, sums of e and of h, weight over the latter, top h.
 
-    Both places go to `places` (2, n).
+    And what the row adds to tp.
     """
     a, b, low, cut, c = numbers(temperature, low, reach, ANNEALED)
     row = tl.program_id(0).to(tl.int64)
@@ -55,83 +51,101 @@ def stats_kernel(
         best = tl.maximum(best, x)
     largest, winner = tl.max(best, 0, return_indices=True)
     second_largest = tl.max(tl.where(tl.arange(0, BLOCK) == winner, runner_up, best), 0)
-    e_second = tl.exp(second_largest - largest)
+    e_second = exponential(second_largest - largest)
     totals, totals_h = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     totals_z = tl.zeros([BLOCK], tl.float32)
-    firsts, seconds = tl.full([BLOCK], 2147483647, tl.int32), tl.zeros([BLOCK], tl.int32)
     last = (tl.cdiv(d, BLOCK) - 1) * BLOCK
     for back in range(0, d, BLOCK):
         j = last - back + tl.arange(0, BLOCK)
         inside = _inside(j, d, EVEN)
         x = tl.load(start + j, mask=inside, other=minus).to(tl.float32)
-        e = tl.exp(x - largest)
+        e = exponential(x - largest)
+        _, h = scaled_and_step(over_tau(e, e_second), a, b, cut)
         totals += e
-        totals_h += tl.where(inside, step(over_tau(e, e_second), a, b, cut), 0.0)
-        # The first of those that tie for the top, and the last of those for second place: never the same.
-        firsts = tl.where(x == largest, j, firsts)
-        seconds = tl.maximum(seconds, tl.where(x == second_largest, j, 0))
+        totals_h += h
         if SMOOTHING:
             totals_z += tl.where(inside, x, 0.0)
     total = tl.sum(totals, 0)
     value, _, _ = top(total, e_second, low, b, c)
-    total_h = tl.sum(totals_h, 0) - 0.5 + value  # at x = 1, where the top was counted, the step is 1/2
+    _, nothing = scaled_and_step(0.0, a, b, cut)  # as which places beyond the classes were counted
+    total_h = tl.sum(totals_h, 0) + (value - 0.5 - (last + BLOCK - d) * nothing)
     label, weight = labels_and_weights(y, w, row, row < n, ignored, WEIGHTED)
+    label_z = tl.load(start + label).to(tl.float32)
+    label_e = exponential(label_z - largest)
+    _, label_h = scaled_and_step(over_tau(label_e, e_second), a, b, cut)
+    share = tl.where(weight == 0.0, 0.0, weight / total_h)
     tl.store(stats + row, largest)
     tl.store(stats + n + row, e_second)
     tl.store(stats + 2 * n + row, total)
     tl.store(stats + 3 * n + row, total_h)
-    tl.store(stats + 4 * n + row, weight / total_h)
+    tl.store(stats + 4 * n + row, share)
     tl.store(stats + 5 * n + row, value)
-    tl.store(places + row, tl.minimum(tl.min(firsts, 0), d - 1))  # in a row of nan there is none
-    tl.store(places + n + row, tl.max(seconds, 0))
+    tl.store(stats + 6 * n + row, tl.where(share == 0.0, 0.0, share * tl.where(label_e == 1.0, value, label_h)))
     if LOSSES:
-        target = tl.load(start + label).to(tl.float32) - largest
+        target = label_z - largest
         if SMOOTHING:
             target += smoothing * (tl.sum(totals_z, 0) / d - largest - target)
         # An ignored row counts for nothing even where its loss is infinite.
         tl.store(losses + row, tl.where(weight == 0.0, 0.0, weight * (tl.log(total) - target)))
 
 
+@triton.jit
+def _at_labels(
+    y, w, ignored, values, begin, chunk, n, first, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The sums of rows' values and of their weights, each at the row's label, for BLOCK classes from `first` on."""
+    k = first + tl.arange(0, BLOCK)
+    added, weights = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for offset in range(0, chunk, ROWS):
+        i = offset + tl.arange(0, ROWS)
+        inside = (i < chunk) & (begin + i < n)
+        label, weight = labels_and_weights(y, w, begin + i, inside, ignored, WEIGHTED)
+        here = inside & (label >= first) & (label < first + BLOCK)
+        if tl.max(here.to(tl.int32), 0) > 0:  # of very many classes few are those of so few rows
+            hit = label[:, None] == k[None, :]
+            value = tl.load(values + begin + i, mask=here, other=0.0)
+            added += tl.sum(tl.where(hit, value[:, None], 0.0), 0)
+            weights += tl.sum(tl.where(hit, weight[:, None], 0.0), 0)
+    return added, weights
+
+
 @triton.jit(**FREE)
 def columns_kernel(
-    z, y, w, temperature, low, reach, ignored, stats, places, parts, n, d, stride, chunk,
+    z, y, w, temperature, low, reach, ignored, stats, parts, n, d, stride, chunk,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """tp, predicted and actual of `chunk` rows and BLOCK classes, to `parts` (chunks, 3, d)."""
     a, b, low, cut, _ = numbers(temperature, low, reach, ANNEALED)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * BLOCK
+    j = first + tl.arange(0, BLOCK)
     begin = tl.program_id(0).to(tl.int64) * chunk
-    tp, predicted = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
-    actual = tl.zeros([ROWS, BLOCK], tl.float32)
+    predicted = tl.zeros([ROWS, BLOCK], tl.float32)
     for offset in range(0, chunk, ROWS):
         rows = begin + offset + tl.arange(0, ROWS)
         inside = rows < n
         x = tl.load(
             z + rows[:, None] * stride + j[None, :], mask=inside[:, None] & _inside(j, d, EVEN)[None, :], other=0.0
         ).to(tl.float32)
-        label, weight = labels_and_weights(y, w, rows, inside, ignored, WEIGHTED)
         largest = tl.load(stats + rows, mask=inside, other=0.0)
         e_second = tl.load(stats + n + rows, mask=inside, other=1.0)
         share = tl.load(stats + 4 * n + rows, mask=inside, other=0.0)
         value = tl.load(stats + 5 * n + rows, mask=inside, other=0.0)
-        first = tl.load(places + rows, mask=inside, other=0)
-        h = step(over_tau(tl.exp(x - largest[:, None]), e_second[:, None]), a, b, cut)
-        h = tl.where(j[None, :] == first[:, None], value[:, None], h)
-        part = tl.where((weight != 0.0)[:, None], h * share[:, None], 0.0)
-        hit = j[None, :] == label[:, None]
-        predicted += part
-        tp += tl.where(hit, part, 0.0)
-        actual += tl.where(hit, weight[:, None], 0.0)
+        e = exponential(x - largest[:, None])
+        h = scaled_and_step(over_tau(e, e_second[:, None]), a, b, cut)[1]
+        h = tl.where(e == 1.0, value[:, None], h)
+        # A row that does not count may hold anything.
+        predicted += tl.where((share != 0.0)[:, None], h * share[:, None], 0.0)
+    tp, actual = _at_labels(y, w, ignored, stats + 6 * n, begin, chunk, n, first, WEIGHTED, 8, BLOCK)
     out = parts + tl.program_id(0).to(tl.int64) * 3 * d + j
     mask = _inside(j, d, EVEN)
-    tl.store(out, tl.sum(tp, 0), mask=mask)
+    tl.store(out, tp, mask=mask)
     tl.store(out + d, tl.sum(predicted, 0), mask=mask)
-    tl.store(out + 2 * d, tl.sum(actual, 0), mask=mask)
+    tl.store(out + 2 * d, actual, mask=mask)
 
 
 @triton.jit(**FREE)
 def gradient_kernel(
-    z, y, w, temperature, low, reach, smoothing, ignored, stats, places, by_loss, by_tp, by_predicted, by_losses, out,
+    z, y, w, temperature, low, reach, smoothing, ignored, stats, by_loss, by_tp, by_predicted, by_losses, out,
     n, d, stride,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -147,30 +161,28 @@ def gradient_kernel(
     e_second = tl.load(stats + n + rows, mask=counts, other=1.0)
     total = tl.load(stats + 2 * n + rows, mask=counts, other=1.0)
     total_h = tl.load(stats + 3 * n + rows, mask=counts, other=1.0)
-    first = tl.load(places + rows, mask=counts, other=0)
-    second = tl.load(places + n + rows, mask=counts, other=0)
     start = z + rows * stride
     minus = float("-inf")
     dots_h, dots_scaled = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
-    sums_scaled = tl.zeros([ROWS, BLOCK], tl.float32)
+    sums_scaled, tops = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
+    seconds = tl.zeros([ROWS, BLOCK], tl.float32)
     for at in range(0, d, BLOCK):
         j = at + tl.arange(0, BLOCK)
         mask = _inside(j, d, EVEN)
         slope = tl.load(by_predicted + j, mask=mask, other=0.0)[None, :]
         logits = tl.load(start[:, None] + j[None, :], mask=counts[:, None] & mask[None, :], other=minus).to(tl.float32)
-        x = over_tau(tl.exp(logits - largest[:, None]), e_second[:, None])
-        x = tl.where(j[None, :] == first[:, None], 0.0, x)
-        scaled = tl.where(x >= cut, b, a) * x
-        dots_h += step(x, a, b, cut) * slope
+        e = exponential(logits - largest[:, None])
+        scaled, h = scaled_and_step(over_tau(e, e_second[:, None]), a, b, cut)
+        dots_h += h * slope
         dots_scaled += scaled * slope
         sums_scaled += scaled
-    at_first = tl.load(by_predicted + first, mask=counts, other=0.0)
+        tops += tl.where(e == 1.0, slope, 0.0)
+        seconds += tl.where(e == e_second[:, None], 1.0, 0.0)
     at_label = tl.load(by_tp + label, mask=counts, other=0.0)
-    label_e = tl.exp(tl.load(start + label, mask=counts, other=0.0).to(tl.float32) - largest)
-    dot_h = tl.sum(dots_h, 1) - step(0.0, a, b, cut) * at_first  # as which the top was counted
-    mean, share, factor, at_top, at_second, at_target, spread = row_slopes(
-        weight, scale, through_losses, smoothing, d, total, total_h, e_second, dot_h, tl.sum(dots_scaled, 1),
-        tl.sum(sums_scaled, 1), at_first, at_label, label_e, label == first, a, b, low, cut, c,
+    label_e = exponential(tl.load(start + label, mask=counts, other=0.0).to(tl.float32) - largest)
+    mean, share, factor, top_scaled, at_top, at_second, at_target, spread = row_slopes(
+        weight, scale, through_losses, smoothing, d, total, total_h, e_second, tl.sum(seconds, 1), tl.sum(dots_h, 1),
+        tl.sum(dots_scaled, 1), tl.sum(sums_scaled, 1), tl.sum(tops, 1), at_label, label_e, a, b, low, cut, c,
     )  # fmt: skip
     last = (tl.cdiv(d, BLOCK) - 1) * BLOCK
     for back in range(0, d, BLOCK):
@@ -178,11 +190,11 @@ def gradient_kernel(
         mask = _inside(j, d, EVEN)
         slope = tl.load(by_predicted + j, mask=mask, other=0.0)
         logits = tl.load(start[:, None] + j[None, :], mask=counts[:, None] & mask[None, :], other=minus).to(tl.float32)
-        e = tl.exp(logits - largest[:, None])
-        x = over_tau(e, e_second[:, None])
+        e = exponential(logits - largest[:, None])
+        scaled, _ = scaled_and_step(over_tau(e, e_second[:, None]), a, b, cut)
         found = entry_slopes(
-            e, tl.where(x >= cut, b, a) * x, slope, j, first, second, label,
-            mean, share, factor, at_top, at_second, at_target, spread,
+            e, e_second[:, None], scaled, slope[None, :], j[None, :] == label[:, None], mean[:, None], share[:, None],
+            factor[:, None], top_scaled[:, None], at_top[:, None], at_second[:, None], at_target[:, None],
+            spread[:, None],
         )  # fmt: skip
-        found = tl.where(counts[:, None], found, 0.0)
         tl.store(out + rows[:, None] * d + j[None, :], found, mask=inside[:, None] & mask[None, :])

@@ -3,6 +3,12 @@
 import triton
 import triton.language as tl
 
+# Numbers that differ from batch to batch, and pointers of which only numbers are read: one program for all of them.
+FREE = {
+    "do_not_specialize": ["n", "chunk", "ignored"],
+    "do_not_specialize_on_alignment": ["y", "w", "temperature", "by_loss", "by_losses"],
+}
+
 
 @triton.jit
 def numbers(temperature, low, reach, ANNEALED: tl.constexpr):
@@ -15,16 +21,23 @@ def numbers(temperature, low, reach, ANNEALED: tl.constexpr):
 
 
 @triton.jit
-def step(x, a, b, cut):
-    """h of entries at x = p / tau <= 1."""
-    return tl.where(x >= cut, 0.5 + b * (x - 1.0), a * x)
+def exponential(x):
+    """exp(x) for x <= 0, exactly 1 at 0; what is below 2^-126 is 0, which spares three of five instructions."""
+    return tl.exp2(x * 1.4426950408889634)
 
 
 @triton.jit
 def over_tau(e, e_second):
-    """p / tau, at most 1; in this order a nan stays one."""
-    x = e * (2.0 / (1.0 + e_second))
-    return tl.where(x > 1.0, 1.0, x)
+    """p / tau, at most 1, which the top is taken for. A nan becomes 1, but stays in the sum of e."""
+    return tl.minimum(e * (2.0 / (1.0 + e_second)), 1.0)
+
+
+@triton.jit
+def scaled_and_step(x, a, b, cut):
+    """p h'(p) and h(p) of entries at x = p / tau, with the top taken for one at tau, where h is 1/2."""
+    middle = x >= cut
+    scaled = tl.where(middle, b, a) * x
+    return scaled, scaled + tl.where(middle, 0.5 - b, 0.0)
 
 
 @triton.jit
@@ -69,35 +82,42 @@ def unpacked(by_loss, by_tp, by_predicted, by_losses, d, LOSSES: tl.constexpr, P
 
 @triton.jit
 def row_slopes(
-    weight, by_loss, by_losses, smoothing, d, total, total_h, e_second, dot_h, dot_scaled, sum_scaled, at_first,
-    at_label, label_e, is_first, a, b, low, cut, c,
+    weight, by_loss, by_losses, smoothing, d, total, total_h, e_second, seconds, dot_h, dot_scaled, sum_scaled, tops,
+    at_label, label_e, a, b, low, cut, c,
 ):  # fmt: skip
-    """What the gradient of a row's entries is made of, from the row's sums and the slopes at its top and its label."""
+    """What the gradient of a row's entries is made of.
+
+    Sums are over all entries, the top one among them as if it were at tau; `tops` is the slope there, `seconds` how
+    many share second place. Each of these has its part of what goes through tau. Where they tie with the top, so has
+    it: all that tells the top apart is then 0, and it does not matter that `tops` is the sum of many.
+    """
     p, tau = 1.0 / total, (1.0 + e_second) / (2.0 * total)
     value, top_slope, by_tau = top(total, e_second, low, b, c)
     label_x = over_tau(label_e, e_second)
-    label_scaled = tl.where(label_x >= cut, b, a) * label_x
-    label_h = tl.where(is_first, value, step(label_x, a, b, cut))
-    mean = (dot_h + value * at_first + label_h * at_label) / total_h
+    label_scaled, label_h = scaled_and_step(label_x, a, b, cut)
+    is_top = label_e >= 1.0
+    mean = (dot_h + (value - 0.5) * tops + tl.where(is_top, value, label_h) * at_label) / total_h
     share = by_loss * weight / total_h
     entropy = by_loss * by_losses * weight
-    rest = dot_scaled - mean * sum_scaled + tl.where(is_first, 0.0, at_label * label_scaled)
-    by_top = at_first - mean + tl.where(is_first, at_label, 0.0)
-    in_top = share * by_top * p * top_slope
+    rest = dot_scaled - b * tops - mean * (sum_scaled - b) + tl.where(is_top, 0.0, at_label * label_scaled)
+    by_top = tops - mean + tl.where(is_top, at_label, 0.0)
     through_tau = share * by_top * by_tau
-    half = 0.5 * (through_tau - share * rest / tau)
-    factor = (entropy - in_top - tau * through_tau) * p
-    at_top = in_top + factor + half * p
-    at_target = tl.where(is_first, 0.0, share * at_label * label_scaled) - entropy * (1.0 - smoothing)
-    return mean, share, factor, at_top, half * e_second * p, at_target, entropy * smoothing / d
+    half = 0.5 * p * (through_tau - share * rest / tau)
+    top_scaled = p * top_slope
+    factor = (entropy - share * by_top * top_scaled - tau * through_tau) * p
+    tied = e_second >= 1.0
+    at_second = tl.where(tied, 2.0 * half, half * e_second) / seconds
+    at_target = share * at_label * tl.where(is_top, top_scaled, label_scaled) - entropy * (1.0 - smoothing)
+    return mean, share, factor, top_scaled, tl.where(tied, 0.0, half), at_second, at_target, entropy * smoothing / d
 
 
 @triton.jit
 def entry_slopes(
-    e, scaled, slope, j, first, second, label, mean, share, factor, at_top, at_second, at_target, spread
+    e, e_second, scaled, slope, is_label, mean, share, factor, top_scaled, at_top, at_second, at_target, spread
 ):  # fmt: skip
-    """The gradient of entries j of rows, from what `row_slopes` gives for the rows."""
-    found = share[:, None] * (slope[None, :] - mean[:, None]) * scaled + e * factor[:, None]
-    found = tl.where(j[None, :] == first[:, None], at_top[:, None], found)
-    found += tl.where(j[None, :] == second[:, None], at_second[:, None], 0.0)
-    return found + tl.where(j[None, :] == label[:, None], at_target[:, None], 0.0) - spread[:, None]
+    """The gradient of entries, from what `row_slopes` gives for their rows; all of shapes that fit together."""
+    is_top = e == 1.0  # not >= as elsewhere: a compiler that sees the same question keeps all answers, at more cost
+    found = share * (slope - mean) * tl.where(is_top, top_scaled, scaled) + (e * factor - spread)
+    found += tl.where(is_top, at_top, 0.0)
+    found += tl.where(e == e_second, at_second, 0.0)
+    return found + tl.where(is_label, at_target, 0.0)

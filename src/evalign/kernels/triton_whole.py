@@ -9,7 +9,8 @@ from evalign.kernels import triton_columns, triton_metric
 from evalign.kernels.interface import Kept, Plan
 from evalign.kernels.points import FivePoints
 from evalign.kernels.triton_columns import Entries
-from evalign.kernels.triton_rows import WHOLE, Batch, Ending, gradient, rows_of, streamed_counts, tiled
+from evalign.kernels.triton_rows import Batch, gradient, rows_of, streamed_counts
+from evalign.kernels.triton_tiles import WHOLE, Ending, Tiles, tiles
 
 
 @lru_cache(1024)
@@ -18,22 +19,25 @@ def _ending(plan: Plan) -> Ending:
     return Ending(triton_metric.AVERAGES.index(plan.average), float(plan.anchor), form)
 
 
-def forward(logits: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan) -> tuple[Tensor, Kept]:
-    """The loss, and what `backward` needs: the batch as it is read, slopes, and of long rows their sums and places."""
+def forward(
+    logits: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan
+) -> tuple[Tensor, Kept, Tiles | None]:
+    """The loss, and what `backward` needs: the batch as it is read, slopes, of long rows their sums; launches."""
     d, settings = logits.shape[1], plan.settings(points)
     if plan.thresholds:
         logits = logits.contiguous()
     z, y, weight = rows_of(logits, y, weight)
     if d > WHOLE and not plan.thresholds:
-        return _of_long_rows(Batch(z, y, weight, settings, plan.ignored), (z, y, weight), plan)
+        return (*_of_long_rows(Batch(z, y, weight, settings, plan.ignored), (z, y, weight), plan), None)
     loss = torch.empty((), dtype=torch.float32, device=z.device)
     slopes = torch.empty(2 * d + 1, dtype=torch.float32, device=z.device)
     if plan.thresholds:
         entries = Entries(z, y, weight, settings, plan.ignored)
         triton_columns.whole(entries, _ending(plan), loss, slopes, two_classes=plan.two_classes)
-    else:
-        tiled(Batch(z, y, weight, settings, plan.ignored), _ending(plan), loss, slopes)
-    return loss, (z, y, weight, slopes)
+        return loss, (z, y, weight, slopes), None
+    ready = tiles(z, y, weight, settings, plan.ignored, _ending(plan))
+    ready.forward(z, y, weight, points, loss, slopes)
+    return loss, (z, y, weight, slopes), ready
 
 
 def _of_long_rows(batch: Batch, kept: Kept, plan: Plan) -> tuple[Tensor, Kept]:
@@ -45,9 +49,12 @@ def _of_long_rows(batch: Batch, kept: Kept, plan: Plan) -> tuple[Tensor, Kept]:
     return loss, (*kept, slopes, *more)
 
 
-def backward(kept: Kept, points: FivePoints, plan: Plan, by_loss: Tensor) -> Tensor:
+def backward(kept: Kept, ready: Tiles | None, points: FivePoints, plan: Plan, by_loss: Tensor) -> Tensor:
     z, y, weight, slopes, *more = kept
-    by, losses, settings = (by_loss, slopes, slopes, slopes), bool(plan.anchor), plan.settings(points)
+    by, losses = (by_loss, slopes, slopes, slopes), bool(plan.anchor)
+    if ready is not None:
+        return ready.backward(z, y, weight, points, by, losses, packed=True)
+    settings = plan.settings(points)
     if plan.thresholds:
         return triton_columns.gradient(Entries(z, y, weight, settings, plan.ignored), by, losses, packed=True)
-    return gradient(Batch(z, y, weight, settings, plan.ignored), tuple(more), by, losses, packed=True)
+    return gradient(Batch(z, y, weight, settings, plan.ignored), more[0], by, losses, packed=True)
