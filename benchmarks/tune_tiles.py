@@ -33,13 +33,14 @@ SIZES = ["8192x1000", "65536x257", "4096x32768"]
 # What each function of these names gives, less what follows from the number of classes. The tiles: warps, and
 # programs (`tile`) or tiles of a program (`back_tile`). The others: rows, but for `along`, classes, warps.
 CANDIDATES: dict[str, list[tuple[int, ...]]] = {
-    "back_tile": [(2, 1), (4, 1), (1, 1), (4, 4)],
-    "tile": [(4, 384), (8, 256), (4, 512)],
-    "back_along": [(2, 4096, 32), (2, 2048, 16), (1, 4096, 16)],
-    "down": [(4, 512, 8), (4, 512, 4), (4, 1024, 8)],
-    "along": [(8192, 32), (4096, 16), (4096, 8)],
+    "back_tile": [(4, 1), (2, 1), (8, 1), (4, 4)],
+    "tile": [(8, 256), (8, 132), (4, 512), (4, 264)],
+    "back_along": [(2, 2048, 16), (1, 4096, 16), (4, 2048, 32)],
+    "down": [(4, 512, 4), (4, 1024, 8), (8, 512, 8)],
+    "along": [(4096, 16), (4096, 8)],
 }
 TILES = ("tile", "back_tile")
+IN_USE = {kernel: getattr(triton_tiles if kernel in TILES else triton_rows, kernel) for kernel in CANDIDATES}
 
 
 def problem(n: int, d: int) -> tuple[Tensor, Tensor]:
@@ -61,6 +62,12 @@ def use(kernel: str, candidate: tuple[int, ...]) -> None:
     setattr(triton_tiles, kernel, tile)
 
 
+def candidates(kernel: str, d: int) -> list[tuple[int, ...]]:
+    """The one in use, then others."""
+    first = IN_USE[kernel](d, d % 4 == 0)[3:] if kernel in TILES else IN_USE[kernel](d)
+    return [first, *(other for other in CANDIDATES[kernel] if other != first)]
+
+
 def replayed(loss: Loss, logits: Tensor, target: Tensor) -> float:
     graph = recorded(loss, logits, target)
     assert graph is not None
@@ -76,7 +83,7 @@ def tuned(n: int, d: int, kernels: list[str], until: float) -> list[dict[str, An
         if (kernel in TILES) != (d <= triton_tiles.WHOLE):
             continue
         times: dict[tuple[int, ...], float] = {}
-        for candidate in CANDIDATES[kernel]:
+        for candidate in candidates(kernel, d):
             if times and time.perf_counter() > until:
                 break
             use(kernel, candidate)
@@ -89,7 +96,7 @@ def tuned(n: int, d: int, kernels: list[str], until: float) -> list[dict[str, An
             row = {"n": n, "d": d, "kernel": kernel, "candidate": "x".join(map(str, candidate)), "ms": ms}
             rows.append({**row, "ratio": round(1e-3 * ms / entropy, 3), "entropy_ms": round(1e3 * entropy, 4)})
             print("{n:>7} {d:>6} {kernel:10} {candidate:12} {ms:>9} ms {ratio:>6}x".format(**rows[-1]), flush=True)
-        use(kernel, min(times, key=lambda candidate: times[candidate]) if times else CANDIDATES[kernel][0])
+        use(kernel, min(times, key=lambda candidate: times[candidate]) if times else candidates(kernel, d)[0])
     return rows
 
 

@@ -24,7 +24,8 @@ BACK = {"ANNEALED": True, "WEIGHTED": True, "LOSSES": True, "PACKED": True}
 def tiles(d, aligned=False):
     pieces, rows, width, warps, _ = triton_tiles.tile(d, aligned)
     shape = {"ALIGNED": aligned, "PIECES": pieces, "ROWS": rows, "WIDTH": width}
-    return {**shape, "GROUP": 16, "WIDE": 64 * warps, "num_warps": warps}
+    block = triton.next_power_of_2(d)
+    return {**shape, "GROUP": 16, "WIDE": 64 * warps, "BLOCK": block, "num_warps": warps}
 
 
 def back_tiles(d, aligned=False):

@@ -13,10 +13,12 @@ from evalign.kernels.triton_step import (
     entry_slopes,
     exponential,
     labels_and_weights,
+    lines,
     numbers,
     over_tau,
     row_slopes,
-    scaled_and_step,
+    scaled,
+    step,
     top,
     unpacked,
 )
@@ -39,6 +41,7 @@ def stats_kernel(
     And what the row adds to tp.
     """
     a, b, low, cut, c = numbers(temperature, low, reach, ANNEALED)
+    first, first_start, second, second_start, sign = lines(a, b, cut)
     row = tl.program_id(0).to(tl.int64)
     start = z + row * stride
     minus = float("-inf")
@@ -52,6 +55,8 @@ def stats_kernel(
     largest, winner = tl.max(best, 0, return_indices=True)
     second_largest = tl.max(tl.where(tl.arange(0, BLOCK) == winner, runner_up, best), 0)
     e_second = exponential(second_largest - largest)
+    tau_e = over_tau(e_second)
+    first, second = first * tau_e, second * tau_e
     totals, totals_h = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     totals_z = tl.zeros([BLOCK], tl.float32)
     last = (tl.cdiv(d, BLOCK) - 1) * BLOCK
@@ -60,19 +65,18 @@ def stats_kernel(
         inside = _inside(j, d, EVEN)
         x = tl.load(start + j, mask=inside, other=minus).to(tl.float32)
         e = exponential(x - largest)
-        _, h = scaled_and_step(over_tau(e, e_second), a, b, cut)
         totals += e
-        totals_h += h
+        totals_h += step(e, first, first_start, second, second_start)
         if SMOOTHING:
             totals_z += tl.where(inside, x, 0.0)
     total = tl.sum(totals, 0)
     value, _, _ = top(total, e_second, low, b, c)
-    _, nothing = scaled_and_step(0.0, a, b, cut)  # as which places beyond the classes were counted
-    total_h = tl.sum(totals_h, 0) + (value - 0.5 - (last + BLOCK - d) * nothing)
+    beyond = tl.maximum(first_start, second_start) * (last + BLOCK - d)  # as which those places were counted
+    total_h = sign * (tl.sum(totals_h, 0) - (second + second_start) - beyond) + value
     label, weight = labels_and_weights(y, w, row, row < n, ignored, WEIGHTED)
     label_z = tl.load(start + label).to(tl.float32)
     label_e = exponential(label_z - largest)
-    _, label_h = scaled_and_step(over_tau(label_e, e_second), a, b, cut)
+    label_h = sign * step(label_e, first, first_start, second, second_start)
     share = tl.where(weight == 0.0, 0.0, weight / total_h)
     tl.store(stats + row, largest)
     tl.store(stats + n + row, e_second)
@@ -116,8 +120,9 @@ def columns_kernel(
 ):  # fmt: skip
     """tp, predicted and actual of `chunk` rows and BLOCK classes, to `parts` (chunks, 3, d)."""
     a, b, low, cut, _ = numbers(temperature, low, reach, ANNEALED)
-    first = tl.program_id(1) * BLOCK
-    j = first + tl.arange(0, BLOCK)
+    first, first_start, second, second_start, sign = lines(a, b, cut)
+    left = tl.program_id(1) * BLOCK
+    j = left + tl.arange(0, BLOCK)
     begin = tl.program_id(0).to(tl.int64) * chunk
     predicted = tl.zeros([ROWS, BLOCK], tl.float32)
     for offset in range(0, chunk, ROWS):
@@ -131,15 +136,16 @@ def columns_kernel(
         share = tl.load(stats + 4 * n + rows, mask=inside, other=0.0)
         value = tl.load(stats + 5 * n + rows, mask=inside, other=0.0)
         e = exponential(x - largest[:, None])
-        h = scaled_and_step(over_tau(e, e_second[:, None]), a, b, cut)[1]
-        h = tl.where(e == 1.0, value[:, None], h)
+        tau_e = over_tau(e_second)
+        h = step(e, (first * tau_e)[:, None], first_start, (second * tau_e)[:, None], second_start)
+        h = tl.where(e == 1.0, (sign * value)[:, None], h)
         # A row that does not count may hold anything.
         predicted += tl.where((share != 0.0)[:, None], h * share[:, None], 0.0)
-    tp, actual = _at_labels(y, w, ignored, stats + 6 * n, begin, chunk, n, first, WEIGHTED, 8, BLOCK)
+    tp, actual = _at_labels(y, w, ignored, stats + 6 * n, begin, chunk, n, left, WEIGHTED, 8, BLOCK)
     out = parts + tl.program_id(0).to(tl.int64) * 3 * d + j
     mask = _inside(j, d, EVEN)
     tl.store(out, tp, mask=mask)
-    tl.store(out + d, tl.sum(predicted, 0), mask=mask)
+    tl.store(out + d, sign * tl.sum(predicted, 0), mask=mask)
     tl.store(out + 2 * d, actual, mask=mask)
 
 
@@ -163,7 +169,8 @@ def gradient_kernel(
     total_h = tl.load(stats + 3 * n + rows, mask=counts, other=1.0)
     start = z + rows * stride
     minus = float("-inf")
-    dots_h, dots_scaled = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
+    tau_e = over_tau(e_second)[:, None]
+    dots_rest, dots_scaled = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
     sums_scaled, tops = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
     seconds = tl.zeros([ROWS, BLOCK], tl.float32)
     for at in range(0, d, BLOCK):
@@ -172,16 +179,16 @@ def gradient_kernel(
         slope = tl.load(by_predicted + j, mask=mask, other=0.0)[None, :]
         logits = tl.load(start[:, None] + j[None, :], mask=counts[:, None] & mask[None, :], other=minus).to(tl.float32)
         e = exponential(logits - largest[:, None])
-        scaled, h = scaled_and_step(over_tau(e, e_second[:, None]), a, b, cut)
-        dots_h += h * slope
-        dots_scaled += scaled * slope
-        sums_scaled += scaled
+        part, rest = scaled(e, tau_e, a, b, cut)
+        dots_rest += rest * slope
+        dots_scaled += part * slope
+        sums_scaled += part
         tops += tl.where(e == 1.0, slope, 0.0)
         seconds += tl.where(e == e_second[:, None], 1.0, 0.0)
     at_label = tl.load(by_tp + label, mask=counts, other=0.0)
     label_e = exponential(tl.load(start + label, mask=counts, other=0.0).to(tl.float32) - largest)
-    mean, share, factor, top_scaled, at_top, at_second, at_target, spread = row_slopes(
-        weight, scale, through_losses, smoothing, d, total, total_h, e_second, tl.sum(seconds, 1), tl.sum(dots_h, 1),
+    mean, share, factor, top_scaled, at_top, at_second, at_target, elsewhere = row_slopes(
+        weight, scale, through_losses, smoothing, d, total, total_h, e_second, tl.sum(seconds, 1), tl.sum(dots_rest, 1),
         tl.sum(dots_scaled, 1), tl.sum(sums_scaled, 1), tl.sum(tops, 1), at_label, label_e, a, b, low, cut, c,
     )  # fmt: skip
     last = (tl.cdiv(d, BLOCK) - 1) * BLOCK
@@ -191,10 +198,10 @@ def gradient_kernel(
         slope = tl.load(by_predicted + j, mask=mask, other=0.0)
         logits = tl.load(start[:, None] + j[None, :], mask=counts[:, None] & mask[None, :], other=minus).to(tl.float32)
         e = exponential(logits - largest[:, None])
-        scaled, _ = scaled_and_step(over_tau(e, e_second[:, None]), a, b, cut)
+        part, _ = scaled(e, tau_e, a, b, cut)
         found = entry_slopes(
-            e, e_second[:, None], scaled, slope[None, :], j[None, :] == label[:, None], mean[:, None], share[:, None],
+            e, e_second[:, None], part, slope[None, :], j[None, :] == label[:, None], mean[:, None], share[:, None],
             factor[:, None], top_scaled[:, None], at_top[:, None], at_second[:, None], at_target[:, None],
-            spread[:, None],
+            elsewhere[:, None],
         )  # fmt: skip
         tl.store(out + rows[:, None] * d + j[None, :], found, mask=inside[:, None] & mask[None, :])

@@ -9,7 +9,7 @@ from evalign.kernels.interface import Counts, Kept, Slopes
 from evalign.kernels.points import FivePoints, Settings
 from evalign.kernels.triton_launch import Launcher, cdiv
 from evalign.kernels.triton_row_kernels import columns_kernel, gradient_kernel, stats_kernel
-from evalign.kernels.triton_tiles import WHOLE, places_of_counts, tiles
+from evalign.kernels.triton_tiles import WHOLE, places_kept, places_of_counts, tiles
 
 launch_stats, launch_columns, launch_gradient = map(Launcher, (stats_kernel, columns_kernel, gradient_kernel))
 
@@ -40,14 +40,15 @@ def rows_of(z: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def forward(z: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, Kept]:
-    kept, d = rows_of(z.detach(), y, weight), z.shape[1]
+    batch, (n, d) = rows_of(z.detach(), y, weight), z.shape
     if d > WHOLE:
-        counts, more = streamed_counts(Batch(*kept, settings))
-        return counts, (*kept, *more)
+        counts, more = streamed_counts(Batch(*batch, settings))
+        return counts, (*batch, *more)
     counts_of = torch.empty(places_of_counts(d), dtype=torch.float32, device=z.device)
-    tiles(*kept, settings).forward(*kept, settings.points, counts_of, counts_of, counts_of)
+    kept = torch.empty(places_kept(n, d), dtype=torch.float32, device=z.device)
+    tiles(*batch, settings).forward(*batch, settings.points, counts_of, kept, counts_of)
     tp, predicted, actual = counts_of[: 3 * d].view(3, d).unbind()
-    return Counts(tp, predicted, counts_of[3 * d], actual), kept
+    return Counts(tp, predicted, counts_of[3 * d], actual), (*batch, kept)
 
 
 def streamed_counts(batch: Batch) -> tuple[Counts, Kept]:
@@ -76,12 +77,13 @@ def streamed_counts(batch: Batch) -> tuple[Counts, Kept]:
 
 
 def backward(kept: Kept, settings: Settings, slopes: Slopes) -> Tensor:
-    z, y, weight, *more = kept
+    z, y, weight, more = kept
     by_losses = slopes.tp if slopes.losses is None else slopes.losses
     by = slopes.tp, slopes.tp, slopes.predicted, by_losses
-    if not more:
-        return tiles(z, y, weight, settings).backward(z, y, weight, settings.points, by, slopes.losses is not None)
-    return gradient(Batch(z, y, weight, settings), more[0], by, slopes.losses is not None)
+    losses = slopes.losses is not None
+    if z.shape[1] <= WHOLE:
+        return tiles(z, y, weight, settings).backward(z, y, weight, settings.points, more, by, losses)
+    return gradient(Batch(z, y, weight, settings), more, by, losses)
 
 
 def gradient(

@@ -27,17 +27,35 @@ def exponential(x):
 
 
 @triton.jit
-def over_tau(e, e_second):
-    """p / tau, at most 1, which the top is taken for. A nan becomes 1, but stays in the sum of e."""
-    return tl.minimum(e * (2.0 / (1.0 + e_second)), 1.0)
+def over_tau(e_second):
+    """By what e is multiplied to give p / tau."""
+    return 2.0 / (1.0 + e_second)
 
 
 @triton.jit
-def scaled_and_step(x, a, b, cut):
-    """p h'(p) and h(p) of entries at x = p / tau, with the top taken for one at tau, where h is 1/2."""
-    middle = x >= cut
-    scaled = tl.where(middle, b, a) * x
-    return scaled, scaled + tl.where(middle, 0.5 - b, 0.0)
+def lines(a, b, cut):
+    """The step below tau as the larger of two lines in p / tau, times the sign: slopes, values at 0, and the sign.
+
+    It is the smaller of them where the step is steeper at first: then both have the other sign. With no cut there is
+    one line.
+    """
+    sign = tl.where(b >= a, 1.0, -1.0)
+    one = cut < 0.0
+    start = sign * (0.5 - b)
+    return sign * tl.where(one, b, a), tl.where(one, start, 0.0), sign * b, start, sign
+
+
+@triton.jit
+def step(e, first, first_start, second, second_start):
+    """h(p) times the sign, of slopes already multiplied by `over_tau`; the top is taken to be on the second line."""
+    return tl.maximum(e * first + first_start, e * second + second_start)
+
+
+@triton.jit
+def scaled(e, tau_e, a, b, cut):
+    """p h'(p), and what is to be added for h(p); the top is taken to be on the line through tau."""
+    middle = e >= cut / tau_e
+    return tl.where(middle, b * tau_e, a * tau_e) * e, tl.where(middle, 0.5 - b, 0.0)
 
 
 @triton.jit
@@ -82,42 +100,45 @@ def unpacked(by_loss, by_tp, by_predicted, by_losses, d, LOSSES: tl.constexpr, P
 
 @triton.jit
 def row_slopes(
-    weight, by_loss, by_losses, smoothing, d, total, total_h, e_second, seconds, dot_h, dot_scaled, sum_scaled, tops,
+    weight, by_loss, by_losses, smoothing, d, total, total_h, e_second, seconds, dot_rest, dot_scaled, sum_scaled, tops,
     at_label, label_e, a, b, low, cut, c,
 ):  # fmt: skip
     """What the gradient of a row's entries is made of.
 
-    Sums are over all entries, the top one among them as if it were at tau; `tops` is the slope there, `seconds` how
-    many share second place. Each of these has its part of what goes through tau. Where they tie with the top, so has
-    it: all that tells the top apart is then 0, and it does not matter that `tops` is the sum of many.
+    Sums are over all entries, the top one among them as if it were on the line through tau; `tops` is the slope there,
+    `seconds` how many share second place, `dot_rest` is of what `scaled` says to add. Each of the seconds has its part
+    of what goes through tau. Where they tie with the top, so has it: all that tells the top apart is then 0, and it
+    does not matter that `tops` is the sum of many.
     """
     p, tau = 1.0 / total, (1.0 + e_second) / (2.0 * total)
     value, top_slope, by_tau = top(total, e_second, low, b, c)
-    label_x = over_tau(label_e, e_second)
-    label_scaled, label_h = scaled_and_step(label_x, a, b, cut)
+    tau_e = over_tau(e_second)
+    label_scaled, label_rest = scaled(label_e, tau_e, a, b, cut)
+    line = b * tau_e  # which the top was taken for, and which is 1/2 at tau
     is_top = label_e >= 1.0
-    mean = (dot_h + (value - 0.5) * tops + tl.where(is_top, value, label_h) * at_label) / total_h
+    label_h = tl.where(is_top, value, label_scaled + label_rest)
+    mean = (dot_rest + dot_scaled + (value - (line + (0.5 - b))) * tops + label_h * at_label) / total_h
     share = by_loss * weight / total_h
     entropy = by_loss * by_losses * weight
-    rest = dot_scaled - b * tops - mean * (sum_scaled - b) + tl.where(is_top, 0.0, at_label * label_scaled)
+    rest = dot_scaled - line * tops - mean * (sum_scaled - line) + tl.where(is_top, 0.0, at_label * label_scaled)
     by_top = tops - mean + tl.where(is_top, at_label, 0.0)
     through_tau = share * by_top * by_tau
     half = 0.5 * p * (through_tau - share * rest / tau)
     top_scaled = p * top_slope
     factor = (entropy - share * by_top * top_scaled - tau * through_tau) * p
     tied = e_second >= 1.0
-    at_second = tl.where(tied, 2.0 * half, half * e_second) / seconds
+    spread = entropy * smoothing / d
+    at_second = tl.where(tied, 2.0 * half, half * e_second) / seconds - spread
     at_target = share * at_label * tl.where(is_top, top_scaled, label_scaled) - entropy * (1.0 - smoothing)
-    return mean, share, factor, top_scaled, tl.where(tied, 0.0, half), at_second, at_target, entropy * smoothing / d
+    return share * mean, share, factor, top_scaled, half - spread, at_second, at_target, -spread
 
 
 @triton.jit
 def entry_slopes(
-    e, e_second, scaled, slope, is_label, mean, share, factor, top_scaled, at_top, at_second, at_target, spread
+    e, e_second, scaled, slope, is_label, mean, share, factor, top_scaled, at_top, at_second, at_target, elsewhere
 ):  # fmt: skip
     """The gradient of entries, from what `row_slopes` gives for their rows; all of shapes that fit together."""
-    is_top = e == 1.0  # not >= as elsewhere: a compiler that sees the same question keeps all answers, at more cost
-    found = share * (slope - mean) * tl.where(is_top, top_scaled, scaled) + (e * factor - spread)
-    found += tl.where(is_top, at_top, 0.0)
-    found += tl.where(e == e_second, at_second, 0.0)
+    is_top = e == 1.0
+    place = tl.where(e == e_second, at_second, tl.where(is_top, at_top, elsewhere))  # a top that is tied is second
+    found = (slope * share - mean) * tl.where(is_top, top_scaled, scaled) + (e * factor + place)
     return found + tl.where(is_label, at_target, 0.0)

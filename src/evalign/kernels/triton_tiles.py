@@ -62,7 +62,7 @@ class Tiles:
             (*self._numbers(), chunk, width, kind.ending.anchor, *kind.ending.form),
             (
                 *constants, kind.smoothing > 0, kind.ending.average, aligned, pieces, rows, wide, GROUP,
-                min(64 * warps, next_power_of_2(width)),
+                min(64 * warps, next_power_of_2(width)), next_power_of_2(d),
             ),
             warps,
         )  # fmt: skip
@@ -77,19 +77,20 @@ class Tiles:
         return kind.low, kind.reach, kind.smoothing, kind.ignored, *kind.shape, kind.stride
 
     def forward(
-        self, z: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, loss: Tensor, slopes: Tensor,
+        self, z: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, loss: Tensor, kept: Tensor,
         counts: Tensor | None = None,
     ) -> None:  # fmt: skip
+        """The loss, or where the ending says so the counts alone, and what `backward` needs to `kept`."""
         counters, room = scratch(z, self.counters, self.places)
         temperature = z if points.temperature is None else points.temperature  # or a pointer that is not read
         counts = room if counts is None else counts
-        self.loss(z, y, y if weight is None else weight, temperature, room, counters, counts, loss, slopes)
+        self.loss(z, y, y if weight is None else weight, temperature, room, counters, counts, loss, kept)
 
     def backward(
-        self, z: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, by: By, losses: bool, *,
+        self, z: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, kept: Tensor, by: By, losses: bool, *,
         packed: bool = False,
     ) -> Tensor:  # fmt: skip
-        """dL/dz from `by`, and where they are `packed`: as in `triton_rows.gradient`."""
+        """dL/dz from what `forward` kept and from `by`, and where they are `packed`: as in `triton_rows.gradient`."""
         kind = by[0].dtype, by[1].data_ptr() % 16, by[2].data_ptr() % 16, losses, packed
         launch = self.backwards.get(kind)
         if launch is None:
@@ -97,7 +98,7 @@ class Tiles:
         found = torch.empty(self.kind.shape, dtype=z.dtype, device=z.device)
         if found.shape[0]:
             temperature = z if points.temperature is None else points.temperature
-            launch(z, y, y if weight is None else weight, temperature, *by, found)
+            launch(z, y, y if weight is None else weight, temperature, kept, *by, found)
         return found
 
     def _backward(self, by: tuple[Any, ...]) -> Launch:
@@ -114,6 +115,11 @@ class Tiles:
 def places_of_counts(d: int) -> int:
     """Places of a vector of counts; each of many starts where 16 bytes are read at once."""
     return 16 * cdiv(3 * d + 2, 16)
+
+
+def places_kept(n: int, d: int) -> int:
+    """Of 2 d + 1 slopes, and of four numbers for each row; see `loss_kernel`."""
+    return 16 * (d // 8 + 1) + 4 * n
 
 
 made = lru_cache(4096)(Tiles)
@@ -137,16 +143,16 @@ def tiles(
 
 def tile(d: int, aligned: bool) -> tuple[int, int, int, int, int]:
     """Pieces, rows and width of a tile, warps, and how many programs there are at most."""
-    return (*shape(d, aligned, 4), 4, 384)
+    return (*shape(d, aligned, 8), 8, 256 if d <= 512 else 132)
 
 
 def back_tile(d: int, aligned: bool) -> tuple[int, int, int, int, int]:
     """Pieces, rows and width of a tile, warps, and tiles of a program."""
-    return (*shape(d, aligned, 2), 2, 1)
+    return (*shape(d, aligned, 4), 4, 1)
 
 
 def shape(d: int, aligned: bool, warps: int) -> tuple[int, int, int]:
     """A row to a warp, and more of them if they are short, but not so many that their numbers fill the registers."""
-    wide = min(next_power_of_2(d), 128 if aligned else 32)
-    pieces = next_power_of_2(cdiv(d, wide))
-    return pieces, warps * max(1, 256 // (pieces * wide)), wide
+    wide = min(max(4, next_power_of_2(d)), 128 if aligned else 32)
+    pieces = cdiv(d, wide)
+    return pieces, warps * max(1, 256 // next_power_of_2(pieces * wide)), wide
