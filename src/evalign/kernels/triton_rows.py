@@ -112,18 +112,19 @@ def step_arguments(points: FivePoints, z: Tensor) -> tuple[Any, float, float]:
     return (z if points.temperature is None else points.temperature), float(points.low), float(points.reach)
 
 
-# Rows and classes of one program, and its warps.
+# Rows and classes of one program, and its warps; beyond 8192 classes the fastest of those that
+# `benchmarks/tune_tiles.py` times, on an H200 at 32768.
 
 
 def along(d: int) -> tuple[int, int]:
-    """Few rows at a time, so that a row is still in the cache when it is swept again."""
-    return (2048, 8) if d <= 8192 else (8192, 32)
+    """Classes, and warps: of one row."""
+    return (2048, 8) if d <= 8192 else (4096, 8)
 
 
 def down(d: int) -> tuple[int, int, int]:
-    return 4, 512, 8
+    return 4, 512, 4
 
 
 def back_along(d: int) -> tuple[int, int, int]:
-    """Two rows, so that the slopes of the classes are read half as often."""
-    return (2, 1024, 8) if d <= 8192 else (2, 4096, 32)
+    """Two rows read the slopes of the classes half as often; long ones are faster alone."""
+    return (2, 1024, 8) if d <= 8192 else (1, 4096, 16)
