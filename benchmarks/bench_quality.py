@@ -48,21 +48,25 @@ NETWORKS: dict[str, dict[str, Any]] = {  # options of EASTClassifier
     "cross-entropy": {"recipe": "cross_entropy"},
     "EAST as printed": {"recipe": replace(PAPER, stages=tuple(replace(stage, epochs=200) for stage in PAPER.stages))},
 }
-LARGER: dict[str, dict[str, Any]] = {  # asked for by name
+LARGER: dict[str, dict[str, Any]] = {  # asked for by name; unless that says folds, of one division
     "anchored, one division": {"folds": 1},
     "anchored, 5 folds": {"folds": 5},
     "cross-entropy, one division": {"recipe": "cross_entropy", "folds": 1},
     "cross-entropy, 5 folds": {"recipe": "cross_entropy", "folds": 5},
-    "embedding": {"network": "embedding"},
-    "embedding, cross-entropy": {"network": "embedding", "recipe": "cross_entropy"},
-    "embedding, narrow": {"network": "embedding", "hidden": (256, 128)},
-    "periodic": {"network": "periodic"},
-    "ensemble": {"ensemble": 8},
-    "embedding ensemble": {"network": "embedding", "ensemble": 8},
-    "embedding ensemble, cross-entropy": {"network": "embedding", "ensemble": 8, "recipe": "cross_entropy"},
-    "embedding ensemble, narrow": {"network": "embedding", "ensemble": 8, "hidden": (256, 128)},
-    "embedding ensemble, rank_one": {"network": "embedding", "ensemble": 8, "sharing": "rank_one"},
-    "embedding ensemble, cross-entropy": {"network": "embedding", "ensemble": 8, "recipe": "cross_entropy"},
+    "embedding": {"network": "embedding", "folds": 1},
+    "embedding, cross-entropy": {"network": "embedding", "recipe": "cross_entropy", "folds": 1},
+    "embedding, narrow": {"network": "embedding", "hidden": (256, 128), "folds": 1},
+    "periodic": {"network": "periodic", "folds": 1},
+    "ensemble": {"ensemble": 8, "folds": 1},
+    "embedding ensemble": {"network": "embedding", "ensemble": 8, "folds": 1},
+    "embedding ensemble, cross-entropy": {
+        "network": "embedding",
+        "ensemble": 8,
+        "recipe": "cross_entropy",
+        "folds": 1,
+    },
+    "embedding ensemble, narrow": {"network": "embedding", "ensemble": 8, "hidden": (256, 128), "folds": 1},
+    "embedding ensemble, rank_one": {"network": "embedding", "ensemble": 8, "sharing": "rank_one", "folds": 1},
 }
 TREES: dict[str, Callable[[int, int], Any]] = {  # of a seed and a number of threads
     "random forest": lambda seed, jobs: RandomForestClassifier(300, random_state=seed, n_jobs=jobs),

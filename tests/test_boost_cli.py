@@ -117,7 +117,7 @@ def test_stock_boosters_are_the_libraries_own_models(data):
     import lightgbm
 
     model = StockBooster("lightgbm", random_state=0, n_jobs=1).fit(X, y)
-    network = KeepsValidation(hidden=(4,), epochs=1, random_state=0).fit(X, y)
+    network = KeepsValidation(hidden=(4,), epochs=1, folds=1, random_state=0).fit(X, y)
     valid = network.held_out_  # the same rows are held out
     train = np.setdiff1d(np.arange(len(y)), valid)
     assert sorted(model.validation_.labels) == sorted(y[valid])

@@ -257,7 +257,7 @@ def test_refit_takes_all_rows_each_stage_as_long_as_it_was_best(monkeypatch):
         return history
 
     monkeypatch.setattr(estimator_module, "train", spy)
-    options = {"hidden": (8,), "epochs": 12, "random_state": 0}
+    options = {"hidden": (8,), "epochs": 12, "folds": 1, "random_state": 0}
     plain = EASTClassifier(**options).fit(X, y)
     refitted = EASTClassifier(refit=True, **options).fit(X, y)
     (rows, _, history), (again_rows, _, again), (all_rows, recipe, last) = calls

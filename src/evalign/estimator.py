@@ -109,7 +109,7 @@ class EASTClassifier(MetricClassifier):
         epochs: int | None = None,
         learning_rate: float | None = None,
         validation_fraction: float = 0.2,
-        folds: int | Literal["auto"] = 1,
+        folds: int | Literal["auto"] = "auto",
         class_weight: Any = None,
         stratified: bool = False,
         numeric: Numeric = "both",

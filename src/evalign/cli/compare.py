@@ -33,7 +33,7 @@ def command(
     recipe: o.RecipeName = "anchored",
     decision: o.Decision = None,
     epochs: o.Epochs = None,
-    folds: o.Folds = "1",
+    folds: o.Folds = "auto",
     hidden: o.Hidden = "512,256,128",
     seed: o.Seed = 0,
     device: o.Device = "auto",

@@ -35,7 +35,7 @@ def command(
     epochs: o.Epochs = None,
     network: o.Network = "mlp",
     ensemble: o.Ensemble = 1,
-    folds: o.Folds = "1",
+    folds: o.Folds = "auto",
     hidden: o.Hidden = "512,256,128",
     seed: o.Seed = 0,
     device: o.Device = "auto",

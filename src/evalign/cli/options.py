@@ -109,7 +109,7 @@ Folds = Annotated[
     str,
     typer.Option(
         "--folds",
-        help="1 holds rows out once; k trains k networks, each on its own folds; auto: 5 where a class is rare.",
+        help="auto: 5 where a class is rare, else 1. 1 holds rows out once; k trains k networks, each on own folds.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -149,7 +149,7 @@ class Settings:
     budget: float = 600.0
     network: str = "mlp"
     ensemble: int = 1
-    folds: int | str = 1  # a number or "auto"
+    folds: int | str = "auto"  # or a number
 
     def check(self) -> None:
         """Whatever can be told wrong before a table is read, which may take long."""
