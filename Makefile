@@ -34,7 +34,7 @@ bench: $(INSTALLED)
 # Other people's losses live in an environment of their own; --no-deps keeps out the CUDA builds that some ask for.
 bench-peers:
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable . monai pillow tqdm scikit-learn
+	.venv-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[fast]' monai pillow tqdm scikit-learn
 	.venv-peers/bin/python -m pip install --quiet --no-deps segmentation-models-pytorch torch-btg libauc
 	.venv-peers/bin/python benchmarks/bench_peers.py
 

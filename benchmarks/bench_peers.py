@@ -2,12 +2,14 @@
 
     make bench-peers            # makes .venv-peers, writes benchmarks/results/bench_peers.csv
 
-A package that cannot be imported or run here is listed with the reason: segmentation-models-pytorch needs
-torchvision, torch-btg calls .cuda() on every batch, LibAUC pulls in sixteen packages.
+A package that cannot be imported or run here is listed with the reason: torch-btg calls .cuda() on every batch, LibAUC
+pulls in sixteen packages. Of segmentation-models-pytorch, which needs torchvision, the losses are loaded alone.
 """
 
 import csv
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ def peers(d: int) -> dict[str, Callable[[Any], Callable[[Tensor, Tensor], Tensor
         return {
             "monai: Dice": lambda m: _columns(m("monai.losses").DiceLoss(sigmoid=True, batch=True)),
             "monai: Tversky": lambda m: _columns(m("monai.losses").TverskyLoss(sigmoid=True, batch=True)),
-            "segmentation_models_pytorch: Dice": lambda m: m("segmentation_models_pytorch.losses").DiceLoss("binary"),
+            "segmentation_models_pytorch: Dice": lambda _: _smp().DiceLoss("binary"),
             "torch_btg: fb_loss": lambda m: _first(m("torch_btg.loss").fb_loss()),
             "libauc: AUCM": lambda m: m("libauc.losses").AUCMLoss(),
         }
@@ -40,8 +42,25 @@ def peers(d: int) -> dict[str, Callable[[Any], Callable[[Tensor, Tensor], Tensor
         "monai: Dice": lambda m: _columns(m("monai.losses").DiceLoss(**options)),
         "monai: Tversky": lambda m: _columns(m("monai.losses").TverskyLoss(**options)),
         "monai: GeneralizedDice": lambda m: _columns(m("monai.losses").GeneralizedDiceLoss(**options)),
-        "segmentation_models_pytorch: Dice": lambda m: m("segmentation_models_pytorch.losses").DiceLoss("multiclass"),
+        "segmentation_models_pytorch: Dice": lambda _: _smp().DiceLoss("multiclass"),
     }
+
+
+def _smp() -> Any:
+    """The losses of segmentation-models-pytorch without its networks, which alone need torchvision."""
+    found = importlib.util.find_spec("segmentation_models_pytorch")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("segmentation-models-pytorch is not installed")
+    folder = Path(found.submodule_search_locations[0]) / "losses"
+    spec = importlib.util.spec_from_file_location(
+        "smp_losses", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"segmentation-models-pytorch has no losses in {folder}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def segmentation_peers() -> dict[str, Callable[[Any], Callable[[Tensor, Tensor], Tensor]]]:
@@ -51,8 +70,8 @@ def segmentation_peers() -> dict[str, Callable[[Any], Callable[[Tensor, Tensor],
     return {
         "monai: Dice, (N, C, H, W)": lambda m: _channel(m("monai.losses").DiceLoss(**options)),
         "monai: Jaccard, (N, C, H, W)": lambda m: _channel(m("monai.losses").DiceLoss(jaccard=True, **options)),
-        f"{smp}: Dice, (N, C, H, W)": lambda m: m(f"{smp}.losses").DiceLoss("multiclass"),
-        f"{smp}: Jaccard, (N, C, H, W)": lambda m: m(f"{smp}.losses").JaccardLoss("multiclass"),
+        f"{smp}: Dice, (N, C, H, W)": lambda _: _smp().DiceLoss("multiclass"),
+        f"{smp}: Jaccard, (N, C, H, W)": lambda _: _smp().JaccardLoss("multiclass"),
     }
 
 
