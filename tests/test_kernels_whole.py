@@ -1,5 +1,6 @@
 """A whole loss by two Triton kernels, run by the interpreter where there is no GPU, is the eager loss in float64."""
 
+import copy
 import types
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 from evalign import MetricLoss
-from evalign.kernels import triton_columns, triton_launch, triton_tiles, triton_whole
+from evalign.kernels import known, triton_columns, triton_launch, triton_tiles, triton_whole, whole
 from evalign.kernels.interface import Plan
 from evalign.kernels.points import FivePoints
 from evalign.kernels.quotients import quotient
@@ -39,9 +40,10 @@ def by_triton(z, y, weight, task="multiclass", metric="f1", average="macro", anc
     given = [None if x is None else x.to(DEVICE) for x in (z, y, weight)]
     if task == "binary":
         given = [None if x is None else x[:, None] for x in given]
-    loss, kept, ready = triton_whole.forward(*given, points, plan)
-    gradient = triton_whole.backward(kept, ready, points, plan, torch.tensor(scale, device=DEVICE))
-    return loss.cpu(), gradient.cpu().reshape(z.shape)
+    logits = given[0].detach().requires_grad_()
+    loss = whole.gpu_loss(logits, *given[1:], points, plan)
+    (gradient,) = torch.autograd.grad(loss, logits, torch.tensor(scale, device=DEVICE))
+    return loss.detach().cpu(), gradient.cpu().reshape(z.shape)
 
 
 def by_autograd(z, y, weight, task="multiclass", metric="f1", scale=-1.7, smoothing=0.0, **options):
@@ -160,3 +162,86 @@ def test_from_the_second_launch_on_a_program_is_started_at_once(monkeypatch):
         (3, 1, 1, 99, "function", "metadata", None, None, None, "z", 5, True),
         ("found", (3, 1, 1), ("z", 5, True), 8),
     ]
+    launched.clear()
+    again, tensors = triton_launch.Launch(launch, 0, "a", (4, 1, 1), (5,), (True,), 8), (torch.ones(1), torch.ones(2))
+    again(*tensors)  # by the launcher, which knows the program
+    again(*tensors)
+    addresses = [x.data_ptr() for x in tensors]
+    before = (4, 1, 1, 99, "function", "metadata", None, None, None)
+    assert launched == [(*before, *tensors, 5, True), (*before, *addresses, 5, True)]
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Kernels that are interpreted take tensors that are said to be on a GPU."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+
+
+def value_and_slope(loss, z, y, weight=None):
+    x = z.to(DEVICE).detach().requires_grad_()
+    value = loss(x, y.to(DEVICE), weight)
+    (slope,) = torch.autograd.grad(2.0 * value, x)
+    return value.detach().cpu().double(), slope.cpu().double()
+
+
+@pytest.mark.parametrize("options", [{}, {"anchor": 0.5, "step": "linear"}, {"average": "micro"}])
+def test_a_batch_like_one_before_takes_the_short_way(on_a_gpu, options):
+    batches = [batch(20, 7, seed=seed)[:2] for seed in range(3)]
+    eager, loss = (MetricLoss("f1", ignore_index=-7, backend=name, **options) for name in ("eager", "auto"))
+    loss = loss.to(DEVICE)
+    for temperature in (0.2, 0.1):  # is read when a kernel runs, not when it is made ready
+        eager.temperature = loss.temperature = temperature
+        for z, y in batches:
+            wanted, found = value_and_slope(eager, z.double(), y), value_and_slope(loss, z, y)
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+            loss._flat = None  # without which there is no other way
+    assert len(loss._known) == 1
+
+
+def test_another_kind_of_batch_is_looked_at_anew(on_a_gpu):
+    loss = MetricLoss("f1", ignore_index=-7).to(DEVICE)
+    z, y, weight = batch(20, 7)
+    value_and_slope(loss, z, y)
+    for change in ("labels", "rows", "strides", "option", "weights", "device"):
+        given, labels, weights = z, y, None
+        if change == "labels":
+            labels = y.int()
+        elif change == "rows":
+            given, labels = z[:9], y[:9]
+        elif change == "strides":
+            given = torch.cat([z, z], 1)[:, :7]
+        elif change == "option":
+            loss.ignore_index = 3
+            labels = torch.where(y == -7, 3, y)
+        elif change == "weights":
+            weights = weight.to(DEVICE)
+        else:
+            loss = loss.to(torch.float16)
+            assert not loss._known
+        eager = MetricLoss("f1", ignore_index=loss.ignore_index, backend="eager")
+        wanted = value_and_slope(eager, given.double(), labels, None if weights is None else weights.double())
+        found = value_and_slope(loss, given, labels, weights)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, msg=change)
+        loss.ignore_index = -7
+    with pytest.raises(ValueError, match="target must have shape"):
+        loss(z.to(DEVICE), y[:9].to(DEVICE))
+
+
+def test_what_is_ready_is_not_copied_or_saved(on_a_gpu, tmp_path):
+    loss = MetricLoss("f1", ignore_index=-7).to(DEVICE)
+    z, y, _ = batch(20, 7)
+    before = value_and_slope(loss, z, y)
+    assert loss._known
+    torch.save(loss, tmp_path / "loss.pt")
+    for other in (copy.deepcopy(loss), torch.load(tmp_path / "loss.pt", weights_only=False)):
+        assert not other._known
+        torch.testing.assert_close(value_and_slope(other, z, y), before, rtol=0, atol=0)
+
+
+def test_no_more_kinds_are_known_than_there_is_room_for(on_a_gpu, monkeypatch):
+    monkeypatch.setattr(known, "MOST", 2)
+    loss = MetricLoss("f1", ignore_index=-7).to(DEVICE)
+    for n in (3, 4, 5, 6):
+        value_and_slope(loss, *batch(n, 3)[:2])
+        assert 1 <= len(loss._known) <= 2

@@ -83,8 +83,11 @@ def resolve(sync: SyncChoice, *, training: bool) -> Sync | None:
     return chosen if chosen.ranks > 1 else None
 
 
+AVAILABLE = dist.is_available()  # as torch was built
+
+
 def is_up() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    return AVAILABLE and dist.is_initialized()
 
 
 def all_summed(vector: Tensor, group: "dist.ProcessGroup | None" = None) -> Tensor:

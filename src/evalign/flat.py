@@ -51,8 +51,6 @@ def flatten(
     >>> flatten("multiclass", torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4).long()).logits.shape
     torch.Size([32, 3])
     """
-    if from_logits and offset is None and weight is None and sample_weight is None and _is_flat(task, input, target):
-        return Flat(input, target, ignore_index)
     input, target, all_count = _checked(input, target, task, ignore_index, from_logits)
     dtype = counting_dtype(input.dtype)
     classes = 2 if task == "binary" else input.shape[1]
@@ -79,22 +77,6 @@ def flatten(
     if weight is not None:
         counted = counted * (weight if task == "multilabel" else weight[y])
     return Flat(logits, y, counted)
-
-
-def _is_flat(task: Task, input: Any, target: Any) -> bool:
-    """Whether this is a batch on a GPU to which nothing is to be done; of others, the checks know what is wrong."""
-    return (
-        task == "multiclass"
-        and isinstance(input, Tensor)
-        and isinstance(target, Tensor)
-        and input.is_cuda
-        and target.dtype == torch.int64
-        and input.is_floating_point()
-        and input.dim() == 2
-        and target.dim() == 1
-        and input.shape[0] == target.shape[0]
-        and input.shape[1] >= 2
-    )
 
 
 def _checked(

@@ -17,7 +17,7 @@ from evalign.confusion import Confusion, Task
 from evalign.flat import Weight, dense
 from evalign.kernels import dispatch
 from evalign.kernels.columns import ColumnCounts, column_counts
-from evalign.kernels.interface import Plan
+from evalign.kernels.interface import Plan, Ready
 from evalign.kernels.points import FivePoints, Settings
 from evalign.kernels.quotients import quotient
 from evalign.kernels.rows import row_counts
@@ -103,6 +103,23 @@ class Objective:
         if plan.two_classes:
             logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
         return whole_loss(logits, y, given, self.points(temperature), plan, between)
+
+    def ready(self, logits: Tensor, y: Tensor, weight: Weight, temperature: Tensor, beta: Beta | None) -> Ready | None:
+        """What computes this batch on a GPU, as it is, and all of its kind; see `kernels.known`. None if nothing does.
+
+        A temperature that is on the CPU is a number to a kernel, and another one for the next batch.
+        """
+        beta = self.beta if beta is None else beta
+        if self.task != "multiclass" or isinstance(weight, Tensor) or not temperature.is_cuda:
+            return None
+        if not self.is_whole(logits, weight, temperature, beta):
+            return None
+        plan, kernels = self.plan(logits.shape[1], beta, weight), dispatch.whole()
+        z, labels, _ = kernels.in_one_piece(logits, y, None, plan)
+        if z is not logits or labels is not y:
+            return None
+        found: Ready = kernels.ready(z, y, None, self.points(temperature), plan)
+        return found
 
     def plan(self, classes: int = 2, beta: Any = None, ignored: int | None = None) -> Plan:
         """What `whole_loss` is told, where `is_whole` says that it can do this; `classes` of a multiclass problem.

@@ -55,7 +55,7 @@ class CompiledLoss(torch.autograd.Function):
         plan: Plan,
         between: Between | None = None,
     ) -> Tensor:
-        kept = logits.detach().contiguous(), y.contiguous(), weight.detach().contiguous()
+        kept = logits.detach().contiguous(), y.contiguous(), weight.contiguous()
         ctx.save_for_backward(*kept)
         ctx.settings, ctx.two_classes, totals = plan.settings(points), plan.two_classes, NO_TOTALS
         classes = 2 if plan.two_classes else logits.shape[1]
@@ -85,3 +85,7 @@ class CompiledLoss(torch.autograd.Function):
             by_tp, by_predicted = by_column(slopes) if ctx.two_classes else slopes
             gradient = compiled_columns.gradient(kept, settings, by_tp[:, None], by_predicted[:, None], by_losses)
         return once(gradient), None, None, None, None, None
+
+
+# Without what torch does for transforms of functions, which `dispatch.takes` refuses.
+compiled_loss: Any = super(torch.autograd.Function, CompiledLoss).apply

@@ -1,6 +1,6 @@
 """What kernels of every kind take and give, and the refusal of a second derivative."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,13 @@ class Counts(NamedTuple):
     predicted: Tensor
     losses: Tensor
     actual: Tensor
+
+
+class Ready(Protocol):
+    """The loss of batches of one kind on a GPU, which are in one piece."""
+
+    def loss(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> Tensor:
+        """The temperature, where the step has one, is read on the device."""
 
 
 class Slopes(NamedTuple):

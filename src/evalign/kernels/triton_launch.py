@@ -56,31 +56,45 @@ def run(
     program: Any, device: int, grid: tuple[int, int, int], arguments: Iterable[Any], constants: Iterable[Any]
 ) -> None:
     stream = torch._C._cuda_getCurrentRawStream(device)
-    # No metadata for hooks around a launch, and none of those hooks.
-    program.run(*grid, stream, program.function, program.packed_metadata, None, None, None, *arguments, *constants)
+    program.run(*grid, stream, *before_arguments(program), *arguments, *constants)
+
+
+def before_arguments(program: Any) -> tuple[Any, ...]:
+    """What a program is told between stream and arguments: no metadata for hooks around a launch, none of those."""
+    return program.function, program.packed_metadata, None, None, None
 
 
 class Launch:
     """One launch of a kernel again and again, with other tensors, which come first, but the same numbers."""
 
-    __slots__ = ("constants", "device", "grid", "key", "launcher", "numbers", "program", "warps")
+    __slots__ = ("constants", "device", "first", "grid", "key", "last", "launcher", "numbers", "run", "warps")
 
     def __init__(
         self, launcher: Launcher, device: int, key: Hashable, grid: tuple[int, int, int], numbers: tuple[Any, ...],
         constants: tuple[Any, ...], warps: int,
     ) -> None:  # fmt: skip
         self.launcher, self.device, self.key, self.grid = launcher, device, key, grid
-        self.numbers, self.constants, self.warps, self.program = numbers, constants, warps, None
+        self.numbers, self.constants, self.warps = numbers, constants, warps
+        self.run: Any = None  # what starts the program that was found, and what it is told before and after addresses
+        self.first: tuple[Any, ...] = ()
+        self.last: tuple[Any, ...] = ()
 
     def __call__(self, *tensors: Tensor) -> None:
-        if self.program is None or self.device != torch._C._cuda_getDevice():
-            arguments = (*tensors, *self.numbers)
-            self.program = self.launcher(self.device, self.key, self.grid, arguments, self.constants, self.warps)
+        if self.run is None or self.device != torch._C._cuda_getDevice():
+            self._found(self.launcher(
+                self.device, self.key, self.grid, (*tensors, *self.numbers), self.constants, self.warps
+            ))  # fmt: skip
         else:  # Addresses: of a tensor each would be looked up with the driver.
-            run(self.program, self.device, self.grid, [x.data_ptr() for x in tensors], self.numbers + self.constants)
+            stream = torch._C._cuda_getCurrentRawStream(self.device)
+            self.run(*self.grid, stream, *self.first, *map(Tensor.data_ptr, tensors), *self.last)
+
+    def _found(self, program: Any) -> None:
+        if program is not None:
+            # `run` last: another thread may be here too.
+            self.first, self.last, self.run = before_arguments(program), self.numbers + self.constants, program.run
 
 
-_scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+_scratch: dict[tuple[int, int], tuple[Tensor, Tensor, int, int]] = {}  # and how many places they have
 
 
 def scratch(z: Tensor, counters: int, size: int) -> tuple[Tensor, Tensor]:
@@ -94,9 +108,10 @@ def scratch(z: Tensor, counters: int, size: int) -> tuple[Tensor, Tensor]:
         return _new_scratch(z.device, counters, size)
     owner = device, torch._C._cuda_getCurrentRawStream(device)
     found = _scratch.get(owner)
-    if found is None or found[0].shape[0] < counters or found[1].shape[0] < size:
-        found = _scratch[owner] = _new_scratch(z.device, max(counters, 32), size)
-    return found
+    if found is None or found[2] < counters or found[3] < size:
+        counters = max(counters, 32)
+        found = _scratch[owner] = (*_new_scratch(z.device, counters, size), counters, size)
+    return found[0], found[1]
 
 
 def _new_scratch(device: torch.device, counters: int, size: int) -> tuple[Tensor, Tensor]:

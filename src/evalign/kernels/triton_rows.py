@@ -9,7 +9,7 @@ from evalign.kernels.interface import Counts, Kept, Slopes
 from evalign.kernels.points import FivePoints, Settings
 from evalign.kernels.triton_launch import Launcher, cdiv
 from evalign.kernels.triton_row_kernels import columns_kernel, gradient_kernel, stats_kernel
-from evalign.kernels.triton_tiles import WHOLE, places_kept, places_of_counts, tiles
+from evalign.kernels.triton_tiles import WHOLE, tiles
 
 launch_stats, launch_columns, launch_gradient = map(Launcher, (stats_kernel, columns_kernel, gradient_kernel))
 
@@ -40,15 +40,13 @@ def rows_of(z: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def forward(z: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, Kept]:
-    batch, (n, d) = rows_of(z.detach(), y, weight), z.shape
+    batch, d = rows_of(z.detach(), y, weight), z.shape[1]
     if d > WHOLE:
         counts, more = streamed_counts(Batch(*batch, settings))
         return counts, (*batch, *more)
-    counts_of = torch.empty(places_of_counts(d), dtype=torch.float32, device=z.device)
-    kept = torch.empty(places_kept(n, d), dtype=torch.float32, device=z.device)
-    tiles(*batch, settings).forward(*batch, settings.points, counts_of, kept, counts_of)
-    tp, predicted, actual = counts_of[: 3 * d].view(3, d).unbind()
-    return Counts(tp, predicted, counts_of[3 * d], actual), (*batch, kept)
+    added, kept = tiles(*batch, settings).counts(*batch, settings.points.temperature)
+    tp, predicted, actual = added[: 3 * d].view(3, d).unbind()
+    return Counts(tp, predicted, added[3 * d], actual), (*batch, kept)
 
 
 def streamed_counts(batch: Batch) -> tuple[Counts, Kept]:
@@ -82,7 +80,7 @@ def backward(kept: Kept, settings: Settings, slopes: Slopes) -> Tensor:
     by = slopes.tp, slopes.tp, slopes.predicted, by_losses
     losses = slopes.losses is not None
     if z.shape[1] <= WHOLE:
-        return tiles(z, y, weight, settings).backward(z, y, weight, settings.points, more, by, losses)
+        return tiles(z, y, weight, settings).gradient(z, y, weight, more, settings.points.temperature, by, losses)
     return gradient(Batch(z, y, weight, settings), more, by, losses)
 
 

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evalign.kernels.points import FivePoints, Settings
+from evalign.kernels.interface import once
+from evalign.kernels.points import Settings
 from evalign.kernels.triton_launch import Launch, Launcher, cdiv, next_power_of_2, scratch
 from evalign.kernels.triton_sums import GROUP
 from evalign.kernels.triton_tile_kernels import loss_kernel, tile_gradient_kernel
@@ -46,18 +47,19 @@ class Kind(NamedTuple):
 class Tiles:
     """Counts, or a loss, and gradient of batches of one kind."""
 
-    __slots__ = ("backwards", "counters", "kind", "loss", "places")
+    __slots__ = ("back", "backwards", "counters", "dense", "front", "kept", "kind", "places", "scalar")
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, device: torch.device) -> None:
         self.kind, (n, d) = kind, kind.shape
+        self.scalar = torch.empty((), dtype=torch.float32, device=device)  # others are made like it
         aligned = kind.offset == kind.stride % 4 == d % 4 == 0
         pieces, rows, wide, warps, most = tile(d, aligned)
         chunk = rows * max(1, cdiv(n, rows * most))
         programs, width = max(1, cdiv(n, chunk)), places_of_counts(d)
         groups = cdiv(programs, GROUP)
-        self.counters, self.places = groups + 1, (1 + groups + programs) * width
+        self.counters, self.places, self.kept = groups + 1, (1 + groups + programs) * width, places_kept(n, d)
         constants = kind.dtypes[3] is not None, kind.dtypes[2] is not None, kind.losses
-        self.loss = Launch(
+        self.front = Launch(
             launch_loss, kind.devices[0], self._key(), (programs, 1, 1),
             (*self._numbers(), chunk, width, kind.ending.anchor, *kind.ending.form),
             (
@@ -66,7 +68,9 @@ class Tiles:
             ),
             warps,
         )  # fmt: skip
-        self.backwards: dict[Any, Launch] = {}
+        self.back = self._back((torch.float32, 0, 0, kind.losses, True))
+        self.backwards: dict[Any, Launch] = {}  # of counts
+        self.dense = kind.stride == d or n < 2
 
     def _key(self) -> tuple[Any, ...]:
         kind = self.kind
@@ -76,40 +80,73 @@ class Tiles:
         kind = self.kind
         return kind.low, kind.reach, kind.smoothing, kind.ignored, *kind.shape, kind.stride
 
-    def forward(
-        self, z: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, loss: Tensor, kept: Tensor,
-        counts: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """The loss, or where the ending says so the counts alone, and what `backward` needs to `kept`."""
-        counters, room = scratch(z, self.counters, self.places)
-        temperature = z if points.temperature is None else points.temperature  # or a pointer that is not read
-        counts = room if counts is None else counts
-        self.loss(z, y, y if weight is None else weight, temperature, room, counters, counts, loss, kept)
+    def loss(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> Tensor:
+        """Of a batch of this kind, as one node of autograd."""
+        return _tile_loss(z, y, (self, weight, temperature))  # type: ignore[no-any-return]
 
-    def backward(
-        self, z: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, kept: Tensor, by: By, losses: bool, *,
-        packed: bool = False,
+    def counts(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
+        """tp, predicted and actual of every class and the sum of losses, 3 d + 1 numbers; what `gradient` needs."""
+        added, kept = self.scalar.new_empty(places_of_counts(z.shape[1])), self.scalar.new_empty(self.kept)
+        counters, room = scratch(z, self.counters, self.places)
+        weight, temperature = y if weight is None else weight, z if temperature is None else temperature
+        self.front(z, y, weight, temperature, room, counters, added, added, kept)
+        return added, kept
+
+    def gradient(
+        self, z: Tensor, y: Tensor, weight: Tensor | None, kept: Tensor, temperature: Tensor | None, by: By,
+        losses: bool,
     ) -> Tensor:  # fmt: skip
-        """dL/dz from what `forward` kept and from `by`, and where they are `packed`: as in `triton_rows.gradient`."""
-        kind = by[0].dtype, by[1].data_ptr() % 16, by[2].data_ptr() % 16, losses, packed
+        """dL/dz from `by`, as in `triton_rows.gradient`, where they are not packed."""
+        kind = by[0].dtype, by[1].data_ptr() % 16, by[2].data_ptr() % 16, losses, False
         launch = self.backwards.get(kind)
         if launch is None:
-            launch = self.backwards[kind] = self._backward(kind)
-        found = torch.empty(self.kind.shape, dtype=z.dtype, device=z.device)
-        if found.shape[0]:
-            temperature = z if points.temperature is None else points.temperature
-            launch(z, y, y if weight is None else weight, temperature, kept, *by, found)
+            launch = self.backwards[kind] = self._back(kind)
+        found = self.like(z)
+        launch(z, y, y if weight is None else weight, z if temperature is None else temperature, kept, *by, found)
         return found
 
-    def _backward(self, by: tuple[Any, ...]) -> Launch:
+    def like(self, z: Tensor) -> Tensor:
+        """Room for the gradient: rows one after the other."""
+        return torch.empty_like(z) if self.dense else torch.empty(self.kind.shape, dtype=z.dtype, device=z.device)
+
+    def _back(self, by: tuple[Any, ...]) -> Launch:
         kind, (n, d) = self.kind, self.kind.shape
         aligned = kind.offset == kind.stride % 4 == d % 4 == by[1] == by[2] == 0
         pieces, rows, wide, warps, each = back_tile(d, aligned)
         constants = kind.dtypes[3] is not None, kind.dtypes[2] is not None, *by[3:]
         return Launch(
-            launch_gradient, kind.devices[0], (self._key(), by), (cdiv(n, rows * each), 1, 1), self._numbers(),
+            launch_gradient, kind.devices[0], (self._key(), by), (max(1, cdiv(n, rows * each)), 1, 1), self._numbers(),
             (*constants, aligned, pieces, rows, wide, each), warps,
         )  # fmt: skip
+
+
+class TileLoss(torch.autograd.Function):
+    """Written flat: a small batch is done before the host has made a dozen calls.
+
+    Another tensor stands in for weights or a temperature that are not read.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, y: Tensor, how: tuple[Tiles, Tensor | None, Tensor | None]) -> Tensor:
+        tiles, weight, temperature = ctx.how = how
+        counters, room = scratch(z, tiles.counters, tiles.places)
+        loss, kept = torch.empty_like(tiles.scalar), tiles.scalar.new_empty(tiles.kept)
+        ctx.save_for_backward(z, y, kept)
+        weight, temperature = y if weight is None else weight, z if temperature is None else temperature
+        tiles.front(z, y, weight, temperature, room, counters, room, loss, kept)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor, None, None]:
+        (z, y, kept), (tiles, weight, temperature) = ctx.saved_tensors, ctx.how
+        found = torch.empty_like(z) if tiles.dense else tiles.like(z)
+        weight, temperature = y if weight is None else weight, z if temperature is None else temperature
+        tiles.back(z, y, weight, temperature, kept, by_loss, kept, kept, kept, found)
+        return once(found), None, None
+
+
+# Without what torch does for transforms of functions, which `dispatch.takes` refuses: a tenth of a small batch's time.
+_tile_loss: Any = super(torch.autograd.Function, TileLoss).apply
 
 
 def places_of_counts(d: int) -> int:
@@ -134,7 +171,8 @@ def tiles(
     dtypes = z.dtype, y.dtype, *others
     devices = z.get_device(), y.get_device()
     return made(
-        Kind(z.shape, z.stride(0), z.data_ptr() % 16, dtypes, devices, low, reach, smoothing, losses, ignored, ending)
+        Kind(z.shape, z.stride(0), z.data_ptr() % 16, dtypes, devices, low, reach, smoothing, losses, ignored, ending),
+        z.device,
     )
 
 

@@ -1,0 +1,36 @@
+"""Batches on a GPU that are like one before: what was found out about that one need not be found out again.
+
+No value of such a batch is looked at, so that all there is to check and to decide follows from its kind. A small one
+waits for the host, and the way to its launches is longer than they are.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evalign.kernels.interface import Ready
+
+MOST = 1024  # kinds: batches of ever new sizes shall not fill the memory
+
+
+def kind(z: Tensor, y: Tensor, *options: Any) -> tuple[Any, ...] | None:
+    """All that a loss with these options depends on, but values; None on a CPU and under `torch.compile` or `vmap`."""
+    if torch.compiler.is_compiling() or type(z) is not Tensor or type(y) is not Tensor or not z.is_cuda:
+        return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(z):
+        return None
+    where = z.data_ptr() % 16, z.get_device(), y.get_device()
+    return z.shape, z.stride(), z.dtype, y.shape, y.stride(), y.dtype, *where, *options
+
+
+class Known(dict[Any, Ready]):
+    """Launches by `kind`; a loss that is copied or saved starts without."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Known, ()
+
+    def learn(self, kind: tuple[Any, ...], ready: Ready) -> None:
+        if len(self) >= MOST:
+            self.clear()
+        self[kind] = ready
