@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evalign import annealing, curves, decision, membership, metrics, steps
+    from evalign.blend import EASTBlend
     from evalign.booster import EASTBooster
     from evalign.confusion import Confusion
     from evalign.estimator import EASTClassifier
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Confusion",
+    "EASTBlend",
     "EASTBooster",
     "EASTClassifier",
     "MetricDecision",
@@ -27,6 +29,7 @@ __all__ = [
 ]
 _FOUND_IN = {
     "Confusion": "confusion",
+    "EASTBlend": "blend",
     "EASTBooster": "booster",
     "EASTClassifier": "estimator",
     "MetricDecision": "metric_decision",

@@ -79,7 +79,7 @@ def saved_params(model: Any) -> dict[str, Any]:
     """An estimator's options, which must be plain; a seed that is a generator cannot be written down."""
     if not isinstance(model.metric, str):
         raise ValueError(f"only a metric given by name can be saved, got the function {model._metric_name!r}")
-    if not isinstance(model.recipe, str):
+    if not isinstance(getattr(model, "recipe", ""), str):  # a forest has none
         raise ValueError(f"only a recipe given by name can be saved, got the recipe object {model.recipe.name!r}")
     params: dict[str, Any] = model.get_params()
     params["random_state"] = params["random_state"] if isinstance(params["random_state"], int) else None

@@ -15,29 +15,27 @@ if TYPE_CHECKING:
     from evalign.estimator import EASTClassifier
 
 FORMAT = "evalign.classifier"
+Arrays = dict[str, torch.Tensor]
 
 
 def save_classifier(model: "EASTClassifier", path: Path) -> Path:
     """Write `model` to `path`, replacing what was there in one step."""
-    params = container.saved_params(model)
-    weights = {name: value.detach().cpu().contiguous() for name, value in model.network_.state_dict().items()}
-    fitted = {
-        "params": params,
-        "classes": container.classes_to_json(model.classes_),
-        "n_features_in": model.n_features_in_,
-        "feature_names_in": list(model.feature_names_in_) if hasattr(model, "feature_names_in_") else None,
-        "encoder": model.encoder_.to_json(),
-        "decision": model.decision_.to_json(),
-        "history": model.history_,
-        "temperature": model.temperature_,
-        "folds": model.folds_,
-    }
-    return container.write(path, FORMAT, weights, fitted)
+    return container.write(path, FORMAT, *classifier_content(model))
 
 
 def load_classifier(cls: type["EASTClassifier"], path: Path) -> Any:
     """Read what `save_classifier` wrote, or say in one sentence why not."""
-    weights, fitted = container.read(path, FORMAT)
+    return classifier_of(cls, *container.read(path, FORMAT))
+
+
+def classifier_content(model: "EASTClassifier") -> tuple[Arrays, dict[str, Any]]:
+    """A network's arrays, and the rest of it as JSON."""
+    weights = {name: value.detach().cpu().contiguous() for name, value in model.network_.state_dict().items()}
+    return weights, {**fitted_content(model), "encoder": model.encoder_.to_json(), "folds": model.folds_}
+
+
+def classifier_of(cls: type["EASTClassifier"], weights: Arrays, fitted: dict[str, Any]) -> Any:
+    """The network that has this content."""
     params = fitted["params"]
     params["hidden"] = tuple(params["hidden"])
     if str(params["device"]).startswith("cuda") and not torch.cuda.is_available():
@@ -51,6 +49,19 @@ def load_classifier(cls: type["EASTClassifier"], path: Path) -> Any:
     network.load_state_dict(weights)
     model.network_ = network.to(model._device)
     return model
+
+
+def fitted_content(model: Any) -> dict[str, Any]:
+    """Options, and what every classifier of ours has learned; `set_fitted` reads it."""
+    return {
+        "params": container.saved_params(model),
+        "classes": container.classes_to_json(model.classes_),
+        "n_features_in": model.n_features_in_,
+        "feature_names_in": list(model.feature_names_in_) if hasattr(model, "feature_names_in_") else None,
+        "decision": model.decision_.to_json(),
+        "history": model.history_,
+        "temperature": model.temperature_,
+    }
 
 
 def set_fitted(model: Any, fitted: dict[str, Any]) -> None:
@@ -67,10 +78,15 @@ def set_fitted(model: Any, fitted: dict[str, Any]) -> None:
 
 def load_model(path: Path) -> Any:
     """A classifier of whichever kind the file holds."""
-    if container.format_of(path) == "evalign.booster":
+    found = container.format_of(path)
+    if found == "evalign.booster":
         from evalign.booster import EASTBooster
 
         return EASTBooster.load(path)
+    if found == "evalign.blend":
+        from evalign.blend import EASTBlend
+
+        return EASTBlend.load(path)
     from evalign.estimator import EASTClassifier
 
     return EASTClassifier.load(path)

@@ -8,7 +8,7 @@ import numpy as np
 from evalign import container
 from evalign.boosting.libraries import find_library
 from evalign.boosting.table import TreeTable
-from evalign.saving import set_fitted
+from evalign.saving import Arrays, fitted_content, set_fitted
 
 if TYPE_CHECKING:
     from evalign.booster import EASTBooster
@@ -18,27 +18,29 @@ FORMAT = "evalign.booster"
 
 def save_booster(model: "EASTBooster", path: Path) -> Path:
     """Write `model` to `path`, replacing what was there in one step."""
-    params = container.saved_params(model)
+    return container.write(path, FORMAT, *booster_content(model))
+
+
+def load_booster(cls: type["EASTBooster"], path: Path) -> Any:
+    """Read what `save_booster` wrote, or say in one sentence why not."""
+    return booster_of(cls, *container.read(path, FORMAT))
+
+
+def booster_content(model: "EASTBooster") -> tuple[Arrays, dict[str, Any]]:
+    """A booster's trees as text in arrays, and the rest of it as JSON."""
     fitted = {
-        "params": params,
-        "classes": container.classes_to_json(model.classes_),
-        "n_features_in": model.n_features_in_,
-        "feature_names_in": list(model.feature_names_in_) if hasattr(model, "feature_names_in_") else None,
+        **fitted_content(model),
         "encoder": model.encoder_.to_json(),
-        "decision": model.decision_.to_json(),
-        "history": model.history_,
-        "temperature": model.temperature_,
         "rounds": model.rounds_,
         "columns": model.columns_,
         "start": model.start_,
     }
     arrays = {f"trees_{i}": container.text_as_array(trees.to_text()) for i, trees in enumerate(model.trees_)}
-    return container.write(path, FORMAT, arrays, fitted)
+    return arrays, fitted
 
 
-def load_booster(cls: type["EASTBooster"], path: Path) -> Any:
-    """Read what `save_booster` wrote, or say in one sentence why not."""
-    arrays, fitted = container.read(path, FORMAT)
+def booster_of(cls: type["EASTBooster"], arrays: Arrays, fitted: dict[str, Any]) -> Any:
+    """The booster that has this content."""
     model = cls(**fitted["params"])
     set_fitted(model, fitted)
     model.encoder_ = TreeTable.from_json(fitted["encoder"])

@@ -1,0 +1,135 @@
+"""EASTForest: extremely randomised trees on folds, deciding for a metric; a member of `EASTBlend`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from evalign import checks
+from evalign.blending.trees import TreeArrays
+from evalign.boosting.table import TreeTable
+from evalign.metric_classifier import BetaByLabel, Decision, MetricClassifier
+from evalign.metrics import Average, MetricFunction
+from evalign.tables.columns import as_table
+from evalign.tables.distinct import distinct_rows
+from evalign.tables.folds import fold_rows
+from evalign.training.progress import Epoch
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class EASTForest(MetricClassifier):
+    """Scikit-learn's extremely randomised trees, grown on folds, with the decision of `EASTClassifier`.
+
+    A tree tries one random threshold for each column and takes the best; where a class has ten rows, the mean of many
+    such trees draws its border through the middle of the gap beside them, boosted trees next to a row. Nothing is
+    trained on the metric: probabilities are shares, and the decision is all that the metric changes.
+
+    metric, average, beta, pos_label, decision, subject_to, validation_fraction, class_weight: as in `EASTClassifier`.
+    trees: of every fold. columns: share of the columns that a node tries. min_rows: rows of a leaf at least.
+    folds: as in `EASTBooster`: a forest for each, and the decision is learned on what each says of its held-out rows.
+
+    Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `decision_`, `encoder_`, `forests_` (one for each
+    fold), and after `fit` only `held_out_`, as in `EASTBooster`; `history_` is empty, as there are no epochs.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> EASTForest("f1", trees=10, random_state=0).fit(X, y).predict_proba(X).shape
+    (150, 3)
+    """
+
+    temperature_ = None  # there is no soft step in it
+
+    def __init__(
+        self,
+        metric: str | MetricFunction = "f1",
+        *,
+        average: Average | None = None,
+        beta: BetaByLabel = None,
+        pos_label: Any = None,
+        decision: Decision = "plug_in",
+        subject_to: str | Sequence[str] | None = None,
+        trees: int = 200,
+        columns: float = 1.0,
+        min_rows: int = 1,
+        folds: int = 5,
+        validation_fraction: float = 0.2,
+        class_weight: Any = None,
+        random_state: int | np.random.RandomState | None = None,
+        n_jobs: int = -1,
+    ) -> None:
+        self.metric = metric
+        self.average = average
+        self.beta = beta
+        self.pos_label = pos_label
+        self.decision = decision
+        self.subject_to = subject_to
+        self.trees = trees
+        self.columns = columns
+        self.min_rows = min_rows
+        self.folds = folds
+        self.validation_fraction = validation_fraction
+        self.class_weight = class_weight
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+
+    def fit(
+        self,
+        X: Any,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        on_epoch: Callable[[Epoch], None] | None = None,
+    ) -> Self:
+        """Learn columns, trees and decision; there are no epochs that `on_epoch` could hear of."""
+        self._check_options()
+        X = as_table(X)
+        validate_data(self, X, skip_check_array=True)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        codes, weight = self._labels_and_weights(X, y, sample_weight)
+        kept, weight = distinct_rows(X, codes, weight)
+        codes = codes[kept]
+        self._check_classes(codes)
+        self.encoder_ = TreeTable().fit(X, rows=kept)
+        x = _bounded(self.encoder_.transform(X, rows=kept))
+        divisions = fold_rows(codes, weight, self.folds, seed, fraction=self.validation_fraction)
+        self.forests_ = []
+        for i, division in enumerate(divisions):
+            grown = self._forest(seed + i).fit(x[division.train], codes[division.train], division.train_weight)
+            self.forests_.append(TreeArrays.of(grown, len(self.classes_)))
+        valid = np.concatenate([division.valid for division in divisions])
+        self.held_out_ = kept[valid]
+        self.history_: list[dict[str, Any]] = []
+        p = [forest.probabilities(x[d.valid]) for forest, d in zip(self.forests_, divisions, strict=True)]
+        held_out_weight = np.concatenate([division.valid_weight for division in divisions])
+        self.decision_ = self._learn_decision(np.concatenate(p), codes[valid], held_out_weight)
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities of the classes, in the order of `classes_`: the mean over the folds' trees."""
+        check_is_fitted(self)
+        X = as_table(X)
+        validate_data(self, X, skip_check_array=True, reset=False)
+        x = _bounded(self.encoder_.transform(X))
+        p = np.mean([forest.probabilities(x) for forest in self.forests_], axis=0)
+        return np.ascontiguousarray(p[:, self._internal_order])
+
+    def _check_options(self) -> None:
+        self._check_metric_and_decision()
+        for name in ("trees", "min_rows", "folds"):
+            checks.check_number(name, getattr(self, name), low=1)
+        checks.check_number("columns", self.columns, low=0.0, high=1.0, open_low=True)
+
+    def _forest(self, seed: int) -> ExtraTreesClassifier:
+        return ExtraTreesClassifier(
+            self.trees, max_features=float(self.columns), min_samples_leaf=self.min_rows, n_jobs=self.n_jobs,
+            random_state=seed % 2**31,
+        )  # fmt: skip
+
+
+def _bounded(x: NDArray[np.float64]) -> NDArray[np.float32]:
+    return np.clip(x, -LARGEST, LARGEST).astype(np.float32)
