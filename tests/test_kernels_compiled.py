@@ -80,6 +80,36 @@ def test_any_number_of_rows_and_classes(n, d):
     assert_like_eager(*batch(n, d, seed=n + d), temperature=0.4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("d", [4, 10, 24, 25, 96, 97])
+@pytest.mark.parametrize("n", [63, 64, 65, 129])
+def test_at_the_edges_of_blocks_of_rows(n, d):
+    from evalign.kernels.compiled_rows import FEW, FEW_BACK, block_loops
+
+    assert (block_loops.ROWS, FEW, FEW_BACK) == (64, 96, 24)
+    logits, target = batch(n, d, spread=3.0)
+    weight = torch.rand(n, generator=torch.Generator().manual_seed(1)) + 0.5
+    weight[n // 2] = 0.0
+    target[n - 1] = -100
+    assert_like_eager(logits, target, weight, anchor=0.3, label_smoothing=0.1)
+    assert_like_eager(logits, target, weight, metric="mcc", step="linear", temperature=0.1)
+
+
+@given(st.integers(2, 24), st.integers(0, 10**6))
+def test_the_two_largest_are_those_of_a_sort(d, seed):
+    """Whole numbers, so that many are equal; of these the earlier comes first, as in a stable sort."""
+    from evalign.kernels.block_loops import ROWS, find_two
+
+    z = np.random.default_rng(seed).integers(-2, 3, (d, ROWS)).astype(np.float32)
+    largest, below = np.empty((2, ROWS), np.float32)
+    first, second = np.empty((2, ROWS), np.int32)
+    find_two(z, largest, below, first, second)
+    order = np.argsort(-z, axis=0, kind="stable")
+    assert np.array_equal(first, order[0])
+    assert np.array_equal(second, order[1])
+    assert np.array_equal(largest, np.sort(z, axis=0)[-1])
+    assert np.array_equal(below, np.sort(z, axis=0)[-2])
+
+
 @pytest.mark.parametrize(("n", "d"), [(100_000, 2), (100_000, 3), (30_000, 41)])
 def test_many_rows(n, d):
     assert_like_eager(*batch(n, d), metric="mcc", anchor=1.0)
@@ -327,3 +357,13 @@ def test_the_exponential_is_right_to_two_units_of_the_last_place():
     assert exp(np.float32(0)) == 1
     assert exp(np.float32(-88)) == exp(np.float32("-inf")) == 0
     assert np.isnan(exp(np.float32("nan")))
+
+
+def test_the_logarithm_is_right_to_two_units_of_the_last_place():
+    from evalign.kernels.exponential import log
+
+    x = np.concatenate([np.geomspace(1e-30, 1e30, 20001), np.linspace(0.5, 3, 20001)]).astype(np.float32)
+    found, expected = np.array([log(value) for value in x], np.float64), np.log(x.astype(np.float64))
+    np.testing.assert_allclose(found, expected, rtol=2**-22, atol=2**-24)
+    assert log(np.float32(1)) == 0
+    assert np.isnan(log(np.float32("nan")))

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign.kernels import row_loops
+from evalign.kernels import block_gradients, block_loops, row_loops
 from evalign.kernels.compiled import in_threads, parts
 from evalign.kernels.interface import Counts, Slopes
 from evalign.kernels.points import FivePoints, Settings
@@ -16,6 +16,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Batch = tuple[Tensor, Tensor, Tensor]  # logits (M, C), labels and weights, contiguous
 Stats = tuple[Floats, NDArray[np.int32]]
+FEW, FEW_BACK = 96, 24  # classes, up to which rows in step are quicker than one after the other
 Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -29,14 +30,14 @@ def counted(batch: Batch, settings: Settings, into: Doubles) -> tuple[float, Sta
     z, y, weight = (x.numpy() for x in batch)
     n, d = z.shape
     stats = np.empty((n, 4), np.float32), np.empty((n, 2), np.int32)
-    fixed = z, z.view(np.int32), y, weight, _numbers(settings.points, settings.smoothing)
+    fixed = z, y, weight, _numbers(settings.points, settings.smoothing)
+    forward = (block_loops if 1 < d <= FEW else row_loops).forward
     ranges = parts(n, n * d)
     if len(ranges) == 1:
-        return row_loops.forward(*fixed, 0, n, *stats, into), stats
+        return forward(*fixed, 0, n, *stats, into), stats
     sums = np.zeros((len(ranges), 3, d))
     jobs = [
-        partial(row_loops.forward, *fixed, start, stop, *stats, part)
-        for (start, stop), part in zip(ranges, sums, strict=True)
+        partial(forward, *fixed, start, stop, *stats, part) for (start, stop), part in zip(ranges, sums, strict=True)
     ]
     losses = sum(in_threads(jobs))
     into += sums.sum(0)
@@ -51,8 +52,9 @@ def gradient(
     found = np.empty(z.shape, np.float32)
     numbers = _numbers(settings.points, settings.smoothing)
     rest = *stats, by_tp, by_predicted, by_losses, found
+    backward = (block_gradients if 1 < z.shape[1] <= FEW_BACK else row_loops).backward
     ranges = parts(z.shape[0], z.size)
-    in_threads([partial(row_loops.backward, z, y, weight, numbers, start, stop, *rest) for start, stop in ranges])
+    in_threads([partial(backward, z, y, weight, numbers, start, stop, *rest) for start, stop in ranges])
     return torch.from_numpy(found)
 
 

@@ -41,7 +41,6 @@ def top_step(p: F, tau: F, low: F, b: F, c: F) -> tuple[F, F, F]:
 @loop()
 def forward(
     z: Floats,
-    bits: Ints,
     y: Labels,
     w: Floats,
     points: Floats,
@@ -57,6 +56,7 @@ def forward(
     """
     a, b, low, cut, c, smoothing = points[0], points[1], points[2], points[3], points[4], points[5]
     d = z.shape[1]
+    bits = z.view(np.int32)
     h = np.empty(d, np.float32)
     column = np.zeros(d, np.float32)
     losses = 0.0

@@ -1,0 +1,104 @@
+"""The way back of `block_loops`: the gradient of a block of rows, all of them in step."""
+
+import numpy as np
+
+from evalign.kernels.block_loops import INT, ROWS, TWO, F, Floats, Ints, Labels, load
+from evalign.kernels.compiled import loop
+from evalign.kernels.exponential import HALF, ONE, ZERO, exp
+
+
+@loop()
+def backward(
+    z: Floats,
+    y: Labels,
+    w: Floats,
+    points: Floats,
+    start: int,
+    stop: int,
+    stats: Floats,
+    places: Ints,
+    by_tp: Floats,
+    by_predicted: Floats,
+    by_losses: F,
+    out: Floats,
+) -> None:
+    """As `row_loops.backward`."""
+    a, b, low, cut, c, smoothing = points[0], points[1], points[2], points[3], points[4], points[5]
+    d = z.shape[1]
+    rows = np.empty((d, ROWS), np.float32)
+    ints, s = np.empty((3, ROWS), np.int32), np.ones((19, ROWS), np.float32)
+    label, first, second = ints[0], ints[1], ints[2]
+    weight, largest, scale, total, total_h = s[0], s[1], s[2], s[3], s[4]
+    e_second, dot_h, dot_scaled, sum_scaled, e_label = s[5], s[6], s[7], s[8], s[9]
+    at_first, at_label, share, mean, factor = s[10], s[11], s[12], s[13], s[14]
+    in_first, in_second, in_label, spread = s[15], s[16], s[17], s[18]
+    for i in range(start, stop, ROWS):
+        count = min(ROWS, stop - i)
+        load(z, y, w, i, count, rows, label, weight)
+        for r in range(count):
+            largest[r], e_second[r], total[r] = stats[i + r, 0], stats[i + r, 1], stats[i + r, 2]
+            total_h[r], first[r], second[r] = stats[i + r, 3], places[i + r, 0], places[i + r, 1]
+        for r in range(count, ROWS):
+            largest[r], first[r], second[r] = ZERO, INT(0), INT(1)
+        for r in range(ROWS):
+            scale[r] = TWO / (ONE + e_second[r])
+            dot_h[r], dot_scaled[r], sum_scaled[r] = ZERO, ZERO, ZERO
+        for j in range(d):
+            row, slope_predicted = rows[j], by_predicted[j]
+            for r in range(ROWS):
+                e = exp(row[r] - largest[r])
+                row[r] = e
+                x = e * scale[r]
+                x = ONE if x > ONE else x
+                scaled = b * x if x >= cut else a * x
+                value = HALF + b * (x - ONE) if x >= cut else a * x
+                dot_h[r] += value * slope_predicted
+                dot_scaled[r] += scaled * slope_predicted
+                sum_scaled[r] += scaled
+        for r in range(ROWS):
+            at_first[r], at_label[r], e_label[r] = by_predicted[first[r]], by_tp[label[r]], rows[label[r], r]
+        for r in range(ROWS):
+            p = ONE / total[r]
+            tau = (ONE + e_second[r]) * HALF * p
+            room = ONE - c * tau
+            loss = low * (ONE - p) / room
+            over = p / tau
+            is_above = p > c * tau
+            value = ONE - loss if is_above else HALF + b * (over - ONE)
+            top_slope = low / room if is_above else b / tau
+            by_tau = -c * loss / room if is_above else -b * over / tau
+            x = e_label[r] * scale[r]
+            in_middle = x >= cut
+            is_first = label[r] == first[r]
+            label_scaled = b * x if in_middle else a * x
+            label_h = value if is_first else (HALF + b * (x - ONE) if in_middle else a * x)
+            # The sweep took the largest entry for one at tau, with h = 1/2 and p h' = b.
+            center = (dot_h[r] + (value - HALF) * at_first[r] + label_h * at_label[r]) / total_h[r]
+            part = weight[r] / total_h[r]
+            entropy = by_losses * weight[r]
+            rest = dot_scaled[r] - b * at_first[r] - center * (sum_scaled[r] - b)
+            rest += ZERO if is_first else at_label[r] * label_scaled
+            by_top = at_first[r] - center + (at_label[r] if is_first else ZERO)
+            in_top = part * by_top * p * top_slope
+            through_tau = part * by_top * by_tau
+            half = HALF * (through_tau - part * rest / tau)
+            even = entropy * smoothing / F(d)
+            slope = (entropy - in_top - tau * through_tau) * p
+            share[r], mean[r], factor[r], spread[r] = part, center, slope, even
+            in_first[r] = in_top + slope + half * p - even
+            in_second[r] = half * e_second[r] * p
+            in_label[r] = (ZERO if is_first else part * at_label[r] * label_scaled) - entropy * (ONE - smoothing)
+        for j in range(d):
+            row, slope_predicted = rows[j], by_predicted[j]
+            for r in range(ROWS):
+                e = row[r]
+                x = e * scale[r]
+                scaled = b * x if x >= cut else a * x
+                row[r] = share[r] * (slope_predicted - mean[r]) * scaled + e * factor[r] - spread[r]
+        for r in range(count):
+            rows[first[r], r] = in_first[r]
+            rows[second[r], r] += in_second[r]
+            rows[label[r], r] += in_label[r]
+        for j in range(d):
+            for r in range(count):
+                out[i + r, j] = rows[j, r] if weight[r] != ZERO else ZERO
