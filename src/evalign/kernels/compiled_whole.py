@@ -65,13 +65,17 @@ class CompiledLoss(torch.autograd.Function):
             vector[-2], ctx.stats = compiled_rows.counted(kept, ctx.settings, counts)
         else:
             vector[-2], totals = compiled_columns.counted(kept, ctx.settings, counts, plan.two_classes)
-        vector[-1] = (counts[1] if totals is NO_TOTALS else totals).sum()
+        if plan.anchor or between is not None:
+            vector[-1] = (counts[1] if totals is NO_TOTALS else totals).sum()
         by_counts, by_losses = (1.0, 1.0) if between is None else between(vector)
         loss, slopes = metric_of(counts, totals, plan)
-        entropy, mass = vector[-2:].tolist()
-        anchor = plan.anchor / mass if mass else 0.0
-        ctx.slopes, ctx.by_losses = by_counts * slopes, by_losses * anchor
-        return torch.tensor(loss + anchor * entropy if anchor else loss, dtype=logits.dtype)
+        ctx.slopes, ctx.by_losses = slopes if by_counts == 1 else by_counts * slopes, 0.0
+        if plan.anchor:
+            entropy, mass = vector[-2:].tolist()
+            anchor = plan.anchor / mass if mass else 0.0
+            ctx.by_losses = by_losses * anchor
+            loss += anchor * entropy if anchor else 0.0
+        return torch.tensor(loss, dtype=logits.dtype)
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
