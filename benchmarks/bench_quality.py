@@ -4,6 +4,7 @@
     python benchmarks/bench_quality.py --data-dir DIR --sets yeast --engine single   # EASTClassifier itself
     python benchmarks/bench_quality.py --data-dir DIR --methods embedding ensemble "embedding ensemble"
     python benchmarks/bench_quality.py --data-dir DIR --methods "anchored, 5 folds" "cross-entropy, 5 folds"
+    python benchmarks/bench_quality.py --data-dir DIR --methods blend --sets shuttle --only 3   # one split of ten
     python benchmarks/bench_trees.py --data-dir DIR --processes 14        # trees, a process for a set, method and split
     python benchmarks/bench_quality.py --summary                          # the table from the stored rows
 
@@ -34,7 +35,7 @@ from stacked_splits import Folds, Part, average_and_labels, network_probabilitie
 
 from evalign import EASTClassifier, decision
 from evalign.comparison.aims import Validation
-from evalign.comparison.held_out import KeepsBooster
+from evalign.comparison.held_out import KeepsBlend, KeepsBooster
 from evalign.comparison.stock import StockBooster
 from evalign.decision import Rule
 from evalign.files import write_atomically
@@ -75,6 +76,12 @@ TREES: dict[str, Callable[[int, int], Any]] = {  # of a seed and a number of thr
     ),
 }
 BOOSTED = ("booster", "booster, cross-entropy", "stock LightGBM", "stock XGBoost")  # on the table as it is
+BLENDS: dict[str, dict[str, Any]] = {  # options of EASTBlend; asked for by name, also on the table as it is
+    "blend": {},
+    "blend, equal weights": {"weights": "equal"},
+    "blend of trees": {"members": ("boost", "forest")},
+    "blend, cross-entropy": {"recipe": "cross_entropy"},
+}
 Ints = NDArray[np.int64]
 
 
@@ -140,24 +147,35 @@ def decided_by(valid: Validation, test: Any, truth: Ints, classes: int) -> dict[
     }
 
 
-def boosted_scores(method: str, X: pd.DataFrame, y: Ints, seed: int, jobs: int) -> Iterator[dict[str, Any]]:
-    """One split of a booster on the raw table: ours, or a library's own objective stopped by held-out log-loss."""
+def boosted_scores(
+    method: str, X: pd.DataFrame, y: Ints, seed: int, jobs: int, device: str = "cpu"
+) -> Iterator[dict[str, Any]]:
+    """One split on the raw table: our booster, a blend, or a library's own objective stopped by held-out log-loss."""
     dev, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=seed, stratify=y)
-    started = time.process_time()
-    if method.startswith("booster"):
+    started, clock = time.process_time(), time.perf_counter()
+    more: dict[str, Any] = {}
+    if method in BLENDS:
+        model: Any = KeepsBlend(**BLENDS[method], random_state=seed, n_jobs=jobs, device=device)
+    elif method.startswith("booster"):
         recipe = "cross_entropy" if "cross-entropy" in method else "anchored"
-        model: Any = KeepsBooster(recipe=recipe, random_state=seed, n_jobs=jobs)
+        model = KeepsBooster(recipe=recipe, random_state=seed, n_jobs=jobs)
     else:
         model = StockBooster(method.removeprefix("stock ").lower(), random_state=seed, n_jobs=jobs)
     model.fit(X.iloc[dev], y[dev])
     seconds = round(time.process_time() - started, 2)
     scores = decided_by(model.validation_, model.predict_proba(X.iloc[test]), y[test], int(y.max()) + 1)
-    if method.startswith("booster"):  # what it decides by itself
+    if method in BLENDS:
+        more = {"seconds": round(time.perf_counter() - clock, 1), "weights": _words(model.weights_)}
+    if not method.startswith("stock"):  # what it decides by itself
         average, labels = average_and_labels(int(y.max()) + 1)
         own = f1_score(y[test], model.predict(X.iloc[test]), average=average, labels=labels, zero_division=0.0)
         scores["own"] = float(own)
     for rule, score in scores.items():
-        yield {"decision": rule, "split": seed, "score": round(score, 6), "cpu_seconds": seconds}
+        yield {"decision": rule, "split": seed, "score": round(score, 6), "cpu_seconds": seconds, **more}
+
+
+def _words(weights: dict[str, float]) -> str:
+    return " ".join(f"{name}={weight:.2f}" for name, weight in weights.items())
 
 
 def summary(rows: pd.DataFrame) -> str:
@@ -200,6 +218,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--methods", nargs="+", default=[*NETWORKS, *TREES])
     parser.add_argument("--splits", type=int, default=10)
+    parser.add_argument("--only", nargs="+", type=int, metavar="SPLIT", help="of boosters and blends: these splits")
     parser.add_argument("--engine", choices=["stacked", "single"], default="stacked")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--jobs", type=int, default=-1, help="threads of boosters")
@@ -217,7 +236,7 @@ def main() -> None:
     for name in options.sets:
         todo = [
             method for method in options.methods
-            if method in BOOSTED or not _is_stored(stored, name, method)
+            if method in BOOSTED or method in BLENDS or not _is_stored(stored, name, method)
         ]  # fmt: skip
         if not todo:
             continue
@@ -225,12 +244,14 @@ def main() -> None:
         classes = int(y.max()) + 1
         splits = cache(partial(_splits, X, y, options.splits))
         for method in todo:
-            if method in BOOSTED:
-                known = {"set": name, "method": method, "engine": "trees", "device": device_name}
-                for seed in range(options.splits):
+            if method in BOOSTED or method in BLENDS:
+                engine = "blend" if method in BLENDS else "trees"
+                known = {"set": name, "method": method, "engine": engine, "device": device_name}
+                for seed in options.only or range(options.splits):
                     if _is_stored(stored, name, method, seed):
                         continue
-                    rows = [{**known, **row} for row in boosted_scores(method, X, y, seed, options.jobs)]
+                    found = boosted_scores(method, X, y, seed, options.jobs, options.device)
+                    rows = [{**known, **row} for row in found]
                     stored = pd.concat([stored, pd.DataFrame(rows)], ignore_index=True)
                     store(stored, options.out)
                     print(name, method, seed, {row["decision"]: row["score"] for row in rows}, flush=True)

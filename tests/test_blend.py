@@ -140,6 +140,17 @@ def test_it_learns_and_its_score_is_scikit_learns(rare):
     np.testing.assert_allclose(model.predict_proba(X).sum(axis=1), 1.0)
 
 
+def test_the_mean_is_weighted_and_columns_are_those_of_the_classes(frame):
+    table, y = frame
+    for label in ("poor", "rich"):
+        model = small(weights="equal", pos_label=label).fit(table, y)
+        model.weights_ = {"boost": 0.25, "forest": 0.75}
+        p = [member.predict_proba(table) for member in model.members_.values()]
+        np.testing.assert_allclose(model.predict_proba(table), np.average(p, axis=0, weights=[0.25, 0.75]))
+        for own in p:
+            assert np.mean(model.classes_[own.argmax(axis=1)] == y) > 0.9
+
+
 def test_a_member_that_adds_nothing_is_dropped():
     X = np.random.default_rng(0).random((400, 4))
     # One threshold says all, and the forest has leaves too large to find it.

@@ -10,7 +10,7 @@ from sklearn.datasets import make_classification
 from sklearn.metrics import f1_score
 from typer.testing import CliRunner
 
-from evalign import EASTBooster, EASTClassifier
+from evalign import EASTBlend, EASTBooster, EASTClassifier
 from evalign.cli.app import app, main
 from evalign.cli.candidates import Clock
 from evalign.comparison import Aim, Judge, contenders
@@ -62,17 +62,30 @@ def test_fit_with_boosted_trees_saves_what_it_tested(data, tmp_path):
 def test_auto_keeps_the_better_on_held_out_rows_and_says_why(data, tmp_path):
     result = call("fit", data, "-t", "label", "-o", tmp_path / "run", "--model", "auto", *FAST)
     kept, why = result["model"]["kind"], result["model"]["chosen_because"]
-    assert "rows that both held out" in why
-    said = {"boost": float(why.split("trees, anchored) ")[1][:6]), "network": float(why.split("(anchored) ")[1][:6])}
+    assert "rows that all held out" in why
+    titles = {"boost": "trees, anchored) ", "network": "(anchored) ", "blend": "(blend, anchored) "}
+    said = {name: float(why.split(title)[1][:6]) for name, title in titles.items()}
     assert said[kept] == max(said.values())
-    assert [row["contender"] for row in result["table"]].count("ours_other") == 1
+    names = [row["contender"] for row in result["table"]]
+    assert (names.count("ours"), names.count("ours_other"), names.count("ours_third")) == (1, 1, 1)
     model = load_model(tmp_path / "run" / "model.safetensors")
-    assert isinstance(model, EASTBooster if kept == "boost" else EASTClassifier)
+    assert isinstance(model, {"boost": EASTBooster, "network": EASTClassifier, "blend": EASTBlend}[kept])
+
+
+def test_fit_with_a_blend_saves_what_it_tested(data, tmp_path):
+    out = tmp_path / "run"
+    result = call("fit", data, "-t", "label", "-o", out, "--model", "blend", *FAST)
+    assert (result["reference"], result["model"]["kind"]) == (["ours", "plug_in"], "blend")
+    model = load_model(out / "model.safetensors")
+    assert isinstance(model, EASTBlend)
+    call("predict", out, data, "-o", tmp_path / "p.csv", "--target", "label", "--device", "cpu", "--json")
+    frame = pd.read_csv(data)
+    assert pd.read_csv(tmp_path / "p.csv")["prediction"].tolist() == model.predict(frame.drop(columns="label")).tolist()
 
 
 def test_auto_stops_at_its_budget(data, tmp_path):
     words = ["--epochs", "100000", "--hidden", "16", "--quiet", "--json", "--budget", "0.2"]
-    result = call("fit", data, "-t", "label", "-o", tmp_path / "run", "--model", "auto", *words[:1], "300", *words[2:])
+    result = call("fit", data, "-t", "label", "-o", tmp_path / "run", "--model", "auto", *words[:1], "60", *words[2:])
     assert any("its share of --budget" in note for note in result["notes"])
 
 
@@ -102,7 +115,16 @@ def test_choice_is_by_rows_that_both_held_out(data):
 def test_compare_shows_both_of_ours_beside_the_libraries(data, tmp_path):
     result = call("compare", data, "-t", "label", "-o", tmp_path / "run", "--splits", "2", *FAST)
     pairs = {(row["contender"], row["decision"]) for row in result["table"]}
-    names = ("ours", "ours_boosted", "cross_entropy", "lightgbm", "xgboost", "random_forest", "gradient_boosting")
+    names = (
+        "ours",
+        "ours_boosted",
+        "ours_blended",
+        "cross_entropy",
+        "lightgbm",
+        "xgboost",
+        "random_forest",
+        "gradient_boosting",
+    )
     assert {(name, rule) for name in names for rule in ("argmax", "tuned", "plug_in")} <= pairs
     assert result["reference"] == ["ours", "plug_in"]
     for row in result["table"]:
@@ -150,7 +172,7 @@ def replace_start(clock):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "trees"], "model must be one of auto, network, boost"),
+        (["--model", "trees"], "model must be one of auto, network, boost, blend"),
         (["--budget", "0"], "budget must lie"),
         (["--decision", "plugin"], "did you mean 'plug_in'"),
     ],

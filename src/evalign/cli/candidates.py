@@ -40,7 +40,7 @@ def train(
         trials: list[Any] = []
         for model in models:
             if trials and interrupt.pressed:
-                output.note("the other model was not trained, after Ctrl-C")
+                output.note("the other models were not trained, after Ctrl-C")
                 break
             trials.append(run(_ours(judge, settings, model), seconds))
         choice = choose(trials, judge)
@@ -48,7 +48,7 @@ def train(
         kept = models[choice.best]
         trials.insert(0, trials.pop(choice.best))
         for place, trial in enumerate(trials):
-            name = "ours" if place == 0 else "ours_other"
+            name = ("ours", "ours_other", "ours_third")[place]
             trial.contender = replace(trial.contender, name=name)
         for contender in _rivals(judge, settings, kept):
             if interrupt.pressed and contender.name == "cross_entropy":
@@ -80,7 +80,7 @@ def _models(settings: Settings, note: Callable[[str], None]) -> list[str]:
     from evalign.boosting.libraries import is_installed
 
     if is_installed("lightgbm"):
-        return ["boost", "network"]
+        return ["boost", "network", "blend"]
     note("only a network was trained: LightGBM is not installed; pip install 'evalign[boost]' brings it")
     return ["network"]
 
@@ -88,7 +88,7 @@ def _models(settings: Settings, note: Callable[[str], None]) -> list[str]:
 def _epochs(settings: Settings, model: str) -> int:
     from evalign.training.recipes import find_recipe
 
-    if model == "boost":
+    if model in ("boost", "blend"):
         return settings.epochs or ROUNDS
     return find_recipe(settings.recipe).limited(settings.epochs).epochs
 
@@ -98,6 +98,8 @@ def _ours(judge: Any, settings: Settings, model: str) -> Any:
 
     if model == "boost":
         ours = c.ours_boosted(judge, recipe=settings.recipe, **settings.for_trees())
+    elif model == "blend":
+        ours = c.ours_blended(judge, recipe=settings.recipe, **settings.for_blend())
     else:
         ours = c.ours(judge, recipe=settings.recipe, **settings.for_network())
     return replace(ours, decisions=(settings.decision_of(model),))
@@ -110,6 +112,8 @@ def _rivals(judge: Any, settings: Settings, model: str) -> list[Any]:
     own = settings.decision_of(model)
     if model == "boost":
         rival = c.boosted_cross_entropy(judge, **settings.for_trees())
+    elif model == "blend":
+        rival = c.blended_cross_entropy(judge, **settings.for_blend())
     else:
         rival = c.cross_entropy(judge, rival_of=settings.recipe, **settings.for_network())
     return [replace(rival, decisions=tuple(dict.fromkeys(("argmax", "plug_in", own)))), c.majority(judge)]

@@ -40,8 +40,8 @@ def command(
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
-    """Compare our network and our boosted trees with cross-entropy, LightGBM, XGBoost, a random forest and histogram
-    gradient boosting over several splits.
+    """Compare our network, our boosted trees and our blend with cross-entropy, LightGBM, XGBoost, a random forest and
+    histogram gradient boosting over several splits.
 
     Each gets argmax, a tuned and a plug-in decision, learned on rows held out of its training part. With --test the
     test rows stay the same, and a split only draws another seed. Ctrl-C keeps the splits that are complete. Writes
@@ -128,12 +128,17 @@ def run(
 
 
 def boosters(judge: Any, settings: o.Settings, note: Any) -> list[Any]:
-    """Our boosted trees, and the libraries as they come; what is not installed is left out and told."""
+    """Our boosted trees, our blend, and the libraries as they come; what is not installed is left out and told."""
     from evalign.boosting.libraries import is_installed
     from evalign.comparison import contenders as c
 
     here = {name: is_installed(name) for name in c.BOOSTED}
     if lacking := [name for name, found in here.items() if not found]:
         note(f"left out: {' and '.join(lacking)}, not installed; pip install 'evalign[boost]' brings them")
-    listed = [c.ours_boosted(judge, recipe=settings.recipe, **settings.for_trees())] if here["lightgbm"] else []
+    listed = []
+    if here["lightgbm"]:
+        listed = [
+            c.ours_boosted(judge, recipe=settings.recipe, **settings.for_trees()),
+            c.ours_blended(judge, recipe=settings.recipe, **settings.for_blend()),
+        ]
     return listed + [make(judge) for name, make in c.BOOSTED.items() if here[name]]

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from evalign.comparison.aims import Aim
 
-MODELS = ("auto", "network", "boost")
+MODELS = ("auto", "network", "boost", "blend")
 DATA, GOAL, TRAINING, OUTPUT = "Data", "What to be good at", "Training", "Output"
 
 Data = Annotated[
@@ -79,7 +79,8 @@ Model = Annotated[
     str,
     typer.Option(
         "--model",
-        help="network, boost (trees; needs the extra boost), or auto: both, and the better on held-out rows is kept.",
+        help="network; boost (trees; needs the extra boost); blend (both and randomised trees, averaged); or auto: all "
+        "three, and the best on held-out rows is kept.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -87,7 +88,7 @@ Budget = Annotated[
     float,
     typer.Option(
         "--budget",
-        help="Of --model auto: seconds for both models together; who runs out of time keeps what is best so far.",
+        help="Of --model auto: seconds for all models together; who runs out of time keeps what is best so far.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -98,7 +99,8 @@ Network = Annotated[
     str,
     typer.Option(
         "--network",
-        help="What a network sees of a column: mlp its numbers; embedding a learned curve or vector; or periodic.",
+        help="What a network sees of a column: mlp its numbers; embedding a learned curve or vector (a blend's has "
+        "it too); or periodic.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -175,8 +177,10 @@ class Settings:
         checks.check_choice("network", self.network, CURVES)
         checks.check_number("ensemble", self.ensemble, low=1)
         checks.check_number("budget", self.budget, low=0.0, open_low=True)
-        if self.model == "boost" and not is_installed("lightgbm"):
-            raise ValueError("--model boost needs LightGBM, which is not installed; pip install 'evalign[boost]'")
+        if self.model in ("boost", "blend") and not is_installed("lightgbm"):
+            raise ValueError(
+                f"--model {self.model} needs LightGBM, which is not installed; pip install 'evalign[boost]'"
+            )
         if self.decision is not None:
             checks.check_choice("decision", self.decision, DECISIONS)
         if self.epochs is not None:
@@ -205,9 +209,20 @@ class Settings:
         rounds = {} if self.epochs is None else {"rounds": self.epochs}
         return {"decision": self.decision_of("boost"), **rounds}
 
+    def for_blend(self) -> dict[str, Any]:
+        """Options that our blend and its cross-entropy rival share."""
+        rounds = {} if self.epochs is None else {"rounds": self.epochs}
+        own = {"ensemble": self.ensemble, "hidden": self.hidden, "epochs": self.epochs}
+        # Beside trees a network with embeddings has most to add (docs/boosting.md).
+        network = {"network": "embedding" if self.network == "mlp" else self.network, **own}
+        folds = {} if self.folds == "auto" else {"folds": self.folds}
+        return {
+            "decision": self.decision_of("blend"), "device": self.device, "boost": rounds, "network": network, **folds
+        }  # fmt: skip
+
     def decision_of(self, model: str) -> str:
         """The decision asked for, or what the model does by itself."""
-        return self.decision or {"network": "plug_in", "boost": "tuned"}[model]
+        return self.decision or {"network": "plug_in", "boost": "tuned", "blend": "plug_in"}[model]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

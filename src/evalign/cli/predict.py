@@ -86,9 +86,10 @@ def load_model(folder: Path, device: str) -> tuple[Any, str | None]:
         where = f"the folder {folder} has no {MODEL}" if folder.is_dir() else f"{folder} does not exist"
         raise ValueError(f"{where}; give the folder that evalign fit wrote")
     model = load(path)
-    if device != "auto" and hasattr(model, "network_"):
-        model.device = device
-        model.network_.to(model._device)
+    for part in (model, *getattr(model, "members_", {}).values()):  # a blend has a network among its members
+        if device != "auto" and hasattr(part, "network_"):
+            part.device = device
+            part.network_.to(part._device)
     result = read_result(path.parent)
     return model, None if result is None else result.get("data", {}).get("target")
 

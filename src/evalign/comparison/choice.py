@@ -29,14 +29,16 @@ class Choice:
         if len(self.scores) == 1:
             return "it was the only one trained"
         said = ", ".join(f"{t.contender.title} {s:.4f}" for t, s in zip(trials, self.scores, strict=True))
-        return f"{metric} on the {self.rows} rows that both held out of training: {said}"
+        who = "both" if len(self.scores) == 2 else "all"
+        return f"{metric} on the {self.rows} rows that {who} held out of training: {said}"
 
 
 def choose(trials: Sequence[Trial], judge: Judge) -> Choice:
     """The trial whose own decisions score best on held-out rows; of equals the first.
 
-    Each classifier's rule was learned on its held-out rows, the network's on these and the booster's on all rows, so
-    scores here are a little too high, alike for all; they serve to choose only.
+    Each classifier's rule was learned on its held-out rows, a network's on these or all and the others' on all rows, so
+    scores here are a little too high, alike for all; they serve to choose only. A blend's weights were chosen there
+    too, which is one more number or two.
     """
     common = trials[0].estimator.held_out_
     for trial in trials[1:]:

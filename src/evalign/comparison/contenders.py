@@ -9,11 +9,11 @@ from sklearn.dummy import DummyClassifier
 from evalign import checks
 from evalign.baselines import trees
 from evalign.comparison.aims import DECISIONS, Judge
-from evalign.comparison.held_out import KeepsBooster, KeepsValidation
+from evalign.comparison.held_out import KeepsBlend, KeepsBooster, KeepsValidation
 from evalign.comparison.stock import StockBooster
 from evalign.training.recipes import Recipe, find_recipe
 
-OURS, OURS_BOOSTED = "ours", "ours_boosted"
+OURS, OURS_BOOSTED, OURS_BLENDED = "ours", "ours_boosted", "ours_blended"
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,27 @@ def ours_boosted(
         )
 
     return Contender(name, f"ours (boosted trees, {recipe})", make)
+
+
+def ours_blended(judge: Judge, *, recipe: str = "anchored", decision: str = "plug_in", **options: Any) -> Contender:
+    """`EASTBlend` for a judge's metric; `options` are the blend's other ones."""
+
+    def make(seed: int) -> KeepsBlend:
+        return KeepsBlend(
+            **_aimed(judge),
+            recipe=recipe,
+            decision=decision,  # type: ignore[arg-type]
+            random_state=seed,
+            **options,
+        )
+
+    return Contender(OURS_BLENDED, f"ours (blend, {recipe})", make)
+
+
+def blended_cross_entropy(judge: Judge, **options: Any) -> Contender:
+    """The same members, folds and seed with cross-entropy alone."""
+    contender = ours_blended(judge, recipe="cross_entropy", **options)
+    return replace(contender, name="cross_entropy", title="cross-entropy, same blend")
 
 
 def boosted_cross_entropy(judge: Judge, **options: Any) -> Contender:

@@ -6,6 +6,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils import check_random_state
 
+from evalign.blend import EASTBlend
 from evalign.booster import EASTBooster
 from evalign.comparison.aims import Codes, Floats, Validation
 from evalign.decision import Rule
@@ -31,6 +32,10 @@ class KeepsValidation(Keeps, EASTClassifier):
 
 class KeepsBooster(Keeps, EASTBooster):
     """`EASTBooster` with the rows that its folds held out."""
+
+
+class KeepsBlend(Keeps, EASTBlend):
+    """`EASTBlend` with the rows that all of its members held out."""
 
 
 class HeldOut(ClassifierMixin, BaseEstimator):
