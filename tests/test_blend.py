@@ -217,3 +217,26 @@ def test_a_class_without_weight_does_not_count(rare):
     X, y = rare
     with pytest.raises(ValueError, match="at least two classes with a positive weight"):
         small().fit(X, y, sample_weight=(y == 0).astype(float))
+
+
+def test_a_forest_grown_in_steps_is_the_one_grown_at_once(rare):
+    X, y = rare
+    seen = []
+    model = EASTForest("f1", trees=60, folds=1, n_jobs=1, random_state=0).fit(X, y, on_epoch=seen.append)
+    assert [(epoch.epoch, epoch.stage) for epoch in seen] == [(1, "trees"), (2, "trees"), (3, "trees")]
+    (arrays,) = model.forests_
+    train = np.setdiff1d(np.arange(len(y)), model.held_out_)
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    once = ExtraTreesClassifier(60, max_features=1.0, random_state=seed).fit(X[train].astype(np.float32), y[train])
+    assert np.allclose(arrays.probabilities(X), once.predict_proba(X.astype(np.float32)))
+
+
+def test_a_forest_that_is_interrupted_keeps_its_trees(rare):
+    X, y = rare
+
+    def end(epoch):
+        raise KeyboardInterrupt
+
+    model = EASTForest("f1", trees=60, folds=3, n_jobs=1, random_state=0).fit(X, y, on_epoch=end)
+    assert [len(forest.roots) for forest in model.forests_] == [25, 25, 25]
+    assert model.predict_proba(X).shape == (len(y), 2)

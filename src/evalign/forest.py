@@ -1,5 +1,6 @@
 """EASTForest: extremely randomised trees on folds, deciding for a metric; a member of `EASTBlend`."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -15,10 +16,11 @@ from evalign.boosting.table import TreeTable
 from evalign.metric_classifier import BetaByLabel, Decision, MetricClassifier
 from evalign.metrics import Average, MetricFunction
 from evalign.tables.columns import as_table
-from evalign.tables.distinct import distinct_rows
+from evalign.tables.distinct import Division, distinct_rows
 from evalign.tables.folds import fold_rows
 from evalign.training.progress import Epoch
 
+STEP = 25  # trees of every fold between two looks at the clock
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -85,7 +87,10 @@ class EASTForest(MetricClassifier):
         *,
         on_epoch: Callable[[Epoch], None] | None = None,
     ) -> Self:
-        """Learn columns, trees and decision; there are no epochs that `on_epoch` could hear of."""
+        """Learn columns, trees and decision; `on_epoch` hears whenever every fold has got some more trees.
+
+        Ctrl-C, or an `on_epoch` that raises it, leaves the trees that are there.
+        """
         self._check_options()
         X = as_table(X)
         validate_data(self, X, skip_check_array=True)
@@ -97,10 +102,8 @@ class EASTForest(MetricClassifier):
         self.encoder_ = TreeTable().fit(X, rows=kept)
         x = _bounded(self.encoder_.transform(X, rows=kept))
         divisions = fold_rows(codes, weight, self.folds, seed, fraction=self.validation_fraction)
-        self.forests_ = []
-        for i, division in enumerate(divisions):
-            grown = self._forest(seed + i).fit(x[division.train], codes[division.train], division.train_weight)
-            self.forests_.append(TreeArrays.of(grown, len(self.classes_)))
+        forests = self._grown(x, codes, divisions, seed, on_epoch)
+        self.forests_ = [TreeArrays.of(forest, len(self.classes_)) for forest in forests]
         valid = np.concatenate([division.valid for division in divisions])
         self.held_out_ = kept[valid]
         self.history_: list[dict[str, Any]] = []
@@ -124,10 +127,36 @@ class EASTForest(MetricClassifier):
             checks.check_number(name, getattr(self, name), low=1)
         checks.check_number("columns", self.columns, low=0.0, high=1.0, open_low=True)
 
+    def _grown(
+        self,
+        x: NDArray[np.float32],
+        codes: NDArray[np.int64],
+        divisions: Sequence[Division],
+        seed: int,
+        on_epoch: Callable[[Epoch], None] | None,
+    ) -> list[ExtraTreesClassifier]:
+        """A forest for each fold, all of them grown in steps: whenever it ends, the folds have about as many trees."""
+        forests = [self._forest(seed + i) for i in range(len(divisions))]
+        started = time.monotonic()
+        for step, trees in enumerate(range(min(STEP, self.trees), self.trees + STEP, STEP), start=1):
+            try:
+                for forest, own in zip(forests, divisions, strict=True):
+                    forest.set_params(n_estimators=min(trees, self.trees))
+                    forest.fit(x[own.train], codes[own.train], own.train_weight)
+                if on_epoch is not None:
+                    unknown = float("nan")
+                    seconds = time.monotonic() - started
+                    on_epoch(Epoch(step, "trees", 0.0, 0.0, unknown, unknown, unknown, unknown, seconds=seconds))
+            except KeyboardInterrupt:
+                if not all(hasattr(forest, "estimators_") for forest in forests):
+                    raise
+                break
+        return forests
+
     def _forest(self, seed: int) -> ExtraTreesClassifier:
         return ExtraTreesClassifier(
             self.trees, max_features=float(self.columns), min_samples_leaf=self.min_rows, n_jobs=self.n_jobs,
-            random_state=seed % 2**31,
+            random_state=seed % 2**31, warm_start=True,
         )  # fmt: skip
 
 

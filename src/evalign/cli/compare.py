@@ -35,13 +35,17 @@ def command(
     epochs: o.Epochs = None,
     folds: o.Folds = "auto",
     hidden: o.Hidden = "512,256,128",
+    blend: Annotated[
+        bool,
+        typer.Option("--blend", help="Compare our blend too: several times the time.", rich_help_panel=o.TRAINING),
+    ] = False,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
-    """Compare our network, our boosted trees and our blend with cross-entropy, LightGBM, XGBoost, a random forest and
-    histogram gradient boosting over several splits.
+    """Compare our network and our boosted trees with cross-entropy, LightGBM, XGBoost, a random forest and histogram
+    gradient boosting over several splits.
 
     Each gets argmax, a tuned and a plug-in decision, learned on rows held out of its training part. With --test the
     test rows stay the same, and a split only draws another seed. Ctrl-C keeps the splits that are complete. Writes
@@ -61,7 +65,7 @@ def command(
         output, folder = Output(quiet=quiet, as_json=json, words=context.obj), RunFolder(out)
         folder.check()
         loaded = load(data, target, test=test, drop=drop or [], test_size=test_size, note=output.note)
-        run(NAME, loaded, settings, splits, test_size, folder, output, interrupt)
+        run(NAME, loaded, settings, splits, test_size, folder, output, interrupt, blend=blend)
 
 
 def run(
@@ -75,6 +79,7 @@ def run(
     interrupt: Interrupt,
     *,
     boosted: bool = True,
+    blend: bool = False,
 ) -> None:
     """Compare on a loaded table and finish; `evalign demo` comes here too, without what is `boosted`."""
     import numpy as np
@@ -91,7 +96,7 @@ def run(
     note_positive(judge, facts["classes"], output.note)
     listed = [
         c.ours(judge, recipe=settings.recipe, **shared),
-        *(boosters(judge, settings, output.note) if boosted else ()),
+        *(boosters(judge, settings, output.note, blend=blend) if boosted else ()),
         c.cross_entropy(judge, rival_of=settings.recipe, **shared),
         *(c.rival(one, judge) for one in c.RIVALS),
     ]
@@ -127,7 +132,7 @@ def run(
     finish(name, comparison, settings, facts, sizes, protocol, folder, output, decision=own)
 
 
-def boosters(judge: Any, settings: o.Settings, note: Any) -> list[Any]:
+def boosters(judge: Any, settings: o.Settings, note: Any, *, blend: bool) -> list[Any]:
     """Our boosted trees, our blend, and the libraries as they come; what is not installed is left out and told."""
     from evalign.boosting.libraries import is_installed
     from evalign.comparison import contenders as c
@@ -137,8 +142,7 @@ def boosters(judge: Any, settings: o.Settings, note: Any) -> list[Any]:
         note(f"left out: {' and '.join(lacking)}, not installed; pip install 'evalign[boost]' brings them")
     listed = []
     if here["lightgbm"]:
-        listed = [
-            c.ours_boosted(judge, recipe=settings.recipe, **settings.for_trees()),
-            c.ours_blended(judge, recipe=settings.recipe, **settings.for_blend()),
-        ]
+        listed = [c.ours_boosted(judge, recipe=settings.recipe, **settings.for_trees())]
+        if blend:
+            listed.append(c.ours_blended(judge, recipe=settings.recipe, **settings.for_blend()))
     return listed + [make(judge) for name, make in c.BOOSTED.items() if here[name]]

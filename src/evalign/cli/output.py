@@ -1,6 +1,7 @@
 """What a command says: results on stdout, notes and progress on stderr."""
 
 import json
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -74,7 +75,9 @@ class Output:
                 begun[0] += 1
 
                 def on_epoch(epoch: Epoch) -> None:
-                    words = f"  {epoch.stage}  validation {epoch.score:.4f}  T {epoch.temperature:.3f}"
+                    known = math.isfinite(epoch.score)  # trees that are not boosted do not look at it
+                    seen = f"  validation {epoch.score:.4f}  T {epoch.temperature:.3f}" if known else ""
+                    words = f"  {epoch.stage}{seen}"
                     bar.update(inner, completed=epoch.epoch, description=words, visible=True)
 
                 return on_epoch
