@@ -111,7 +111,7 @@ def _checked(
 def _one_row_a_label(x: Tensor, task: Task, *, scores: bool = False) -> Tensor:
     """Labels (M,) or (M, L); scores of classes (M, C)."""
     if task == "multilabel" or (task == "multiclass" and scores):
-        return x if x.dim() == 2 else x.movedim(1, -1).reshape(-1, x.shape[1])
+        return x if x.dim() == 2 else _rows_of_pictures(x)
     return x if x.dim() == 1 else x.reshape(-1)
 
 
@@ -128,3 +128,16 @@ def per_class(name: str, value: Any, classes: int, device: torch.device, dtype: 
     vector = torch.as_tensor(value, dtype=dtype, device=device)
     checks.check_per_class(name, vector, classes, number_allowed=name == "beta")
     return vector
+
+
+def _rows_of_pictures(x: Tensor) -> Tensor:
+    """(N, C, d1, ...) -> (M, C), a pixel a row. On a CPU classes stay runs of their own, as compiled loops like them,
+    and are copied as such; where the classes of a pixel lie side by side already, nothing is.
+
+    >>> _rows_of_pictures(torch.arange(8).reshape(2, 2, 2)).tolist()
+    [[0, 2], [1, 3], [4, 6], [5, 7]]
+    """
+    last = x.movedim(1, -1)
+    if x.is_cuda or last.is_contiguous():
+        return last.reshape(-1, x.shape[1])
+    return x.transpose(0, 1).reshape(x.shape[1], -1).t()

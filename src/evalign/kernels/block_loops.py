@@ -25,15 +25,25 @@ Labels = NDArray[np.int64]
 def load(z: Floats, y: Labels, w: Floats, i: int, count: int, rows: Floats, label: Ints, weight: Floats) -> None:
     """A block by class (C, ROWS). Rows that do not count, and those past the end, are zeros of weight 0: whatever their
     numbers are, nan too, they shall leave no trace."""
-    for r in range(ROWS):
-        if r < count and w[i + r] != ZERO:
-            weight[r], label[r] = w[i + r], INT(y[i + r])
-            for j in range(z.shape[1]):
-                rows[j, r] = z[i + r, j]
-        else:
-            weight[r], label[r] = ZERO, INT(0)
-            for j in range(z.shape[1]):
-                rows[j, r] = ZERO
+    for r in range(count):
+        weight[r], label[r] = w[i + r], INT(y[i + r])
+    for r in range(count, ROWS):
+        weight[r], label[r] = ZERO, INT(0)
+    d = z.shape[1]
+    if z.strides[0] < z.strides[1]:  # along whatever lies side by side
+        for j in range(d):
+            row = rows[j]
+            for r in range(count):
+                value = z[i + r, j]
+                row[r] = value if weight[r] != ZERO else ZERO
+    else:
+        for r in range(count):
+            counts = weight[r] != ZERO
+            for j in range(d):
+                rows[j, r] = z[i + r, j] if counts else ZERO
+    for r in range(count, ROWS):
+        for j in range(d):
+            rows[j, r] = ZERO
 
 
 @loop()

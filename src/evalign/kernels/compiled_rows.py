@@ -14,7 +14,7 @@ from evalign.kernels.points import FivePoints, Settings
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
-Batch = tuple[Tensor, Tensor, Tensor]  # logits (M, C), labels and weights, contiguous
+Batch = tuple[Tensor, Tensor, Tensor]  # logits (M, C) as `in_runs` leaves them, labels and weights, contiguous
 Stats = tuple[Floats, NDArray[np.int32]]
 FEW, FEW_BACK = 96, 24  # classes, up to which rows in step are quicker than one after the other
 Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -23,6 +23,11 @@ Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 @lru_cache
 def _numbers(points: FivePoints, smoothing: float) -> Floats:
     return np.array([*points.numbers(), smoothing], np.float32)
+
+
+def in_runs(z: Tensor) -> Tensor:
+    """Logits (M, C) whose rows are runs; of few classes, as blocks of rows take them, their columns may be."""
+    return z if z.shape[1] <= FEW_BACK and z.t().is_contiguous() else z.contiguous()
 
 
 def counted(batch: Batch, settings: Settings, into: Doubles) -> tuple[float, Stats]:
@@ -49,7 +54,7 @@ def gradient(
 ) -> Tensor:
     """dL/dlogits from dL by the counts."""
     z, y, weight = (x.numpy() for x in batch)
-    found = np.empty(z.shape, np.float32)
+    found = np.empty_like(z)  # laid out as z is
     numbers = _numbers(settings.points, settings.smoothing)
     rest = *stats, by_tp, by_predicted, by_losses, found
     backward = (block_gradients if 1 < z.shape[1] <= FEW_BACK else row_loops).backward
@@ -59,7 +64,7 @@ def gradient(
 
 
 def forward(z: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, Kept]:
-    batch, sums = (z.detach().contiguous(), y.contiguous(), weight.detach().contiguous()), np.zeros((3, z.shape[1]))
+    batch, sums = (in_runs(z.detach()), y.contiguous(), weight.detach().contiguous()), np.zeros((3, z.shape[1]))
     losses, (stats, places) = counted(batch, settings, sums)
     tp, actual, predicted = torch.from_numpy(sums).to(z.dtype).unbind()
     kept = *batch, torch.from_numpy(stats), torch.from_numpy(places)

@@ -55,7 +55,8 @@ class CompiledLoss(torch.autograd.Function):
         plan: Plan,
         between: Between | None = None,
     ) -> Tensor:
-        kept = logits.detach().contiguous(), y.contiguous(), weight.contiguous()
+        detached = logits.detach()
+        kept = detached if plan.thresholds else compiled_rows.in_runs(detached), y.contiguous(), weight.contiguous()
         ctx.save_for_backward(*kept)
         ctx.settings, ctx.two_classes, totals = plan.settings(points), plan.two_classes, NO_TOTALS
         classes = 2 if plan.two_classes else logits.shape[1]
