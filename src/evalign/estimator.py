@@ -242,8 +242,11 @@ class EASTClassifier(MetricClassifier):
         self, table: "_Labelled", recipe: Recipe, seed: int, on_epoch: OnEpoch | None
     ) -> NDArray[np.float64]:
         """Train a network for every division; returns what each says of the rows that it held out."""
-        x = self.encoder_.transform(table.X, rows=table.rows)
-        folded = FoldedRows.of(x, table.codes, table.divisions, self._device)
+
+        def encode(places: NDArray[np.int64]) -> NDArray[np.float32]:
+            return self.encoder_.transform(table.X, rows=table.rows[places])
+
+        folded = FoldedRows.of(encode, table.codes, table.divisions, self._device)
         size = folded.batch_size(self._batch_size(recipe, len(folded.train[0])))
         recipe = recipe.for_rows(len(folded.train[0]), size)
         if self.verbose:

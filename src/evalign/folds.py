@@ -18,12 +18,13 @@ from evalign.networks.ensemble import Together
 from evalign.objective import Objective
 from evalign.tables.distinct import Division
 from evalign.training.batches import Batches
-from evalign.training.loop import OnEpoch, Rows, Score, predict_logits
+from evalign.training.loop import OnEpoch, Rows, Score, predict_logits, rows_at_once
 from evalign.training.progress import Epoch, check_finite
 from evalign.training.recipes import Recipe
 from evalign.training.trials import Trial, train_trials
 
 Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 FOLDS = 5
@@ -60,9 +61,12 @@ class FoldedRows:
 
     @classmethod
     def of(
-        cls, x: NDArray[np.float32], labels: Ints, divisions: Sequence[Division], device: torch.device
+        cls, encode: Callable[[Ints], Floats32], labels: Ints, divisions: Sequence[Division], device: torch.device
     ) -> "FoldedRows":
-        """A row with other weights in training and in validation, as heavy ones have, is there once for each."""
+        """A row with other weights in training and in validation, as heavy ones have, is there once for each.
+
+        `encode` gives the columns of the rows at some places.
+        """
         trained, held_out = np.zeros(len(labels)), np.zeros(len(labels))
         for division in divisions:
             trained[division.train] = division.train_weight
@@ -73,7 +77,7 @@ class FoldedRows:
         source = np.concatenate([np.arange(len(labels)), both])
         weight = np.concatenate([np.where(trained > 0, trained, held_out), held_out[both]])
         rows = Rows(
-            torch.from_numpy(x if not len(both) else x[source]).to(device), torch.from_numpy(labels[source]).to(device),
+            torch.from_numpy(encode(source)).to(device), torch.from_numpy(labels[source]).to(device),
             torch.from_numpy(weight.astype(np.float32)).to(device),
         )  # fmt: skip
         return cls(
@@ -85,7 +89,8 @@ class FoldedRows:
 
         >>> labels = np.zeros(3, dtype=np.int64)
         >>> halves = [Division(np.arange(n), np.ones(n), np.arange(n, 3), np.ones(3 - n)) for n in (1, 2)]
-        >>> FoldedRows.of(np.zeros((3, 1), np.float32), labels, halves, torch.device("cpu")).batch_size(1)
+        >>> columns = np.zeros((3, 1), np.float32)
+        >>> FoldedRows.of(columns.__getitem__, labels, halves, torch.device("cpu")).batch_size(1)
         2
         """
         while len({Batches(len(train), size, seed=0).count for train in self.train}) > 1:
@@ -146,10 +151,12 @@ def train_folds(
         for i, (train, valid) in enumerate(zip(folded.train, folded.valid, strict=True))
     ]
     network, histories = run(trials)
+    x = folded.rows.x
     held_out = [
-        predict_logits(member, folded.rows.x[valid.to(folded.rows.x.device)]).double().softmax(1).cpu().numpy()
+        torch.cat([predict_logits(member, x[part]) for part in torch.split(valid.to(x.device), rows_at_once(x.device))])
+        .double().softmax(1).cpu().numpy()
         for member, valid in zip(network, folded.valid, strict=True)
-    ]
+    ]  # fmt: skip
     if refit:
         network, _ = run(
             [

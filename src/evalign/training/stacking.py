@@ -59,17 +59,22 @@ class FlatParameters:
         count = len(next(iter(stacked.values())))
         self.flat = torch.cat([p.detach().reshape(count, -1) for p in stacked.values()], 1)
         self.shapes = {name: p.shape for name, p in stacked.items()}
-        self.views = {name: view.requires_grad_() for name, view in self.views_of(self.flat).items()}
+        self.views = self.views_of(self.flat)
 
     def views_of(self, flat: Tensor) -> dict[str, Tensor]:
         """A matrix (S, P) as the parameters that it holds, each a view of it."""
         parts = torch.split(flat, [shape[1:].numel() for shape in self.shapes.values()], 1)
         return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """d loss / d flat, (S, P)."""
-        parts = torch.autograd.grad(loss, list(self.views.values()))
-        return torch.cat([part.reshape(len(self.flat), -1) for part in parts], 1)
+    def leaves(self, own: slice) -> dict[str, Tensor]:
+        """The parameters of some of the networks, to take a gradient by."""
+        return {name: view[own].detach().requires_grad_() for name, view in self.views.items()}
+
+    @staticmethod
+    def gradient(loss: Tensor, leaves: dict[str, Tensor]) -> Tensor:
+        """d loss / d flat of these networks, a row for each."""
+        parts = torch.autograd.grad(loss, list(leaves.values()))
+        return torch.cat([part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts], 1)
 
 
 class StackedAdamW:

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,7 +21,7 @@ from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
 from evalign.training.average import weight_of_newest
 from evalign.training.batches import Batches
-from evalign.training.loop import Rows, Score
+from evalign.training.loop import Rows, Score, rows_at_once
 from evalign.training.outputs import Term, Watch, flat, probabilities_of
 from evalign.training.progress import Controller, Epoch
 from evalign.training.recipes import Recipe
@@ -113,6 +113,8 @@ class _Stack:
             raise ValueError("rows of many labels, such as graphs, have no class to be drawn by; leave that option off")
         self.rows, self.trials, self.score, self.task, self.watch = rows, trials, score, task, watch
         self.device, count = rows.x.device, len(trials)
+        # A GPU has time left for all trials at once. A CPU has none, and one after the other takes a share of the room.
+        self.groups = [slice(None)] if self.device.type != "cpu" else [slice(s, s + 1) for s in range(count)]
         networks = []
         for trial in trials:
             with RECORDING, torch.random.fork_rng([]):
@@ -138,15 +140,18 @@ class _Stack:
         if len({batches.count for batches in self.batches}) > 1:
             sizes = sorted({len(trial.train) for trial in trials})
             raise ValueError(f"all trials must have as many batches an epoch, got {sizes} rows; train them apart")
-        self.train_index = [t.train.to(self.device) for t in trials]
+        short = torch.long if self.device.type != "cpu" or len(rows) >= 2**31 else torch.int32  # half the room
+        self.train_index = [t.train.to(self.device, short) for t in trials]
         self.valid = padded([t.valid for t in trials], self.device)
         watched = [t.watch for t in trials if t.watch is not None]
         self.watched = padded(watched, self.device) if watch is not None and len(watched) == count else None
         places = [batches.places() for batches in self.batches]
         self.longest = [place.shape[1] for place in places]
         fill = max(self.longest)
-        self.places = [nn.functional.pad(p, (0, fill - p.shape[1]), value=-1).to(self.device) for p in places]
-        self.masks = torch.stack([place >= 0 for place in self.places], 1).to(rows.x.dtype)
+        places = [nn.functional.pad(p, (0, fill - p.shape[1]), value=-1) for p in places]
+        self.masks = torch.stack([place >= 0 for place in places], 1).to(self.device, rows.x.dtype)
+        self.places = [place.clamp_min(0).to(self.device, short) for place in places]
+        self.index = torch.zeros(count, fill, dtype=torch.long, device=self.device)
         shared = self.device.type == "cuda" and count > 1
         self.noises = [torch.Generator(self.device).manual_seed(t.seed) for t in trials[: 1 if shared else count]]
         # Everything a step reads or writes stays where it is, so that a recorded step finds it again.
@@ -154,7 +159,7 @@ class _Stack:
         self.temperature, self.metric, self.anchor = zeros.clone(), zeros.clone(), zeros.clone()
         self.rate, self.decay, self.share = zeros[:, None].clone(), zeros[:, None].clone(), zeros[:, None].clone()
         self.loss_sum = zeros.clone()
-        self.index, self.mask = torch.zeros_like(self.places[0][0].expand(count, fill)), self.masks[0].clone()
+        self.mask = self.masks[0].clone()
         self.values = zeros.new_zeros(count, 4 if self.watched is None else 4 + self._watch_width())
         self.uses_metric = False
         changed = [*self.adam.state, self.judged, *self.buffers.values(), self.loss_sum, self.values]
@@ -198,32 +203,45 @@ class _Stack:
                 self._next_stage(s)
         return records
 
-    def _epoch_rows(self) -> Tensor:
-        """Rows of every batch of one epoch (batches, S, longest batch)."""
-        own = [
-            train[batches.order()][place.clamp_min(0)]
-            for train, batches, place in zip(self.train_index, self.batches, self.places, strict=True)
-        ]
-        return torch.stack(own, 1)
+    def _epoch_rows(self) -> Iterable[Tensor]:
+        """Rows (S, longest batch) of every batch of one epoch; on a CPU one batch after the other, for want of room."""
+        orders = [train[batches.order()] for train, batches in zip(self.train_index, self.batches, strict=True)]
+        if self.device.type != "cpu":
+            own = [order[place] for order, place in zip(orders, self.places, strict=True)]
+            return torch.stack(own, 1)
+        return (
+            torch.stack([order[place] for order, place in zip(orders, places, strict=True)])
+            for places in zip(*self.places, strict=True)
+        )
 
     def _step(self) -> None:
-        loss = self._losses(self.index, self.mask, training=True)[0]
-        self.adam.step(self.parameters.gradient(loss.sum()), self.rate, self.decay)
+        found = [self._loss_and_gradient(own) for own in self.groups]
+        loss, gradient = (torch.cat(parts) for parts in zip(*found, strict=True))
+        self.adam.step(gradient, self.rate, self.decay)
         if self.averages:
             with torch.no_grad():
                 newest = weight_of_newest(self.adam.steps, self.share)
                 self.judged.lerp_(self.parameters.flat, newest.to(self.judged.dtype))
-        self.loss_sum += loss.detach()
+        self.loss_sum += loss
+
+    def _loss_and_gradient(self, own: slice) -> tuple[Tensor, Tensor]:
+        leaves = self.parameters.leaves(own)
+        loss = self._losses(own, self.index[own], self.mask[own], leaves)[0]
+        return loss.detach(), self.parameters.gradient(loss.sum(), leaves)
 
     @torch.no_grad()
     def _validate(self) -> None:
-        columns = [self.loss_sum / len(self.masks), *self._losses(self.valid[0], self.valid[1], training=False)]
+        index, mask = self.valid
+        found = [self._losses(own, index[own], mask[own], None) for own in self.groups]
+        columns = [self.loss_sum / len(self.masks), *(torch.cat(parts) for parts in zip(*found, strict=True))]
         self.values[:, :4] = torch.stack(columns, 1)
         if self.watched is not None:
             self.values[:, 4:] = self._look()
 
-    def _losses(self, index: Tensor, mask: Tensor, *, training: bool) -> tuple[Tensor, ...]:
-        """Loss, cross-entropy and, outside of training, hard score of every trial on its own rows."""
+    def _losses(
+        self, own: slice, index: Tensor, mask: Tensor, training: dict[str, Tensor] | None
+    ) -> tuple[Tensor, ...]:
+        """Loss, cross-entropy and, without parameters in `training`, hard score of these trials on their own rows."""
 
         def one(logits, y, weight, temperature, metric, anchor):  # type: ignore[no-untyped-def]
             logits, y, weight = flat(logits, y, weight, self.task)
@@ -234,40 +252,54 @@ class _Stack:
             loss = anchor * entropy
             if self.uses_metric:
                 loss = loss + metric * self.term(logits, y, weight, temperature)
-            if training:
+            if training is not None:
                 return loss, entropy
             return loss, entropy, self.score(probabilities_of(logits, self.task), y, weight).to(loss.dtype)
 
-        rows, logits = self.rows[index], self._logits(index, training=training)
-        return vmap(one)(logits, rows.y, rows.weight * mask, self.temperature, self.metric, self.anchor)  # type: ignore[no-any-return]
+        y, weight, logits = self.rows.y[index], self.rows.weight[index] * mask, self._logits(own, index, training)
+        return vmap(one)(logits, y, weight, self.temperature[own], self.metric[own], self.anchor[own])  # type: ignore[no-any-return]
 
-    def _logits(self, index: Tensor, *, training: bool) -> Tensor:
-        self.skeleton.train(training)
-        buffers = {**self.buffers, **(self._noise(index) if training else self._no_noise)}
+    def _logits(self, own: slice, index: Tensor, training: dict[str, Tensor] | None) -> Tensor:
+        """By the parameters in `training`, or by those that are judged, in pieces then on a CPU."""
+        self.skeleton.train(training is not None)
+        noise = self._no_noise if training is None else self._noise(own, index)
+        buffers = {name: buffer[own] for name, buffer in self.buffers.items()} | noise
+        params = {name: view[own] for name, view in self.judged_views.items()} if training is None else training
 
         def one(params, buffers, x):  # type: ignore[no-untyped-def]
             return functional_call(self.skeleton, (params, buffers), (x,))
 
-        params = self.parameters.views if training else self.judged_views
-        return vmap(one, randomness="different")(params, buffers, self.rows.x[index])  # type: ignore[no-any-return]
+        def of(places: Tensor) -> Tensor:
+            return vmap(one, randomness="different")(params, buffers, self.rows.x[places])  # type: ignore[no-any-return]
+
+        if training is not None or self.device.type != "cpu":
+            return of(index)
+        return torch.cat([of(places) for places in torch.split(index, rows_at_once(self.device), 1)], 1)
 
     def _look(self) -> Tensor:
         """What `watch` says of the rows that are watched, (S, k)."""
         assert self.watched is not None
-        assert self.watch is not None
-        index, mask = self.watched
-        watch, rows = self.watch, self.rows[index]
+        watch, (index, mask) = self.watch, self.watched
+        assert watch is not None
 
         def one(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
             return watch(*flat(logits, y, weight, self.task))
 
-        return vmap(one)(self._logits(index, training=False), rows.y, rows.weight * mask)
+        def of(own: slice) -> Tensor:
+            logits, y, weight = (
+                self._logits(own, index[own], None),
+                self.rows.y[index[own]],
+                self.rows.weight[index[own]],
+            )
+            return vmap(one)(logits, y, weight * mask[own])
+
+        return torch.cat([of(own) for own in self.groups])
 
     @torch.no_grad()
     def _watch_width(self) -> int:
         return self._look().shape[1]
 
-    def _noise(self, index: Tensor) -> dict[str, Tensor]:
+    def _noise(self, own: slice, index: Tensor) -> dict[str, Tensor]:
         """Uniform numbers for every dropout layer; on a CPU from each trial's own generator, for its own rows only."""
         sizes = [math.prod(shape) for shape in self.widths.values()]
         if not sizes:
@@ -276,7 +308,7 @@ class _Stack:
         if len(self.noises) < len(self.trials):
             noise.uniform_(generator=self.noises[0])
         else:
-            for rows, count, generator in zip(noise, self.longest, self.noises, strict=True):
+            for rows, count, generator in zip(noise, self.longest[own], self.noises[own], strict=True):
                 rows[:count].uniform_(generator=generator)
         return {
             f"{name}.noise": layer.reshape(*index.shape, *shape)
@@ -285,7 +317,8 @@ class _Stack:
 
     @property
     def _no_noise(self) -> dict[str, Tensor]:
-        return {f"{name}.noise": self.rows.x.new_empty(len(self.trials), 0) for name in self.widths}
+        width = 1 if len(self.groups) > 1 else len(self.trials)
+        return {f"{name}.noise": self.rows.x.new_empty(width, 0) for name in self.widths}
 
     def _record(
         self,
