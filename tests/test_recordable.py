@@ -55,8 +55,8 @@ def test_no_tensor_is_made_from_numbers(path, monkeypatch):
         "binary" if one else "multiclass", False, config.training.oversample,
         watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None,
     )  # fmt: skip
-    stack.uses_metric = any(stage.metric for stage in stages)
-    stack.temperature.fill_(0.2)
+    stack.steps.uses_metric = any(stage.metric for stage in stages)
+    stack.steps.temperature.fill_(0.2)
 
     def refuse(*args, **kwargs):
         raise AssertionError(f"a tensor was made from {args[0]!r}")
@@ -68,6 +68,6 @@ def test_no_tensor_is_made_from_numbers(path, monkeypatch):
     )
     # As on a GPU: what `is_cuda` guards must be in force here too.
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
-    stack._step()
-    stack._validate()
-    assert bool(stack.values.isfinite().all())
+    stack.steps.step()
+    stack.steps.validate()
+    assert bool(stack.steps.values.isfinite().all())

@@ -173,7 +173,7 @@ def test_one_output_is_trained_as_torch_trains_it():
             loss.backward()
             optimiser.step()
         for name, value in alone.named_parameters():
-            torch.testing.assert_close(stack.parameters.views[name][0], value, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(stack.networks.parameters.views[name][0], value, rtol=1e-9, atol=1e-9)
         p = torch.sigmoid(alone(rows.x[200:260])).squeeze(1) > 0.5
         right = (p == (rows.y[200:260] == 1)).double()
         weight = rows.weight[200:260]

@@ -1,0 +1,116 @@
+"""Networks of one form as one: parameters carry a leading dimension S, and `torch.func.vmap` runs over it."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from evalign.training.loop import rows_at_once
+from evalign.training.replay import RECORDING
+from evalign.training.stacking import FlatParameters, dropout_widths, with_shared_dropout
+
+
+class StackedNetworks:
+    """S networks on the rows of one table: their weights, those that are judged, and the best of each so far.
+
+    `make_network` is called once for each, after seeding with its seed; `dropouts` replace the network's rate where
+    they are not None, and `batch_lengths` are how many rows of a training batch are a network's own, for which its
+    generator draws noise. With `averages` what is judged is an average of the weights, kept by the caller.
+    """
+
+    def __init__(
+        self,
+        make_network: Callable[[], nn.Module],
+        x: Tensor,
+        *,
+        seeds: Sequence[int],
+        dropouts: Sequence[float | None],
+        batch_lengths: Sequence[int],
+        averages: bool,
+    ) -> None:
+        self.x, self.device, self.count, self.batch_lengths = x, x.device, len(seeds), batch_lengths
+        # A GPU has time left for all trials at once. A CPU has none, and one after the other takes a share of the room.
+        self.groups = [slice(None)] if self.device.type != "cpu" else [slice(s, s + 1) for s in range(self.count)]
+        networks = []
+        for seed, dropout in zip(seeds, dropouts, strict=True):
+            with RECORDING, torch.random.fork_rng([]):
+                torch.default_generator.manual_seed(seed)  # not the GPU's, which a recording may hold
+                network = with_shared_dropout(make_network(), dropout)
+            networks.append(network.to(self.device))
+        params, buffers = stack_module_state(networks)
+        self.parameters = FlatParameters(params)
+        self.judged = self.parameters.flat.clone() if averages else self.parameters.flat
+        self.judged_views = self.parameters.views_of(self.judged)
+        self.buffers: dict[str, Tensor] = {k: v.detach() for k, v in buffers.items() if not k.endswith("noise")}
+        self.skeleton = copy.deepcopy(networks[0]).to("meta")
+        self.widths = dropout_widths(networks[0], x[:2])
+        self.best = {name: kept.clone() for name, kept in self._kept().items()}
+        shared = self.device.type == "cuda" and self.count > 1
+        self.noises = [torch.Generator(self.device).manual_seed(seed) for seed in seeds[: 1 if shared else None]]
+
+    def logits(self, own: slice, index: Tensor, training: dict[str, Tensor] | None) -> Tensor:
+        """By the parameters in `training`, or by those that are judged, in pieces then on a CPU."""
+        self.skeleton.train(training is not None)
+        noise = self._no_noise if training is None else self._noise(own, index)
+        buffers = {name: buffer[own] for name, buffer in self.buffers.items()} | noise
+        params = {name: view[own] for name, view in self.judged_views.items()} if training is None else training
+
+        def one(params, buffers, x):  # type: ignore[no-untyped-def]
+            return functional_call(self.skeleton, (params, buffers), (x,))
+
+        def of(places: Tensor) -> Tensor:
+            return vmap(one, randomness="different")(params, buffers, self.x[places])  # type: ignore[no-any-return]
+
+        if training is not None or self.device.type != "cpu":
+            return of(index)
+        return torch.cat([of(places) for places in torch.split(index, rows_at_once(self.device), 1)], 1)
+
+    def _noise(self, own: slice, index: Tensor) -> dict[str, Tensor]:
+        """Uniform numbers for every dropout layer; on a CPU from each trial's own generator, for its own rows only."""
+        sizes = [math.prod(shape) for shape in self.widths.values()]
+        if not sizes:
+            return {}
+        noise = self.x.new_empty(*index.shape, sum(sizes))
+        if len(self.noises) < self.count:
+            noise.uniform_(generator=self.noises[0])
+        else:
+            for rows, count, generator in zip(noise, self.batch_lengths[own], self.noises[own], strict=True):
+                rows[:count].uniform_(generator=generator)
+        return {
+            f"{name}.noise": layer.reshape(*index.shape, *shape)
+            for (name, shape), layer in zip(self.widths.items(), torch.split(noise, sizes, -1), strict=True)
+        }
+
+    @property
+    def _no_noise(self) -> dict[str, Tensor]:
+        width = 1 if len(self.groups) > 1 else self.count
+        return {f"{name}.noise": self.x.new_empty(width, 0) for name in self.widths}
+
+    @torch.no_grad()
+    def keep(self, better: list[int]) -> None:
+        """The weights of the networks that are better than ever, all at once: copies of each would be many kernels."""
+        if better:
+            chosen = torch.zeros(self.count, dtype=torch.bool)
+            chosen[better] = True
+            chosen = chosen.to(self.device)
+            for name, current in self._kept().items():
+                shape = (-1, *([1] * (current.dim() - 1)))
+                self.best[name].copy_(torch.where(chosen.view(shape), current, self.best[name]))
+
+    @torch.no_grad()
+    def restore(self, s: int) -> None:
+        """Network s goes on from its best weights."""
+        for name, current in {**self._kept(), "": self.parameters.flat}.items():
+            current[s] = self.best[name][s]
+
+    def _kept(self) -> dict[str, Tensor]:
+        return {"": self.judged, **self.buffers}
+
+    def best_of(self, s: int) -> dict[str, Tensor]:
+        """The best weights of network s as a state dict of what `make_network` makes."""
+        kept = {**self.parameters.views_of(self.best[""]), **{name: best for name, best in self.best.items() if name}}
+        own = {name: best[s].detach().clone() for name, best in kept.items()}
+        return {name: value for name, value in own.items() if name.rsplit(".", 1)[0] not in self.widths}
