@@ -171,6 +171,43 @@ def test_from_the_second_launch_on_a_program_is_started_at_once(monkeypatch):
     assert launched == [(*before, *tensors, 5, True), (*before, *addresses, 5, True)]
 
 
+class TritonsLauncher:
+    """As Triton writes them: the function in C is told the same every time, but for the stream and the arguments."""
+
+    def __init__(self, launch, packed=False, memory=None):
+        self.launch, self.packed, self.memory = launch, packed, memory
+
+    def __call__(self, x, y, z, stream, function, metadata, launch_metadata, enter, leave, *arguments):
+        first = (x, y, z, stream, function, False, metadata, enter, leave, self.memory)
+        self.launch(*first, arguments) if self.packed else self.launch(*first, *arguments)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_launch_goes_past_triton_s_launcher_and_says_the_same(monkeypatch, packed):
+    launched, asked = [], []
+    launcher = TritonsLauncher(lambda *words: launched.append(words), packed)
+    program = types.SimpleNamespace(packed_metadata="metadata", function="function", run=launcher)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 99, raising=False)
+    kernel = triton_launch.Launcher({(4, 1, 1): lambda *arguments, num_warps: program})
+    launch, tensors = triton_launch.Launch(kernel, 0, "a", (4, 1, 1), (5,), (True,), 8), (torch.ones(1), torch.ones(2))
+    launch(*tensors)  # finds the program
+    assert launched == []
+    monkeypatch.setattr(TritonsLauncher, "__call__", lambda *words: asked.append(words))
+    launch(*tensors)
+    monkeypatch.undo()
+    launcher(4, 1, 1, 99, "function", "metadata", None, None, None, *[x.data_ptr() for x in tensors], 5, True)
+    assert asked == []
+    assert launched[:1] == launched[1:]
+
+
+@pytest.mark.parametrize("run", [print, TritonsLauncher(print, memory=torch.ones(1))])
+def test_a_launcher_that_is_not_to_be_repeated_is_called_every_time(run):
+    program = types.SimpleNamespace(packed_metadata="metadata", function="function", run=run)
+    start = triton_launch.start_of(program, (4, 1, 1))
+    assert start == (run, (4, 1, 1), ("function", "metadata", None, None, None), False)
+
+
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """Kernels that are interpreted take tensors that are said to be on a GPU."""

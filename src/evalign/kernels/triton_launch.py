@@ -5,7 +5,8 @@ says what it depends on, and from the second launch on the program found then is
 """
 
 from collections.abc import Hashable, Iterable
-from typing import Any
+from copy import copy
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,10 +65,44 @@ def before_arguments(program: Any) -> tuple[Any, ...]:
     return program.function, program.packed_metadata, None, None, None
 
 
+class Start(NamedTuple):
+    """What starts a program, and what it is told before the stream, and between that and the arguments."""
+
+    run: Any
+    before: tuple[Any, ...]
+    between: tuple[Any, ...]
+    packed: bool = False  # all arguments are one tuple
+
+
+def start_of(program: Any, grid: tuple[int, int, int]) -> Start:
+    """The function in C under Triton's launcher, where there is one, else the launcher itself.
+
+    The launcher, in Python, takes half as long as a whole small batch may, to tell its function the same every time.
+    So it is asked once: a copy of it tells a function that only listens. What it tells depends on Triton's version;
+    where it is nothing to be repeated, such as memory taken for one launch, the launcher is called every time.
+    """
+    stream, argument, heard = object(), object(), []
+    try:
+        launcher = copy(program.run)
+        run, launcher.launch = launcher.launch, lambda *words: heard.extend(words)
+        launcher(*grid, stream, *before_arguments(program), argument)
+    except (AttributeError, TypeError, RuntimeError):
+        heard = []
+    last = heard[-1] if heard else None
+    if heard.count(stream) != 1 or not (last is argument or last == (argument,)) or has_memory(heard):
+        return Start(program.run, grid, before_arguments(program))
+    at = heard.index(stream)
+    return Start(run, tuple(heard[:at]), tuple(heard[at + 1 : -1]), last is not argument)
+
+
+def has_memory(words: Iterable[Any]) -> bool:
+    return any(hasattr(word, "data_ptr") for word in words)
+
+
 class Launch:
     """One launch of a kernel again and again, with other tensors, which come first, but the same numbers."""
 
-    __slots__ = ("constants", "device", "first", "grid", "key", "last", "launcher", "numbers", "run", "warps")
+    __slots__ = ("constants", "device", "grid", "key", "last", "launcher", "numbers", "start", "warps")
 
     def __init__(
         self, launcher: Launcher, device: int, key: Hashable, grid: tuple[int, int, int], numbers: tuple[Any, ...],
@@ -75,23 +110,25 @@ class Launch:
     ) -> None:  # fmt: skip
         self.launcher, self.device, self.key, self.grid = launcher, device, key, grid
         self.numbers, self.constants, self.warps = numbers, constants, warps
-        self.run: Any = None  # what starts the program that was found, and what it is told before and after addresses
-        self.first: tuple[Any, ...] = ()
-        self.last: tuple[Any, ...] = ()
+        self.last = numbers + constants  # what comes after addresses
+        self.start: Start | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
-        if self.run is None or self.device != torch._C._cuda_getDevice():
-            self._found(self.launcher(
+        start = self.start
+        if start is None or self.device != torch._C._cuda_getDevice():
+            program = self.launcher(
                 self.device, self.key, self.grid, (*tensors, *self.numbers), self.constants, self.warps
-            ))  # fmt: skip
-        else:  # Addresses: of a tensor each would be looked up with the driver.
-            stream = torch._C._cuda_getCurrentRawStream(self.device)
-            self.run(*self.grid, stream, *self.first, *map(Tensor.data_ptr, tensors), *self.last)
-
-    def _found(self, program: Any) -> None:
-        if program is not None:
-            # `run` last: another thread may be here too.
-            self.first, self.last, self.run = before_arguments(program), self.numbers + self.constants, program.run
+            )
+            if program is not None and start is None:
+                self.start = start_of(program, self.grid)
+            return
+        run, before, between, packed = start
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        # Addresses: of a tensor each would be looked up with the driver.
+        if packed:
+            run(*before, stream, *between, (*map(Tensor.data_ptr, tensors), *self.last))
+        else:
+            run(*before, stream, *between, *map(Tensor.data_ptr, tensors), *self.last)
 
 
 _scratch: dict[tuple[int, int], tuple[Tensor, Tensor, int, int]] = {}  # and how many places they have
