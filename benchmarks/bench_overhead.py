@@ -1,10 +1,12 @@
 """What memory and sync cost, as a share of a training step of an MLP 512-256-128; one process, and two with DDP.
 
     python benchmarks/bench_overhead.py        # writes benchmarks/results/bench_overhead.csv
+    taskset -c 12-15 python benchmarks/bench_overhead.py --rounds 50 --out FILE   # of a larger machine
 
 Rounds interleave the contenders, so that a busy machine slows all of them alike; each ratio is the median over rounds
 of (step with / step without), with its 20th and 80th percentile. The control is the same loss once more: it should
-read 1.0, and what it is off by is the noise of the others. "message alone" is no sync at all, but an equally long
+read 1.0, and what it is off by is the noise of the others. `work` is the same in processor seconds of all threads of a
+rank: without the time it waits for the other one. "message alone" is no sync at all, but an equally long
 message at the same place, before which ranks wait for each other just as well.
 """
 
@@ -83,23 +85,30 @@ def measure(rank: int, ranks: int, folder: str, rounds: int) -> None:
             losses["sync and memory"] = MetricLoss("f1", anchor=1.0, memory="auto")
         steps = {name: stepper(loss, size, ddp=ranks > 1) for name, loss in losses.items()}
         times: dict[str, list[float]] = {name: [] for name in steps}
+        work: dict[str, list[float]] = {name: [] for name in steps}
         for turn in range(rounds + 3):
             for name, step in steps.items():
-                started = time.perf_counter()
+                started, worked = time.perf_counter(), time.process_time()
                 step()
                 if turn >= 3:
                     times[name].append(time.perf_counter() - started)
+                    work[name].append(time.process_time() - worked)
         for name, taken in times.items():
-            ratios = [a / b for a, b in zip(taken, times["none"], strict=True)]
+            ratios = over(taken, times["none"])
             low, *_, high = statistics.quantiles(ratios, n=5)
             rows.append(
                 {"ranks": ranks, "batch": size, "loss": name, "ms": 1e3 * statistics.median(taken),
-                 "ratio": statistics.median(ratios), "ratio_p20": low, "ratio_p80": high, "rounds": rounds}
+                 "ratio": statistics.median(ratios), "ratio_p20": low, "ratio_p80": high,
+                 "work": statistics.median(over(work[name], work["none"])), "rounds": rounds}
             )  # fmt: skip
     if rank == 0:
         write(Path(folder) / "rows.csv", rows)
     if ranks > 1:
         dist.destroy_process_group()
+
+
+def over(taken: list[float], by: list[float]) -> list[float]:
+    return [a / b for a, b in zip(taken, by, strict=True)]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -112,6 +121,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     facts = {"device": platform.machine() + " cpu", "load": f"{os.getloadavg()[0]:.1f}", "torch": torch.__version__}
@@ -121,10 +131,11 @@ def main() -> None:
             spawn(measure, (ranks, folder, args.rounds), nprocs=ranks)  # type: ignore[no-untyped-call]
             with (Path(folder) / "rows.csv").open() as file:
                 found += [row | facts | {"commit": commit.stdout.strip()} for row in csv.DictReader(file)]
-    RESULTS.parent.mkdir(exist_ok=True)
-    write(RESULTS, found)
+    args.out.parent.mkdir(exist_ok=True)
+    write(args.out, found)
     for row in found:
-        print(f"{row['ranks']} ranks, batch {row['batch']:>4}: {row['loss']:16} {row['ms']:>6} ms  x {row['ratio']}")
+        cost = f"{row['ms']:>6} ms  x {row['ratio']}, work x {row['work']}"
+        print(f"{row['ranks']} ranks, batch {row['batch']:>4}: {row['loss']:16} {cost}")
 
 
 if __name__ == "__main__":
