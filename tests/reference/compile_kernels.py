@@ -67,17 +67,28 @@ KERNELS = [
 ]
 
 
-def kind(name, constants):
+HALF = [  # their logits and gradients are of half precision
+    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "AVERAGE": 0, **tiles(10)}),
+    (triton_tile_kernels.tile_gradient_kernel, {**BACK, **back_tiles(10)}),
+    *streams(2000),
+    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "AVERAGE": 3, "TWO": True, "BLOCK": 1024}),
+    (triton_column_kernels.gradient_kernel, {**BACK, "BLOCK": 1024}),
+]
+
+
+def kind(name, constants, half):
     if name in constants:
         return "constexpr"
+    if half and name in ("z", "out"):
+        return "*bf16"
     return "fp32" if name in FLOATS else "i32" if name in NUMBERS else SPECIAL.get(name, "*fp32")
 
 
-def build(kernel, constants):
+def build(kernel, constants, half):
     names = kernel.arg_names
     constants = dict(constants)
     options = {"num_warps": constants.pop("num_warps", 4)}
-    signature = {name: kind(name, constants) for name in names}
+    signature = {name: kind(name, constants, half) for name in names}
     given = {(names.index(name),): value for name, value in constants.items()}
     free = ("n", "chunk", "ignored", "y", "w", "temperature", "by_loss", "by_losses")
     wide = {
@@ -90,8 +101,9 @@ def build(kernel, constants):
 
 
 def main():
-    for kernel, constants in KERNELS:
-        print(kernel.__name__, len(build(kernel, constants).asm["ptx"]) > 1000)
+    for half, kernels in ((False, KERNELS), (True, HALF)):
+        for kernel, constants in kernels:
+            print(kernel.__name__, len(build(kernel, constants, half).asm["ptx"]) > 1000)
 
 
 if __name__ == "__main__":  # collecting tests imports every module, and must compile nothing

@@ -175,8 +175,8 @@ def tile_gradient_kernel(
     # The same for every row, but read for each: so it comes to the threads that need it.
     slopes = ()
     for k in tl.static_range(PIECES):
-        at = by_predicted + k * WIDTH + lane + tl.zeros([ROWS], tl.int32)[:, None]
-        slopes = slopes + (tl.load(at, mask=k * WIDTH + lane < d, other=0.0),)
+        slope_at = by_predicted + k * WIDTH + lane + tl.zeros([ROWS], tl.int32)[:, None]
+        slopes = slopes + (tl.load(slope_at, mask=k * WIDTH + lane < d, other=0.0),)
     begin = tl.program_id(0).to(tl.int64) * ROWS * TILES
     for tile in range(0, TILES):
         rows = begin + tile * ROWS + tl.arange(0, ROWS)
