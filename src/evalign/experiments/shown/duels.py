@@ -28,7 +28,7 @@ class Field:
     cross_entropy: str
 
 
-PAPER_FIELDS = (Field("btg-1", "bce"), Field("east-1", "ce"))
+PAPER_FIELDS = (Field("btg-1", "bce"), Field("btg-2", "bce"), Field("btg-3", "bce"), Field("east-1", "ce"))
 ANCHORED_FIELDS = (Field("btg-1", "ce"), Field("checks-ablation", "ce"))
 TREES = (("forest", "forest"), ("boosting", "boosting"))
 ANCHORED = "anchored"
