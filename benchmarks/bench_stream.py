@@ -104,7 +104,7 @@ def measured(folder: Path, rows: int, hidden: str, epochs: int | None) -> tuple[
     """A row of what the fit took, and rows of what it held over time."""
     out = folder / "run"
     options = ["--hidden", hidden, "--device", "cpu", *(["--epochs", str(epochs)] if epochs else [])]
-    command = [sys.executable, "-m", "evalign.cli", "fit", str(folder / "data"), "-t", "y", "-o", str(out), *options]
+    command = [sys.executable, "-m", "evalign", "fit", str(folder / "data"), "-t", "y", "-o", str(out), *options]
     watched = Watched()
     watched.run(command)
     result = json.loads((out / "result.json").read_text())

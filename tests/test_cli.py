@@ -49,7 +49,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 def command(*arguments: object, cwd: Path | None = None) -> Said:
     """Run the real command in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "evalign.cli", *map(str, arguments)],
+        [sys.executable, "-m", "evalign", *map(str, arguments)],
         capture_output=True, text=True, cwd=cwd, timeout=300, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     return Said(done.returncode, done.stdout, done.stderr)
@@ -595,7 +595,7 @@ def test_real_command_fits_and_predicts(folder: Path, tmp_path: Path) -> None:
 def test_closed_pipe_ends_quietly(fitted: Path, folder: Path) -> None:
     pd.concat([pd.read_csv(folder / "new.tsv", sep="\t")] * 200).to_csv(folder / "long.csv", index=False)
     process = subprocess.Popen(
-        [sys.executable, "-m", "evalign.cli", "predict", str(fitted), str(folder / "long.csv")],
+        [sys.executable, "-m", "evalign", "predict", str(fitted), str(folder / "long.csv")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None

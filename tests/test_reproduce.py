@@ -67,7 +67,7 @@ def results(papers: Path) -> dict[str, object]:
 def evalign(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "evalign.cli", *arguments], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-m", "evalign", *arguments], capture_output=True, text=True, env=environment, check=False
     )
 
 

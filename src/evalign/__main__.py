@@ -1,4 +1,4 @@
-"""`python -m evalign.cli` is `evalign`."""
+"""`python -m evalign` is `evalign`."""
 
 from evalign.cli.app import main
 
