@@ -64,6 +64,29 @@ def sizes() -> dict[str, list[float]]:
     return found
 
 
+def all_classes_at_once() -> dict[str, list[float]]:
+    """Metrics that are no average over classes: one node of autograd all the same, unless remembered."""
+    found = {}
+    for metric in ("mcc", "cohen_kappa", "accuracy", "balanced_accuracy"):
+        many = ((8192, 1000), (65_536, 257), (600, 32_768)) if metric == "mcc" else ()  # each is compiled for long
+        for n, d in (*many, (1024, 10), (70_000, 10), (5000, 1271)):
+            z, y, _ = batch(n, d)
+            found[f"{metric} {n} x {d}"] = errors(metric, z, y)
+        z, y, w = batch(70_000, 10)
+        y[torch.rand(y.shape, device="cuda") < 0.99] = 0  # next to all labels are of one class
+        z = z + 2 * torch.nn.functional.one_hot(y.clamp_min(0), 10)
+        found[f"{metric}, rare classes"] = errors(metric, z, y)
+        found[f"{metric}, weights and more"] = errors(metric, z, y, w, anchor=1.0, label_smoothing=0.1)
+        found[f"{metric}, remembered"] = errors(metric, z, y, memory=0.9)
+        node = MetricLoss(metric).cuda()(z.requires_grad_(), y).grad_fn
+        found[f"{metric}, one node"] = [float(type(node).__name__ != "TileLossBackward")]
+        for n in (300_000, 5):
+            z, y, _ = batch(n, 1, "binary")
+            found[f"{metric} binary {n}"] = errors(metric, z, y, task="binary", anchor=1.0)
+        found[f"{metric} multilabel"] = errors(metric, *batch(10_000, 6, "multilabel"), task="multilabel")
+    return found
+
+
 def shapes() -> dict[str, list[float]]:
     found = {}
     for d in CLASSES:
@@ -81,7 +104,7 @@ def shapes() -> dict[str, list[float]]:
     for average in ("micro", "weighted"):
         z, y, _ = batch(2000, 41)
         found[average] = errors("jaccard", z, y, average=average)
-    for name, metric in (("mcc", "mcc"), ("jaccard", "jaccard"), ("function", lambda c: c.tp[1] / c.predicted[1])):
+    for name, metric in (("gmean", "gmean"), ("jaccard", "jaccard"), ("function", lambda c: c.tp[1] / c.predicted[1])):
         found[name] = errors(metric, *batch(3000, 12))
     for temperature in (0.05, 0.3, 0.39):
         found[f"temperature {temperature}"] = errors("f1", *batch(2000, 20), temperature=temperature)
@@ -107,9 +130,9 @@ def half_precision() -> dict[str, list[float]]:
     return found
 
 
-def graph_errors() -> list[float]:
+def graph_errors(metric: str) -> list[float]:
     """A recorded step, replayed on another batch at another temperature, gives what that step gives by itself."""
-    loss = MetricLoss("f1", anchor=1.0).cuda()
+    loss = MetricLoss(metric, anchor=1.0).cuda()
     z, y, _ = batch(4096, 100)
     x = z.clone().requires_grad_()
 
@@ -178,11 +201,12 @@ def main() -> None:
     torch.manual_seed(0)
     checks: list[tuple[str, float, Callable[[], Any]]] = [
         ("sizes", 1e-4, sizes),
+        ("all classes at once", 1e-4, all_classes_at_once),
         ("shapes", 1e-4, shapes),
         ("half", 2e-2, half_precision),
         ("the same bits twice", 1e-30, lambda: {"bits": bits()}),
         ("two streams", 1e-30, lambda: {"streams": stream_errors()}),
-        ("CUDA graph", 1e-5, lambda: {"graph": graph_errors()}),
+        ("CUDA graph", 1e-5, lambda: {metric: graph_errors(metric) for metric in ("f1", "mcc")}),
         ("torch.compile", 1e-4, lambda: {"compile": compiled_errors()}),
     ]
     if options.quick:

@@ -64,9 +64,11 @@ def test_the_loss_picks_the_compiled_form_by_itself(task):
     logits, target = batch(8, 3, task)
     assert fused(MetricLoss("f1", task=task), logits, target) == {"CompiledLossBackward"}
     counts = "RowCountsBackward" if task == "multiclass" else "_ColumnsBackward"
-    assert fused(MetricLoss("mcc", task=task), logits, target) == {counts}
-    remembered = counts if task == "multilabel" else "CompiledLossBackward"
-    assert fused(MetricLoss("f1", task=task, memory=0.9), logits, target) == {remembered}
+    assert fused(MetricLoss("gmean", task=task), logits, target) == {counts}
+    whole = counts if task == "multilabel" else "CompiledLossBackward"
+    for metric in ("mcc", "cohen_kappa", "accuracy", "balanced_accuracy"):
+        assert fused(MetricLoss(metric, task=task), logits, target) == {whole}
+    assert fused(MetricLoss("f1", task=task, memory=0.9), logits, target) == {whole}
     assert fused(MetricLoss("f1", task=task, memory=0.9, weight=[1.0, 2.0, 3.0][: 2 if task == "binary" else 3]),
                  logits, target) == {counts}  # fmt: skip
     assert not fused(MetricLoss("f1", task=task, backend="eager"), logits, target)

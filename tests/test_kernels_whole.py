@@ -10,9 +10,9 @@ pytest.importorskip("triton")
 
 from evalign import MetricLoss
 from evalign.kernels import known, triton_columns, triton_launch, triton_tiles, triton_whole, whole
+from evalign.kernels.closed_forms import closed_form
 from evalign.kernels.interface import Plan
 from evalign.kernels.points import FivePoints
-from evalign.kernels.quotients import quotient
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter computes masked entries too, and says so where they are nan.
@@ -32,9 +32,9 @@ def batch(n, d, task="multiclass", seed=0):
 def by_triton(z, y, weight, task="multiclass", metric="f1", average="macro", anchor=0.0, smoothing=0.0, scale=-1.7):
     """Loss and gradient from labels as they come, -7 for those that do not count, or from valid ones with weights."""
     points = FivePoints(0, 0, torch.tensor(0.2, dtype=torch.float64, device=DEVICE))
-    form = quotient(metric, z.shape[1] if task == "multiclass" else 2, label_smoothing=smoothing)
+    form = closed_form(metric, average, z.shape[1] if task == "multiclass" else 2, label_smoothing=smoothing)
     thresholds = () if task == "multiclass" else (0.3,)
-    plan = Plan(form, average, anchor, smoothing, thresholds, task == "binary", ignored=-7)
+    plan = Plan(form, anchor, smoothing, thresholds, task == "binary", ignored=-7)
     if weight is not None:
         y, weight = torch.where(y == -7, 0, y), torch.where(y == -7, 0.0, weight)
     given = [None if x is None else x.to(DEVICE) for x in (z, y, weight)]
@@ -78,6 +78,15 @@ def test_averages_anchor_and_smoothing(average, d):
     assert_equal((z, y, weight), metric="specificity", average=average)
 
 
+@pytest.mark.parametrize("metric", ["mcc", "cohen_kappa", "accuracy", "balanced_accuracy"])
+def test_metrics_of_all_classes_at_once(metric):
+    for d in (3, 257, 1100):
+        assert_equal((*batch(40, d)[:2], None), metric=metric, anchor=1.5, smoothing=0.1)
+        assert_equal(batch(40, d), metric=metric)
+    assert_equal((*batch(40, 2, "binary")[:2], None), task="binary", metric=metric, anchor=0.5, smoothing=0.1)
+    assert_equal(batch(2000, 2, "binary"), task="binary", metric=metric)
+
+
 @pytest.mark.parametrize("task", ["binary", "multilabel"])
 @pytest.mark.parametrize("n", [1, 40, 20_000])
 def test_yes_no_problems(task, n):
@@ -98,9 +107,11 @@ def test_a_batch_without_a_counted_label_gives_nothing(task, n):
 
 
 def test_many_classes_are_more_than_one_block_of_the_metric(monkeypatch):
-    monkeypatch.setattr(triton_whole.triton_metric, "block", lambda d: 256)
+    monkeypatch.setattr(triton_whole.triton_metric, "block", lambda d, metric: 256)
     for average in ("macro", "micro", "weighted"):
         assert_equal(batch(6, 1300), average=average, anchor=0.5)
+    for metric in ("mcc", "cohen_kappa"):
+        assert_equal(batch(6, 1300), metric=metric, anchor=0.5)
 
 
 @pytest.mark.parametrize("d", [4, 1100])

@@ -16,10 +16,10 @@ from evalign import checks, curves, membership, metrics
 from evalign.confusion import Confusion, Task
 from evalign.flat import Weight, dense
 from evalign.kernels import dispatch
+from evalign.kernels.closed_forms import closed_form, has_closed_form
 from evalign.kernels.columns import ColumnCounts, column_counts
 from evalign.kernels.interface import Plan, Ready
 from evalign.kernels.points import FivePoints, Settings
-from evalign.kernels.quotients import quotient
 from evalign.kernels.rows import row_counts
 from evalign.kernels.whole import whole_loss
 from evalign.metrics import Average, Beta, MetricFunction
@@ -49,7 +49,7 @@ class Objective:
     beta: Beta | None = None
     # What every batch asks, and the plans of earlier ones.
     _fusible: bool = field(init=False, repr=False, compare=False)
-    _averaged: bool = field(init=False, repr=False, compare=False)
+    _closed: bool = field(init=False, repr=False, compare=False)
     _taus: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _plans: dict[tuple[int, Any, int | None], Plan] = field(init=False, repr=False, compare=False)
 
@@ -57,9 +57,10 @@ class Objective:
         five_points = self.step.step in ("annealed", "linear")
         any_threshold = self.task != "multiclass" or self.thresholds is None
         taus = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds or 0.5,)
-        named = isinstance(self.metric, str) and metrics.is_averaged(self.metric)
+        multilabel = self.task == "multilabel"
+        closed = isinstance(self.metric, str) and has_closed_form(self.metric, multilabel=multilabel)
         object.__setattr__(self, "_fusible", self.backend == "auto" and five_points and any_threshold)
-        object.__setattr__(self, "_averaged", self.backend == "auto" and named)
+        object.__setattr__(self, "_closed", self.backend == "auto" and closed)
         object.__setattr__(self, "_taus", () if self.task == "multiclass" else taus)
         object.__setattr__(self, "_plans", {})
 
@@ -81,7 +82,7 @@ class Objective:
     def is_whole(self, logits: Tensor, weight: Weight, temperature: float | Tensor, beta: Beta | None = None) -> bool:
         """Whether all of it is one node of autograd: what a small batch costs is operations, not arithmetic."""
         return (
-            self._is_quotient(beta)
+            self._has_closed_form(beta)
             and not isinstance(self.thresholds, tuple)
             and self._may_fuse(weight, temperature)
             and dispatch.takes(logits)
@@ -128,9 +129,9 @@ class Objective:
         """
         found = self._plans.get((classes, beta, ignored))
         if found is None:
-            form = quotient(str(self.metric), classes, beta, self.label_smoothing)
+            form = closed_form(str(self.metric), self.average, classes, beta, self.label_smoothing)
             two = self.task == "binary"
-            found = Plan(form, self.average, self.anchor, self.label_smoothing, self._taus, two, ignored or 0)
+            found = Plan(form, self.anchor, self.label_smoothing, self._taus, two, ignored or 0)
             self._plans[classes, beta, ignored] = found
         return found
 
@@ -236,18 +237,18 @@ class Objective:
         """1 - M(C), and 0 for a batch without a counted label."""
         beta = self.beta if beta is None else beta
         tp = confusion.tp
-        if tp.is_cuda and tp.dim() == 1 and self._is_quotient(beta) and dispatch.takes(tp):
-            from evalign.kernels.triton_metric import quotient_loss
+        if tp.is_cuda and tp.dim() == 1 and self._has_closed_form(beta) and dispatch.takes(tp):
+            from evalign.kernels.triton_metric import loss_of_counts
 
-            form = quotient(str(self.metric), confusion.outcomes, beta, self.label_smoothing)
-            return quotient_loss(confusion, form, self.average)
+            form = closed_form(str(self.metric), self.average, confusion.outcomes, beta, self.label_smoothing)
+            return loss_of_counts(confusion, form)
         confusion = confusion.smoothed(self.label_smoothing)
         score = self.score(confusion, beta)
         return torch.where(confusion.total.sum() == 0, 0.0 * score, 1 - score)
 
-    def _is_quotient(self, beta: Beta | None) -> bool:
-        """Whether value and slopes of the metric come from two linear forms, without its dozens of operations."""
-        return self._averaged and (beta is None or isinstance(beta, (int, float)))
+    def _has_closed_form(self, beta: Beta | None) -> bool:
+        """Whether kernels know the metric, with its slopes, by numbers alone: see `kernels.closed_forms`."""
+        return self._closed and (beta is None or isinstance(beta, (int, float)))
 
     def score(self, c: Confusion, beta: Beta | None = None) -> Tensor:
         if self.metric == "auroc":

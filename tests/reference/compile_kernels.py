@@ -48,30 +48,32 @@ def streams(d):
 
 
 KERNELS = [
-    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "AVERAGE": 0, **tiles(10)}),
-    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "AVERAGE": 2, **tiles(1000, aligned=True)}),
-    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "AVERAGE": -1, **tiles(257)}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(10)}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 2, **tiles(1000, aligned=True)}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": -1, **tiles(257)}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 4, **tiles(1000, aligned=True)}),
     *((triton_tile_kernels.tile_gradient_kernel, {**BACK, **back_tiles(d, d == 1000)}) for d in (10, 257, 1000)),
     *streams(2000),
     *streams(131072),
-    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "AVERAGE": 3, "TWO": True, "BLOCK": 1024}),
-    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "AVERAGE": 0, "TWO": False, "BLOCK": 1024}),
+    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "BLOCK": 1024}),
+    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "FORM": 5, "TWO": True, "BLOCK": 1024}),
+    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "FORM": 0, "TWO": False, "BLOCK": 1024}),
     (triton_column_kernels.gradient_kernel, {**BACK, "BLOCK": 1024}),
     *(
         (
-            triton_metric.quotient_kernel,
-            {"AVERAGE": average, "LOSSES": True, "MASKED": average == 0, "PER_LABEL": average == 2, "BLOCK": 16},
+            triton_metric.metric_kernel,
+            {"FORM": form, "LOSSES": True, "MASKED": form == 0, "PER_LABEL": form == 2, "BLOCK": 16},
         )
-        for average in range(4)
+        for form in range(6)
     ),
 ]
 
 
 HALF = [  # their logits and gradients are of half precision
-    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "AVERAGE": 0, **tiles(10)}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(10)}),
     (triton_tile_kernels.tile_gradient_kernel, {**BACK, **back_tiles(10)}),
     *streams(2000),
-    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "AVERAGE": 3, "TWO": True, "BLOCK": 1024}),
+    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "BLOCK": 1024}),
     (triton_column_kernels.gradient_kernel, {**BACK, "BLOCK": 1024}),
 ]
 

@@ -1,4 +1,4 @@
-"""The derivatives of a binary objective whose metric is a quotient of counts, by compiled loops (float32 scores)."""
+"""The derivatives of a binary objective whose metric has a closed form, by compiled loops (float32 scores)."""
 
 from typing import NamedTuple
 

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign.kernels import compiled_columns, compiled_rows, metric_loops
+from evalign.kernels import agreement_loops, compiled_columns, compiled_rows, metric_loops
+from evalign.kernels.closed_forms import AGREEMENTS, ClosedForm
 from evalign.kernels.compiled_columns import NO_TOTALS
 from evalign.kernels.interface import Plan, once
 from evalign.kernels.points import FivePoints
-from evalign.kernels.quotients import Quotient
 
 Doubles = NDArray[np.float64]
 # Takes tp, actual and predicted of every class, the sum of the cross-entropies and that of the weights as one vector,
@@ -25,15 +25,15 @@ Between = Callable[[Doubles], tuple[float, float]]
 
 
 @lru_cache
-def _numbers(quotient: Quotient) -> Doubles:
-    return np.array(quotient)
+def _numbers(metric: ClosedForm) -> Doubles:
+    return np.array(metric.numbers).reshape(3, 4)
 
 
 def metric_of(counts: Doubles, totals: Doubles, plan: Plan) -> tuple[float, Doubles]:
     """1 - metric of tp, actual and predicted (3, C), and its slopes by tp and predicted (2, C)."""
-    slopes = np.empty((2, counts.shape[1]))
-    average = metric_loops.AVERAGE[plan.average]
-    return metric_loops.value_and_slopes(counts, totals, _numbers(plan.quotient), average, slopes), slopes
+    slopes, form = np.empty((2, counts.shape[1])), plan.metric
+    loops = agreement_loops if form.name in AGREEMENTS else metric_loops
+    return loops.value_and_slopes(counts, totals, _numbers(form), form.code, slopes), slopes
 
 
 def by_column(slopes: NDArray[Any]) -> NDArray[Any]:

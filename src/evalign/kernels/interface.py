@@ -5,8 +5,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from evalign.kernels.closed_forms import ClosedForm
 from evalign.kernels.points import FivePoints, Settings
-from evalign.kernels.quotients import Quotient
 
 Kept = tuple[Any, ...]  # what a backward needs: tensors, or None
 
@@ -14,8 +14,7 @@ Kept = tuple[Any, ...]  # what a backward needs: tensors, or None
 class Plan(NamedTuple):
     """What to compute: the metric of a multiclass problem, or with thresholds that of one or many yes/no problems."""
 
-    quotient: Quotient
-    average: str
+    metric: ClosedForm
     anchor: float = 0.0
     smoothing: float = 0.0
     thresholds: tuple[float, ...] = ()

@@ -1,6 +1,6 @@
-"""1 - metric and its slopes by the counts, for metrics that are quotients, as one compiled loop over the classes.
+"""1 - metric and its slopes by the counts, for averages of quotients, as one compiled loop over the classes.
 
-The formulas are those of `triton_metric`; both are tested against autograd for every metric and average.
+The formulas are those of `triton_quotients`; both are tested against autograd for every metric and average.
 """
 
 import numpy as np
@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from evalign.kernels.compiled import loop
 
 Doubles = NDArray[np.float64]
-BINARY, MACRO, MICRO, WEIGHTED = range(4)
-AVERAGE = {"binary": BINARY, "macro": MACRO, "micro": MICRO, "weighted": WEIGHTED}
+MACRO, MICRO, WEIGHTED, BINARY = range(4)  # of `closed_forms.FORMS`
 
 
 @loop(exact=True)
@@ -33,15 +32,15 @@ def share(weight: Doubles, counts: Doubles, totals: Doubles, average: int, k: in
 
 
 @loop(exact=True)
-def value_and_slopes(counts: Doubles, totals: Doubles, quotient: Doubles, average: int, slopes: Doubles) -> float:
+def value_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, average: int, slopes: Doubles) -> float:
     """1 - the averaged metric of `counts` (3, C), which are tp, actual and predicted; 0 for counts of nothing.
 
     `totals` has one entry for every label, one entry for all classes, or none where it is the sum of the label counts;
-    `quotient` (3, 4) has the numbers of `quotients.Quotient`. The derivatives by tp and predicted are written to
+    `forms` (3, 4) has the numbers of `ClosedForm`. The derivatives by tp and predicted are written to
     `slopes` (2, C).
     """
     d = counts.shape[1]
-    top, bottom, weight = quotient[0], quotient[1], quotient[2]
+    top, bottom, weight = forms[0], forms[1], forms[2]
     if totals.shape[0] == 0:
         totals = np.array([counts[1].sum()])
     slopes[:] = 0.0

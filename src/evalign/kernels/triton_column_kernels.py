@@ -32,7 +32,7 @@ def _sigmoid(z):
 @triton.jit
 def _loss_of_one_column(
     counts, loss, slopes, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
-    AVERAGE: tl.constexpr, LOSSES: tl.constexpr,
+    FORM: tl.constexpr, LOSSES: tl.constexpr,
 ):  # fmt: skip
     """The loss of the counts of both classes of a column, and its slopes by those of the column; see `by_class`."""
     tp, predicted, actual, total = tl.load(counts), tl.load(counts + 1), tl.load(counts + 2), tl.load(counts + 3)
@@ -43,7 +43,7 @@ def _loss_of_one_column(
     tl.debug_barrier()
     value_of_counts(
         both, both + 2, both + 4, counts + 3, counts + 4, counts, loss, both + 6, 2, anchor,
-        t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, AVERAGE, LOSSES, False, False, 2,
+        t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, False, 2,
     )  # fmt: skip
     tl.debug_barrier()
     by_tp, by_tn = tl.load(both + 7), tl.load(both + 6)
@@ -57,12 +57,12 @@ def _loss_of_one_column(
 def counts_kernel(
     z, y, w, taus, temperature, low, reach, smoothing, ignored, parts, room, counters, loss, slopes,
     n, columns, chunk, width, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
-    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, AVERAGE: tl.constexpr, TWO: tl.constexpr,
+    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, FORM: tl.constexpr, TWO: tl.constexpr,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """tp, predicted, actual, total and losses (5, columns) of `chunk` entries of one column at one threshold.
 
-    They go to `parts` (chunks, thresholds, width). Unless AVERAGE is below 0, there is one threshold, and the loss of
+    They go to `parts` (chunks, thresholds, width). Unless FORM is below 0, there is one threshold, and the loss of
     all counts and its slopes follow; `room` has place for the sum of all vectors, then for the sum of each group.
     """
     column, g = tl.program_id(1), tl.program_id(2)
@@ -96,11 +96,11 @@ def counts_kernel(
     tl.store(out + 2 * columns, tl.sum(actual, 0))
     tl.store(out + 3 * columns, tl.sum(total, 0))
     tl.store(out + 4 * columns, tl.sum(losses, 0))
-    if AVERAGE >= 0:  # noqa: SIM102 - known when it is compiled, unlike the other
+    if FORM >= 0:  # noqa: SIM102 - known when it is compiled, unlike the other
         if is_added_up(parts, room + width, room, counters, width, GROUP, WIDE):
             if TWO:
                 _loss_of_one_column(
-                    room, loss, slopes, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, AVERAGE, LOSSES
+                    room, loss, slopes, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES
                 )
             else:
                 tp_of, losses_of = room, room + 4 * columns
@@ -114,7 +114,7 @@ def counts_kernel(
                     tl.debug_barrier()
                 value_of_counts(
                     tp_of, tp_of + columns, tp_of + 2 * columns, tp_of + 3 * columns, losses_of, room, loss, slopes,
-                    columns, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, AVERAGE, LOSSES, False, True, 64,
+                    columns, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, True, 64,
                 )  # fmt: skip
 
 

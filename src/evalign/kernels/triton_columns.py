@@ -68,8 +68,8 @@ def _launch(
     chunks, thresholds = grid
     launch_counts(
         entries.device, entries.key, (chunks, columns, thresholds),
-        (*entries.arguments, *into, n, columns, chunk, width, ending.anchor, *ending.form),
-        (*entries.constants, ending.average, two_classes, BLOCK, GROUP, min(128, next_power_of_2(width))), 4,
+        (*entries.arguments, *into, n, columns, chunk, width, ending.anchor, *ending.numbers),
+        (*entries.constants, ending.form, two_classes, BLOCK, GROUP, min(128, next_power_of_2(width))), 4,
     )  # fmt: skip
 
 

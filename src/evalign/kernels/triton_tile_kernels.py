@@ -77,13 +77,13 @@ def loss_kernel(
     z, y, w, temperature, room, counters, counts, loss, kept, low, reach, smoothing, ignored,
     n, d, stride, chunk, width, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, SMOOTHING: tl.constexpr,
-    AVERAGE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    FORM: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     GROUP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """tp, predicted and actual of all rows, the sum of their losses and of their weights to `counts` (3 d + 2).
 
     `room` has place for one vector of this kind for the whole, one for each group and one for each program. Unless
-    AVERAGE is below 0, the loss of these counts and its slopes follow; see `value_of_counts`. To `kept`: the slopes,
+    FORM is below 0, the loss of these counts and its slopes follow; see `value_of_counts`. To `kept`: the slopes,
     then from `rows_kept` on a row's maximum, e of its second place, sums of e and of h, (n, 4).
     """
     a, b, low, cut, c = numbers(temperature, low, reach, ANNEALED)
@@ -150,11 +150,11 @@ def loss_kernel(
         classes = tl.arange(0, BLOCK)
         everything = tl.sum(tl.load(counts + 2 * d + classes, mask=classes < d, other=0.0), 0)
         tl.store(counts + 3 * d + 1, everything)
-        if AVERAGE >= 0:
+        if FORM >= 0:
             tl.debug_barrier()
             value_of_counts(
                 counts, counts + d, counts + 2 * d, counts + 3 * d + 1, counts + 3 * d, counts, loss, kept, d, anchor,
-                t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, AVERAGE, LOSSES, False, False, BLOCK,
+                t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, False, BLOCK,
             )  # fmt: skip
 
 

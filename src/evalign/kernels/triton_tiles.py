@@ -20,9 +20,9 @@ By = tuple[Tensor, Tensor, Tensor, Tensor]
 class Ending(NamedTuple):
     """What a kernel does once the counts are summed: nothing, or the loss and its slopes; see `value_of_counts`."""
 
-    average: int = -1
+    form: int = -1
     anchor: float = 0.0
-    form: tuple[float, ...] = (0.0,) * 12
+    numbers: tuple[float, ...] = (0.0,) * 12
 
 
 COUNTS_ONLY = Ending()
@@ -61,9 +61,9 @@ class Tiles:
         constants = kind.dtypes[3] is not None, kind.dtypes[2] is not None, kind.losses
         self.front = Launch(
             launch_loss, kind.devices[0], self._key(), (programs, 1, 1),
-            (*self._numbers(), chunk, width, kind.ending.anchor, *kind.ending.form),
+            (*self._numbers(), chunk, width, kind.ending.anchor, *kind.ending.numbers),
             (
-                *constants, kind.smoothing > 0, kind.ending.average, aligned, pieces, rows, wide, GROUP,
+                *constants, kind.smoothing > 0, kind.ending.form, aligned, pieces, rows, wide, GROUP,
                 min(64 * warps, next_power_of_2(width)), next_power_of_2(d),
             ),
             warps,

@@ -16,8 +16,7 @@ from evalign.kernels.triton_tiles import WHOLE, Ending, tiles
 
 @lru_cache(1024)
 def _ending(plan: Plan) -> Ending:
-    form = tuple(float(x) for part in plan.quotient for x in part)
-    return Ending(triton_metric.AVERAGES.index(plan.average), float(plan.anchor), form)
+    return Ending(plan.metric.code, float(plan.anchor), plan.metric.numbers)
 
 
 def in_one_piece(logits: Tensor, y: Tensor, weight: Tensor | None, plan: Plan) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -74,8 +73,8 @@ class LongRows(NamedTuple):
         plan = self.plan
         (tp, predicted, losses, actual), more = streamed_counts(self._rows(z, y, weight))
         loss, slopes = triton_metric.loss_and_slopes(
-            tp, predicted, actual, actual.sum(), plan.quotient, plan.average, per_label=False,
-            losses=losses if plan.anchor else None, anchor=plan.anchor,
+            tp, predicted, actual, actual.sum(), plan.metric, per_label=False, losses=losses if plan.anchor else None,
+            anchor=plan.anchor,
         )  # fmt: skip
         return loss, (slopes, *more)
 

@@ -1,4 +1,4 @@
-"""A whole loss as one node of autograd: counts, quotient metric and anchor forward, one kernel backward.
+"""A whole loss as one node of autograd: counts, metric and anchor forward, one kernel backward.
 
 On a GPU nothing may happen between counts and metric: batches that are remembered or summed over ranks take the longer
 way through `Objective.counts`. On a CPU (`compiled_whole`) they need not.
@@ -30,8 +30,8 @@ def whole_loss(
     of the classes go through `between` before the metric is taken of them.
 
     >>> import torch
-    >>> from evalign.kernels.quotients import quotient
-    >>> plan, points = Plan(quotient("f1", 2), "macro"), FivePoints(low=0.2, reach=0.5)
+    >>> from evalign.kernels.closed_forms import closed_form
+    >>> plan, points = Plan(closed_form("f1", "macro", 2)), FivePoints(low=0.2, reach=0.5)
     >>> whole_loss(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 1]), torch.ones(2), points, plan)
     tensor(0.0144)
     """
