@@ -1,17 +1,22 @@
 """What `fit` costs on Adult: seconds an epoch beside a plain torch loop and skorch, and peak memory, in one run.
 
-    python benchmarks/bench_fit.py --data-dir DIR          # writes benchmarks/results/bench_fit.csv
+    python benchmarks/bench_fit.py --data-dir DIR                  # writes benchmarks/results/bench_fit.csv
+    python benchmarks/bench_fit.py --data-dir DIR --only memory    # its rows of memory alone, the others stay
 
 All train the same network on the same encoded rows with the same batch size; the plain loop is cross-entropy on
 in-memory tensors, with and without looking at the validation rows after an epoch as ours does. Runs are interleaved.
-Memory is the peak resident set of a process that fits, less that of one that only loads the table.
+Memory is what a process that has loaded the table, and has trained a few rows of it, holds at most while it fits it,
+less what it held before: the resident set, as Linux counts it, in `--rounds` processes. It is told beside the table as
+float32, as it was loaded (`table`) and with the columns that the encoder makes of it (`encoded`), and the networks:
+weights, two moments of each, their average and the best so far.
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,12 +29,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while t
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from bench_quality import load
 from skorch import NeuralNetClassifier
 
 from evalign import EASTClassifier
+from evalign.files import write_atomically
 from evalign.networks import mlp
 from evalign.tables import TableEncoder
 from evalign.tables.distinct import distinct_rows, split_rows
@@ -88,37 +95,57 @@ def skorch_loop(X: np.ndarray, y: np.ndarray, size: int) -> float:
     return float(statistics.median(model.fit(X, y).history[:, "dur"]))
 
 
-def peak_mib(folder: Path, name: str, fit: bool) -> float:
-    """Peak resident memory of a fresh process that loads a set and, if told, fits it."""
-    out = subprocess.run(
-        [sys.executable, __file__, "--data-dir", str(folder), "--peak-of", name, *(["--fit"] if fit else [])],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return float(json.loads(out.stdout)["peak_mib"])
+def held_mib(field: str) -> float:
+    """Memory of this process as Linux counts it: "VmRSS" now, "VmHWM" at most since it was last asked to forget."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
-def measure_peak(folder: Path, name: str, fit: bool) -> None:
+def print_memory(folder: Path, name: str) -> None:
+    """What `fit` with default settings takes at most, on a CPU, beyond what the process held before."""
     X, y = load(name, folder)
     model = EASTClassifier(epochs=4, random_state=0, device="cpu")
-    # Both processes train a handful of rows first: libraries take their working space then, not for the table.
+    # A handful of rows first: libraries take their working space then, not for the table.
     model.fit(X.iloc[:2000].assign(), np.arange(2000) % 2)
-    if fit:
-        model.fit(X, y)
-    print(json.dumps({"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+    # What was freed and is still held, in amounts that vary from run to run, is no room for `fit` to use unseen.
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = held_mib("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    model.fit(X, y)
+    networks = sum(weight.numel() for weight in model.network_.parameters()) * 5
+    found = {
+        "rows": len(X),
+        "mib_beyond_loading": held_mib("VmHWM") - before,
+        "table_mib": 4 * X.size / 2**20,
+        "encoded_mib": 4 * len(X) * len(model.encoder_.feature_names_out) / 2**20,
+        "networks_mib": 4 * networks / 2**20,
+    }
+    print(json.dumps(found))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
-    parser.add_argument("--fit", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.peak_of:
-        measure_peak(options.data_dir, options.peak_of, options.fit)
-        return
-    frame, y = load("adult", options.data_dir)
+def memory_row(folder: Path, name: str, rounds: int) -> dict[str, Any]:
+    """Fresh processes, one after the other; the worst of them is compared."""
+    command = [sys.executable, __file__, "--data-dir", str(folder), "--memory-of", name]
+    runs = [
+        json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(rounds)
+    ]
+    taken = [run["mib_beyond_loading"] for run in runs]
+    sizes = {key: round(runs[0][key], 1) for key in ("table_mib", "encoded_mib", "networks_mib")}
+    beside = max(taken) - runs[0]["networks_mib"]
+    return {
+        "what": f"peak memory of fit, {name}", "rows": runs[0]["rows"],
+        "mib_beyond_loading": round(statistics.median(taken), 1),
+        "least": round(min(taken), 1), "most": round(max(taken), 1), **sizes,
+        "most_less_networks_by_table": round(beside / runs[0]["table_mib"], 2),
+        "most_less_networks_by_encoded": round(beside / runs[0]["encoded_mib"], 2),
+    }  # fmt: skip
+
+
+def time_rows(folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """Seconds of an epoch on Adult, the median of interleaved runs, and ratios to the plain loop of the same round."""
+    frame, y = load("adult", folder)
     distinct, _ = distinct_rows(frame, y, np.ones(len(y)))  # ours counts equal rows once; give all the same ones
     X, y = TableEncoder().fit_transform(frame.iloc[distinct]), y[distinct]
     contenders: dict[str, Callable[[Any, Any], float]] = {
@@ -130,32 +157,41 @@ def main() -> None:
         "skorch, its default batches of 128": lambda X, y: skorch_loop(X, y, 128),
     }
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(options.rounds):
+    for _ in range(rounds):
         for name, run in contenders.items():
             times[name].append(run(X, y))
     base = times["plain torch loop"]
-    rows: list[dict[str, Any]] = [
-        {"what": name, "seconds_an_epoch": round(statistics.median(own), 4),
+    return [
+        {"what": name, "rows": len(X), "seconds_an_epoch": round(statistics.median(own), 4),
          "ratio_to_plain_loop": round(statistics.median(t / b for t, b in zip(own, base, strict=True)), 3)}
         for name, own in times.items()
     ]  # fmt: skip
-    for name in ("adult", "creditcard"):
-        table, _ = load(name, options.data_dir)
-        matrix_mib = TableEncoder(numeric=EASTClassifier().numeric).fit_transform(table).nbytes / 2**20
-        extra = peak_mib(options.data_dir, name, True) - peak_mib(options.data_dir, name, False)
-        rows.append(
-            {
-                "what": f"peak memory of fit, {name}",
-                "mib_beyond_loading": round(extra, 1),
-                "table_as_float32_mib": round(matrix_mib, 1),
-                "ratio_to_table": round(extra / matrix_mib, 2),
-            }
-        )
-    table = pd.DataFrame(rows).assign(
-        device=platform.machine(), threads=torch.get_num_threads(), torch=torch.__version__, rows=len(X)
-    )
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    table.to_csv(options.out, index=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["time", "memory"], help="measure these rows, keep the others of the file")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory_of:
+        print_memory(options.data_dir, options.memory_of)
+        return
+    rows: list[dict[str, Any]] = []
+    if options.only != "memory":
+        rows += time_rows(options.data_dir, options.rounds)
+    if options.only != "time":
+        rows += [memory_row(options.data_dir, name, options.rounds) for name in ("adult", "creditcard")]
+    versions = {"device": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    table = pd.DataFrame([{**row, **versions} for row in rows])
+    if options.only:
+        stays = pd.read_csv(options.out)
+        stays = stays[stays["what"].str.startswith("peak memory") != (options.only == "memory")]
+        table = pd.concat([table, stays] if options.only == "time" else [stays, table])
+    table = table.dropna(axis=1, how="all").reset_index(drop=True)
+    write_atomically(options.out, table.to_csv(index=False))
     print(table.to_string())
 
 

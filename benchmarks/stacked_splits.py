@@ -1,6 +1,6 @@
 """Splits of a table, encoded as `EASTClassifier` encodes them, and networks of all splits and folds as one stack."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -41,7 +41,7 @@ class Part:
 
     x: Matrix
     y: Ints
-    divisions: list[Division]
+    divisions: Sequence[Division]
     test: Matrix
     test_y: Ints
     fields: Fields

@@ -210,6 +210,19 @@ def test_any_term_is_minimised_beside_its_anchor_and_other_rows_are_watched():
     assert kept.loss == pytest.approx(float(((z.sigmoid() - rows.y) ** 2).mean() + 0.5 * entropy), rel=1e-4)
 
 
+def test_logits_of_some_rows_in_pieces_are_those_of_the_table():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3000, 4, generator=generator)
+    rows = torch.randperm(3000, generator=generator)[:2500].int()  # more than are shown to a network at once
+    network = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    network.eval()
+    with torch.no_grad():
+        whole = network(x)
+    torch.testing.assert_close(predict_logits(network, x), whole)
+    torch.testing.assert_close(predict_logits(network, x, rows), whole[rows.long()])
+    assert predict_logits(network, x, rows[:0]).shape == (0, 3)
+
+
 def test_bytes_give_float_logits_in_pieces_of_any_size():
     x = torch.randint(0, 256, (9, 4, 4, 3), dtype=torch.uint8)
     network = nn.Sequential(Pictures((0.5,) * 3, (0.2,) * 3), nn.Flatten(), nn.Linear(48, 2))

@@ -1,5 +1,7 @@
 """Stacked trials are the trials one by one."""
 
+import gc
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 
@@ -282,3 +284,33 @@ def test_class_offsets_are_not_stacked():
     with pytest.raises(ValueError, match="no class offsets"):
         train_trials(lambda: network(0.0), table(), [replace(trial, recipe=Recipe("r", "", stages))], OBJECTIVE, SCORE,
                      batch_size=40)  # fmt: skip
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.6])
+def test_each_layer_keeps_its_share_for_each_trial_anew(dropout):
+    made = [replace(trial, dropout=dropout) for trial in trials()[:2]]
+    stack = _Stack(lambda: network(0.3), table(), made, OBJECTIVE, SCORE, 40, "multiclass", False, False, None)
+    networks, shape = stack.networks, torch.Size([1, stack.batches.width])
+    drawn = []
+    for s in (0, 1, 0):
+        kept = networks._kept_values(slice(s, s + 1), shape)
+        assert {name: tuple(value.shape[2:]) for name, value in kept.items()} == {"2.keep": (8,), "5.keep": (6,)}
+        assert set(torch.cat([value.flatten() for value in kept.values()]).tolist()) == {0.0, 1.0}
+        drawn.append(torch.cat([value.flatten(2) for value in kept.values()], 2).clone())
+    share = torch.stack(drawn).mean()
+    assert abs(share - (1 - dropout)) < 6 * (dropout * (1 - dropout) / torch.stack(drawn).numel()) ** 0.5
+    assert not torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_a_stack_is_gone_when_its_training_is_over():
+    """Without a garbage collector to help: a cycle would hold weights and moments of all networks for longer."""
+    gc.disable()
+    try:
+        stack = _Stack(lambda: network(0.3), table(), trials(), OBJECTIVE, SCORE, 40, "multiclass", False, False, None)
+        stack.epoch()
+        weights = weakref.ref(stack.networks)
+        del stack
+        assert weights() is None
+    finally:
+        gc.enable()

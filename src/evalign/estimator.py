@@ -310,7 +310,7 @@ class _Labelled:
     X: Any
     rows: NDArray[np.int64]
     codes: NDArray[np.int64]
-    divisions: list[Division]
+    divisions: Sequence[Division]
 
     @property
     def held_out(self) -> NDArray[np.int64]:

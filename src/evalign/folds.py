@@ -18,7 +18,7 @@ from evalign.networks.ensemble import Together
 from evalign.objective import Objective
 from evalign.tables.distinct import Division
 from evalign.training.batches import Batches
-from evalign.training.loop import OnEpoch, Rows, Score, predict_logits, rows_at_once
+from evalign.training.loop import OnEpoch, Rows, Score, predict_logits
 from evalign.training.progress import Epoch, check_finite
 from evalign.training.recipes import Recipe
 from evalign.training.trials import Trial, train_trials
@@ -80,9 +80,13 @@ class FoldedRows:
             torch.from_numpy(encode(source)).to(device), torch.from_numpy(labels[source]).to(device),
             torch.from_numpy(weight.astype(np.float32)).to(device),
         )  # fmt: skip
-        return cls(
-            rows, [torch.from_numpy(d.train) for d in divisions], [torch.from_numpy(place[d.valid]) for d in divisions]
-        )
+
+        def numbers(places: Ints) -> Tensor:
+            # k folds have k - 1 times as many row numbers as there are rows; short ones take half the room on a CPU.
+            short = torch.int32 if device.type == "cpu" and len(rows) < 2**31 else torch.int64
+            return torch.from_numpy(places).to(device, short)
+
+        return cls(rows, [numbers(d.train) for d in divisions], [numbers(place[d.valid]) for d in divisions])
 
     def batch_size(self, size: int) -> int:
         """The least size from `size` on that gives every fold as many batches, which stacked training asks for.
@@ -151,12 +155,10 @@ def train_folds(
         for i, (train, valid) in enumerate(zip(folded.train, folded.valid, strict=True))
     ]
     network, histories = run(trials)
-    x = folded.rows.x
     held_out = [
-        torch.cat([predict_logits(member, x[part]) for part in torch.split(valid.to(x.device), rows_at_once(x.device))])
-        .double().softmax(1).cpu().numpy()
+        predict_logits(member, folded.rows.x, valid).double().softmax(1).cpu().numpy()
         for member, valid in zip(network, folded.valid, strict=True)
-    ]  # fmt: skip
+    ]
     if refit:
         network, _ = run(
             [

@@ -11,7 +11,7 @@ def mlp(features: int, classes: int, hidden: Sequence[int] = (512, 256, 128), dr
     >>> mlp(4, 2, hidden=(8,))
     Sequential(
       (0): Linear(in_features=4, out_features=8, bias=True)
-      (1): ReLU()
+      (1): ReLU(inplace=True)
       (2): Dropout(p=0.25, inplace=False)
       (3): Linear(in_features=8, out_features=2, bias=True)
     )
@@ -19,6 +19,6 @@ def mlp(features: int, classes: int, hidden: Sequence[int] = (512, 256, 128), dr
     layers: list[nn.Module] = []
     width = features
     for size in hidden:
-        layers += [nn.Linear(width, size), nn.ReLU(), nn.Dropout(dropout)]
+        layers += [nn.Linear(width, size), nn.ReLU(inplace=True), nn.Dropout(dropout)]
         width = size
     return nn.Sequential(*layers, nn.Linear(width, classes))

@@ -68,9 +68,11 @@ class Batches:
     def epoch(self) -> Iterator[Tensor]:
         return iter(self.order().tensor_split(self.count))
 
-    def places(self) -> Tensor:
-        """Where in an epoch's order the rows of each batch stand (batches, longest); -1 fills shorter ones up."""
-        return torch.nn.utils.rnn.pad_sequence(list(torch.arange(self.n).tensor_split(self.count)), True, -1)
+    @property
+    def lengths(self) -> list[int]:
+        """How many rows each batch of an epoch has: as many as any other, or one more."""
+        least, more = divmod(self.n, self.count)
+        return [least + (batch < more) for batch in range(self.count)]
 
 
 def default_batch_size(n: int) -> int:

@@ -14,7 +14,7 @@ from evalign.objective import Objective, cross_entropy
 from evalign.offsets import metric_offset
 from evalign.training.batches import Batches
 from evalign.training.checkpoint import Checkpoint, Progress
-from evalign.training.outputs import Term, Watch, flat, probabilities_of, with_offset
+from evalign.training.outputs import Term, Watch, flat, joined, probabilities_of, with_offset
 from evalign.training.progress import Epoch, check_finite
 from evalign.training.recipes import Recipe, Stage
 from evalign.training.rows import Rows as Rows
@@ -202,16 +202,21 @@ def estimate_offset(
 
 def rows_at_once(device: torch.device) -> int:
     """How many rows a network is shown at once outside of training: enough to be busy, and no table's worth."""
-    return 4096 if device.type == "cpu" else 16384
+    return 1024 if device.type == "cpu" else 16384
 
 
 @torch.no_grad()
-def predict_logits(network: nn.Module, x: Tensor, *, amp: bool = False) -> Tensor:
-    """Logits in evaluation mode, in pieces so that hidden layers never hold a whole table; bytes give float32."""
+def predict_logits(network: nn.Module, x: Tensor, rows: Tensor | None = None, *, amp: bool = False) -> Tensor:
+    """Logits of x, or of those `rows` of it, in evaluation mode; bytes give float32.
+
+    In pieces, so that hidden layers never hold a whole table, and neither does a copy of the rows.
+    """
     network.eval()
-    pieces = torch.split(x, rows_at_once(x.device) if x.dim() <= 2 else PICTURES_AT_ONCE)
+    size = rows_at_once(x.device) if x.dim() <= 2 else PICTURES_AT_ONCE
+    pieces = torch.split(x, size) if rows is None else (x[part] for part in torch.split(rows.to(x.device), size))
+    dtype = x.dtype if x.is_floating_point() else torch.float32
     with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
-        return torch.cat([network(part).to(x.dtype if x.is_floating_point() else torch.float32) for part in pieces])
+        return joined((network(part).to(dtype) for part in pieces), len(x) if rows is None else len(rows))
 
 
 @torch.no_grad()

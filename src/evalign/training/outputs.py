@@ -1,6 +1,7 @@
 """What networks put out, for every shape a task may have: one number a row, one a pair of a graph, or one a class."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -10,6 +11,25 @@ from evalign.confusion import Task
 # (logits, labels, weights, temperature) -> what a stage with `metric` minimises beside its anchor; vmappable
 Term = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Watch = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, weights -> (k,) numbers to keep of every epoch
+
+
+def joined(parts: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
+    """`torch.cat` of parts that are made one after the other, `rows` long in all.
+
+    The room for all is taken once: small results kept between the large tensors that come and go for each part would
+    tear the free memory into pieces that no large tensor fits into, and every part would take new room.
+
+    >>> joined((torch.full((1, n), float(n)) for n in (1, 2)), 3, dim=1)
+    tensor([[1., 2., 2.]])
+    """
+    parts = iter(parts)
+    first = next(parts)
+    whole = first.new_empty(*first.shape[:dim], rows, *first.shape[dim + 1 :])
+    start = 0
+    for part in itertools.chain([first], parts):
+        whole.narrow(dim, start, part.shape[dim]).copy_(part)
+        start += part.shape[dim]
+    return whole
 
 
 def flat(logits: Tensor, y: Tensor, weight: Tensor, task: Task) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from evalign.training.loop import rows_at_once
+from evalign.training.outputs import joined
 from evalign.training.replay import RECORDING
 from evalign.training.stacking import FlatParameters, dropout_widths, with_shared_dropout
 
@@ -18,7 +19,7 @@ class StackedNetworks:
 
     `make_network` is called once for each, after seeding with its seed; `dropouts` replace the network's rate where
     they are not None, and `batch_lengths` are how many rows of a training batch are a network's own, for which its
-    generator draws noise. With `averages` what is judged is an average of the weights, kept by the caller.
+    generator draws what dropout keeps. With `averages` what is judged is an average of the weights, kept by the caller.
     """
 
     def __init__(
@@ -44,18 +45,23 @@ class StackedNetworks:
         self.parameters = FlatParameters(params)
         self.judged = self.parameters.flat.clone() if averages else self.parameters.flat
         self.judged_views = self.parameters.views_of(self.judged)
-        self.buffers: dict[str, Tensor] = {k: v.detach() for k, v in buffers.items() if not k.endswith("noise")}
-        self.skeleton = copy.deepcopy(networks[0]).to("meta")
         self.widths = dropout_widths(networks[0], x[:2])
+        drawn = {f"{name}.keep" for name in self.widths}  # anew for every batch
+        self.buffers: dict[str, Tensor] = {name: b.detach() for name, b in buffers.items() if name not in drawn}
+        self.skeleton = copy.deepcopy(networks[0]).to("meta")
         self.best = {name: kept.clone() for name, kept in self._kept().items()}
         shared = self.device.type == "cuda" and self.count > 1
+        # One place for all that dropout draws: the largest tensor of a step need not find new room every time.
+        self.drawn = x.new_empty(
+            self.count // len(self.groups), max(batch_lengths), sum(map(math.prod, self.widths.values()))
+        )
         self.noises = [torch.Generator(self.device).manual_seed(seed) for seed in seeds[: 1 if shared else None]]
 
     def logits(self, own: slice, index: Tensor, training: dict[str, Tensor] | None) -> Tensor:
         """By the parameters in `training`, or by those that are judged, in pieces then on a CPU."""
         self.skeleton.train(training is not None)
-        noise = self._no_noise if training is None else self._noise(own, index)
-        buffers = {name: buffer[own] for name, buffer in self.buffers.items()} | noise
+        keep = self._nothing_drawn if training is None else self._kept_values(own, index.shape)
+        buffers = {name: buffer[own] for name, buffer in self.buffers.items()} | keep
         params = {name: view[own] for name, view in self.judged_views.items()} if training is None else training
 
         def one(params, buffers, x):  # type: ignore[no-untyped-def]
@@ -66,28 +72,26 @@ class StackedNetworks:
 
         if training is not None or self.device.type != "cpu":
             return of(index)
-        return torch.cat([of(places) for places in torch.split(index, rows_at_once(self.device), 1)], 1)
+        return joined(map(of, torch.split(index, rows_at_once(self.device), 1)), index.shape[1], dim=1)
 
-    def _noise(self, own: slice, index: Tensor) -> dict[str, Tensor]:
-        """Uniform numbers for every dropout layer; on a CPU from each trial's own generator, for its own rows only."""
-        sizes = [math.prod(shape) for shape in self.widths.values()]
-        if not sizes:
-            return {}
-        noise = self.x.new_empty(*index.shape, sum(sizes))
+    def _kept_values(self, own: slice, shape: torch.Size) -> dict[str, Tensor]:
+        """What every dropout layer keeps of a batch; on a CPU by each trial's own generator, for its own rows only."""
         if len(self.noises) < self.count:
-            noise.uniform_(generator=self.noises[0])
+            self.drawn.uniform_(generator=self.noises[0])
         else:
-            for rows, count, generator in zip(noise, self.batch_lengths[own], self.noises[own], strict=True):
+            for rows, count, generator in zip(self.drawn, self.batch_lengths[own], self.noises[own], strict=True):
                 rows[:count].uniform_(generator=generator)
-        return {
-            f"{name}.noise": layer.reshape(*index.shape, *shape)
-            for (name, shape), layer in zip(self.widths.items(), torch.split(noise, sizes, -1), strict=True)
-        }
+        kept, start = {}, 0
+        for name, one in self.widths.items():
+            layer = self.drawn[..., start : start + math.prod(one)]
+            start += math.prod(one)
+            kept[f"{name}.keep"] = layer.ge_(self.buffers[f"{name}.rate"][own, None, None]).view(*shape, *one)
+        return kept
 
     @property
-    def _no_noise(self) -> dict[str, Tensor]:
+    def _nothing_drawn(self) -> dict[str, Tensor]:
         width = 1 if len(self.groups) > 1 else self.count
-        return {f"{name}.noise": self.x.new_empty(width, 0) for name in self.widths}
+        return {f"{name}.keep": self.x.new_empty(width, 0) for name in self.widths}
 
     @torch.no_grad()
     def keep(self, better: list[int]) -> None:

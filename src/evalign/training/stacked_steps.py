@@ -65,15 +65,8 @@ class StackedSteps:
         return [*self.adam.state, networks.judged, *networks.buffers.values(), self.loss_sum, self.values]
 
     def step(self) -> None:
-        found = [self._loss_and_gradient(own) for own in self.networks.groups]
-        loss, gradient = (torch.cat(parts) for parts in zip(*found, strict=True))
-        self.adam.step(gradient, self.rate, self.decay)
-        if self.averages:
-            with torch.no_grad():
-                newest = weight_of_newest(self.adam.steps, self.share)
-                judged = self.networks.judged
-                judged.lerp_(self.networks.parameters.flat, newest.to(judged.dtype))
-        self.loss_sum += loss
+        for own in self.networks.groups:
+            self._step(own)
 
     @torch.no_grad()
     def validate(self) -> None:
@@ -84,11 +77,16 @@ class StackedSteps:
         if self.watched is not None:
             self.values[:, 4:] = self._look()
 
-    def _loss_and_gradient(self, own: slice) -> tuple[Tensor, Tensor]:
-        parameters = self.networks.parameters
+    def _step(self, own: slice) -> None:
+        parameters, judged = self.networks.parameters, self.networks.judged
         leaves = parameters.leaves(own)
         loss = self._losses(own, self.index[own], self.mask[own], leaves)[0]
-        return loss.detach(), parameters.gradient(loss.sum(), leaves)
+        self.adam.step(own, parameters.gradient(loss.sum(), leaves), self.rate[own], self.decay[own])
+        with torch.no_grad():
+            self.loss_sum[own].add_(loss)
+            if self.averages:
+                newest = weight_of_newest(self.adam.steps[own], self.share[own])
+                judged[own].lerp_(parameters.flat[own], newest.to(judged.dtype))
 
     def _losses(
         self, own: slice, index: Tensor, mask: Tensor, training: dict[str, Tensor] | None

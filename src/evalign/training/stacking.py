@@ -7,20 +7,28 @@ from torch import Tensor, nn
 
 
 class SharedDropout(nn.Module):
-    """Dropout whose rate and noise come from outside, so that each trial has its own of both."""
+    """Dropout whose rate and choice come from outside, so that each trial has its own of both: x keep / (1 - rate).
 
-    noise: Tensor
+    `keep` is 1 where a value stays and 0 where it is dropped.
+
+    >>> layer = SharedDropout(0.5)
+    >>> layer.keep = torch.tensor([1.0, 0.0])
+    >>> layer(torch.tensor([3.0, 3.0]))
+    tensor([6., 0.])
+    """
+
+    keep: Tensor
     rate: Tensor
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.register_buffer("rate", torch.tensor(rate))
-        self.register_buffer("noise", torch.empty(0))
+        self.register_buffer("keep", torch.empty(0))
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        return torch.where(self.noise < self.rate, 0.0, x / (1 - self.rate))
+        return (x * self.keep).div_(1 - self.rate)
 
 
 def with_shared_dropout(network: nn.Module, rate: float | None) -> nn.Module:
@@ -86,15 +94,16 @@ class StackedAdamW:
         self.steps = torch.zeros(len(self.flat), 1, dtype=torch.float64, device=self.flat.device)
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, learning_rate: Tensor, decay: Tensor) -> None:
-        """One update; `learning_rate` and `decay` are (S, 1)."""
-        self.steps += 1
-        size = (learning_rate / (1 - 0.9**self.steps)).to(gradient.dtype)
-        scale = (1 - 0.999**self.steps).rsqrt().to(gradient.dtype)
-        self.first.lerp_(gradient, 0.1)
-        self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        self.flat.mul_(1 - learning_rate * decay)
-        self.flat.sub_(size * self.first / (self.second.sqrt() * scale).add_(1e-8))
+    def step(self, own: slice, gradient: Tensor, learning_rate: Tensor, decay: Tensor) -> None:
+        """One update of these networks; `gradient` is (s, P), `learning_rate` and `decay` are (s, 1)."""
+        flat, first, second, steps = (kept[own] for kept in self.state)
+        steps += 1
+        size = (learning_rate / (1 - 0.9**steps)).to(gradient.dtype)
+        scale = (1 - 0.999**steps).rsqrt().to(gradient.dtype)
+        first.lerp_(gradient, 0.1)
+        second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        flat.mul_(1 - learning_rate * decay)
+        flat.sub_((size * first).div_(second.sqrt().mul_(scale).add_(1e-8)))
 
     def restart(self, s: int) -> None:
         self.steps[s] = 0
@@ -109,7 +118,8 @@ class StackedAdamW:
 def padded(indices: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
     """Index vectors as one matrix, and a mask that is 0 where a shorter one was filled up."""
     longest = max(len(i) for i in indices)
-    matrix = torch.zeros(len(indices), longest, dtype=torch.long, device=device)
+    dtype = indices[0].dtype if device.type == "cpu" else torch.long  # a GPU would turn short ones into long every time
+    matrix = torch.zeros(len(indices), longest, dtype=dtype, device=device)
     mask = torch.zeros(len(indices), longest, device=device)
     for row, i in enumerate(indices):
         matrix[row, : len(i)] = i.to(device)

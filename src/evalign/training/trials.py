@@ -115,7 +115,7 @@ class _Stack:
         self.batches = StackedBatches(
             [trial.train for trial in trials], batch_size, seeds=seeds,
             labels=[rows.y[t.train.to(device)] if stratified or oversample else None for t in trials],
-            oversample=oversample, table=len(rows), dtype=rows.x.dtype, device=device,
+            dtype=rows.x.dtype, oversample=oversample, device=device,
         )  # fmt: skip
         self.networks = StackedNetworks(
             make_network, rows.x, seeds=seeds, dropouts=[trial.dropout for trial in trials],
