@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from evalign import MetricLoss
+from evalign import MetricLoss, losses
 from evalign.kernels import known, triton_columns, triton_launch, triton_tiles, triton_whole, whole
 from evalign.kernels.closed_forms import closed_form
 from evalign.kernels.interface import Plan
@@ -243,7 +243,7 @@ def test_a_batch_like_one_before_takes_the_short_way(on_a_gpu, options):
         for z, y in batches:
             wanted, found = value_and_slope(eager, z.double(), y), value_and_slope(loss, z, y)
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-            loss._flat = None  # without which there is no other way
+            loss.__dict__["_flat"] = None  # without which there is no other way
     assert len(loss._known) == 1
 
 
@@ -274,6 +274,47 @@ def test_another_kind_of_batch_is_looked_at_anew(on_a_gpu):
         loss.ignore_index = -7
     with pytest.raises(ValueError, match="target must have shape"):
         loss(z.to(DEVICE), y[:9].to(DEVICE))
+
+
+@pytest.mark.parametrize("name", ["offset", "weight", "ignore_index"])
+def test_an_option_that_is_set_later_is_honoured(on_a_gpu, name):
+    loss, (z, y, _) = MetricLoss("f1", ignore_index=-7).to(DEVICE), batch(20, 3)
+    value_and_slope(loss, z, y)
+    value = 1 if name == "ignore_index" else torch.tensor([0.5, 1.0, 2.0], device=DEVICE)
+    setattr(loss, name, value)
+    y = y.clamp_min(0)
+    eager = MetricLoss("f1", **({"ignore_index": -7} | {name: value}), backend="eager").to(DEVICE)
+    for _ in range(2):
+        torch.testing.assert_close(
+            value_and_slope(loss, z, y), value_and_slope(eager, z.double(), y), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_what_training_alone_does_is_not_forgotten_by_a_validation_before_it(on_a_gpu):
+    z, y, _ = batch(20, 3)
+    for options in ({"offset": [1.0, 0.0, 0.0]}, {"memory": 0.9}, {"sync": True}):
+        loss = MetricLoss("f1", ignore_index=-7, **options).to(DEVICE).eval()
+        value_and_slope(loss, z, y)
+        assert not loss._known
+        loss.train()
+        if "sync" in options:
+            with pytest.raises(RuntimeError, match="needs a process group"):
+                value_and_slope(loss, z, y)
+    loss = MetricLoss("f1", ignore_index=-7).to(DEVICE)
+    value_and_slope(loss, z, y)
+    loss.eval().temperature = 0.1
+    assert loss._known
+
+
+def test_a_process_group_that_comes_up_later_is_seen(on_a_gpu, monkeypatch):
+    loss, (z, y, _) = MetricLoss("f1", ignore_index=-7).to(DEVICE), batch(20, 3)
+    before, summed = value_and_slope(loss, z, y), []
+    monkeypatch.setattr(losses, "is_up", lambda: True)
+    monkeypatch.setattr(MetricLoss, "_counts_alone_matter", lambda *_: False)  # or it is the CPU's loops that sum
+    for ranks in (None, lambda sums: summed.append(sums) or sums):  # one rank, and as if there were more
+        monkeypatch.setattr(MetricLoss, "_ranks", lambda self, ranks=ranks: ranks)
+        torch.testing.assert_close(value_and_slope(loss, z, y), before, rtol=1e-5, atol=1e-6)
+        assert len(summed) == (ranks is not None)
 
 
 def test_what_is_ready_is_not_copied_or_saved(on_a_gpu, tmp_path):

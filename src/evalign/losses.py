@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evalign import checks, curves, membership, metrics
 from evalign.confusion import TASKS, Task
-from evalign.distributed import Sync, SyncChoice, resolve
+from evalign.distributed import Sync, SyncChoice, is_up, resolve
 from evalign.flat import Flat, flatten
 from evalign.kernels import known
 from evalign.memory import Decay, Memory
@@ -110,6 +110,7 @@ class MetricLoss(nn.Module):
     MetricLoss('fbeta', task='binary', beta=2.0, step='linear')
     """
 
+    _known: known.Known
     _temperature: Tensor
     beta: Any
     offset: Any
@@ -163,7 +164,6 @@ class MetricLoss(nn.Module):
         # A tensor, not a number: a compiled graph is then not built anew for every temperature.
         self.register_buffer("_temperature", torch.tensor(0.2, dtype=torch.float64))
         self.temperature = temperature
-        self._known = known.Known()
 
     @property
     def temperature(self) -> float:
@@ -176,10 +176,22 @@ class MetricLoss(nn.Module):
         if self.memory is not None:
             self.memory.at_temperature(value)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name not in ("training", "temperature"):  # which batches that are known do not depend on
+            self.__dict__["_known"] = known.Known()
+
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        kind = known.kind(input, target) if sample_weight is None else None
+        ready = None if kind is None else self._known.get(kind)
+        if ready is not None and (not is_up() or self._ranks() is None):  # a buffer is found faster than an attribute
+            return ready.loss(input, target, None, self._buffers["_temperature"] if self.step == "annealed" else None)
         ranks, memory = self._ranks(), self._remembers()
         if ranks is None and memory is None:
-            return self._of_batch(input, target, sample_weight)
+            flat = self._flat(input, target, sample_weight)
+            if kind is not None:
+                self._learn(kind, flat, input, target)
+            return self.objective(*flat, self._temperature, self.beta)
         if input.device.type == "cpu" and self._counts_alone_matter(sample_weight, memory):
             flat = self._flat(input, target, sample_weight)
             if self.objective.is_whole(flat.logits, flat.weight, self._temperature, self.beta):
@@ -187,19 +199,13 @@ class MetricLoss(nn.Module):
                 return self.objective.whole(*flat, self._temperature, self.beta, between)
         return self.of_sums(self.sums(input, target, sample_weight))
 
-    def _of_batch(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> Tensor:
-        kind = None
-        if sample_weight is None is self.weight is self.offset and self.from_logits:
-            kind = known.kind(input, target, self.ignore_index, self.beta)
-        ready = None if kind is None else self._known.get(kind)
-        if ready is not None:  # a buffer is found faster than by `__getattr__`
-            return ready.loss(input, target, None, self._buffers["_temperature"] if self.step == "annealed" else None)
-        flat = self._flat(input, target, sample_weight)
-        if kind is not None and flat.logits is input and flat.y is target:
+    def _learn(self, kind: known.Kind, flat: Flat, input: Tensor, target: Tensor) -> None:
+        """Remember what computes a batch of this kind, if there is nothing else to do for one, in training or not."""
+        as_it_is = flat.logits is input and flat.y is target and self.offset is None
+        if as_it_is and self.memory is None and self.sync is not True:
             ready = self.objective.ready(*flat, self._temperature, self.beta)
             if ready is not None:
                 self._known.learn(kind, ready)
-        return self.objective(*flat, self._temperature, self.beta)
 
     def sums(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Sums:
         """What a batch adds to the loss: sums that may be added up before `of_sums` (see `accumulation`)."""
@@ -239,7 +245,6 @@ class MetricLoss(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # half() and to(bfloat16) are meant for weights; a rounded temperature would not survive a checkpoint.
         self._temperature = torch.tensor(temperature, dtype=torch.float64, device=self._temperature.device)
-        self._known.clear()
         return self
 
     def __repr__(self) -> str:

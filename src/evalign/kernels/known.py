@@ -6,31 +6,31 @@ waits for the host, and the way to its launches is longer than they are.
 
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
+from torch.compiler import is_compiling
 
 from evalign.kernels.interface import Ready
 
+Kind = tuple[Any, ...]
 MOST = 1024  # kinds: batches of ever new sizes shall not fill the memory
 
 
-def kind(z: Tensor, y: Tensor, *options: Any) -> tuple[Any, ...] | None:
-    """All that a loss with these options depends on, but values; None on a CPU and under `torch.compile` or `vmap`."""
-    if torch.compiler.is_compiling() or type(z) is not Tensor or type(y) is not Tensor or not z.is_cuda:
-        return None
-    if torch._C._functorch.is_functorch_wrapped_tensor(z):
+def kind(z: Tensor, y: Tensor) -> Kind | None:
+    """All of a batch that its loss depends on, but values; None on a CPU and under `torch.compile` or `vmap`."""
+    if is_compiling() or type(z) is not Tensor or type(y) is not Tensor or not z.is_cuda or is_wrapped(z):
         return None
     where = z.data_ptr() % 16, z.get_device(), y.get_device()
-    return z.shape, z.stride(), z.dtype, y.shape, y.stride(), y.dtype, *where, *options
+    return z.shape, z.stride(), z.dtype, y.shape, y.stride(), y.dtype, *where
 
 
-class Known(dict[Any, Ready]):
-    """Launches by `kind`; a loss that is copied or saved starts without."""
+class Known(dict[Kind, Ready]):
+    """Launches by `kind`; a loss that is changed, copied or saved starts without."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return Known, ()
 
-    def learn(self, kind: tuple[Any, ...], ready: Ready) -> None:
+    def learn(self, kind: Kind, ready: Ready) -> None:
         if len(self) >= MOST:
             self.clear()
         self[kind] = ready

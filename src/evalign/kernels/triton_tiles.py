@@ -57,7 +57,8 @@ class Tiles:
         chunk = rows * max(1, cdiv(n, rows * most))
         programs, width = max(1, cdiv(n, chunk)), places_of_counts(d)
         groups = cdiv(programs, GROUP)
-        self.counters, self.places, self.kept = groups + 1, (1 + groups + programs) * width, places_kept(n, d)
+        self.counters, self.places = groups + 1, (1 + groups + programs) * width
+        self.kept = self.scalar.expand(places_kept(n, d))  # without a place of its own: others are made like it too
         constants = kind.dtypes[3] is not None, kind.dtypes[2] is not None, kind.losses
         self.front = Launch(
             launch_loss, kind.devices[0], self._key(), (programs, 1, 1),
@@ -86,7 +87,7 @@ class Tiles:
 
     def counts(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
         """tp, predicted and actual of every class and the sum of losses, 3 d + 1 numbers; what `gradient` needs."""
-        added, kept = self.scalar.new_empty(places_of_counts(z.shape[1])), self.scalar.new_empty(self.kept)
+        added, kept = self.scalar.new_empty(places_of_counts(z.shape[1])), torch.empty_like(self.kept)
         counters, room = scratch(z, self.counters, self.places)
         weight, temperature = y if weight is None else weight, z if temperature is None else temperature
         self.front(z, y, weight, temperature, room, counters, added, added, kept)
@@ -130,7 +131,7 @@ class TileLoss(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, y: Tensor, how: tuple[Tiles, Tensor | None, Tensor | None]) -> Tensor:
         tiles, weight, temperature = ctx.how = how
         counters, room = scratch(z, tiles.counters, tiles.places)
-        loss, kept = torch.empty_like(tiles.scalar), tiles.scalar.new_empty(tiles.kept)
+        loss, kept = torch.empty_like(tiles.scalar), torch.empty_like(tiles.kept)
         ctx.save_for_backward(z, y, kept)
         weight, temperature = y if weight is None else weight, z if temperature is None else temperature
         tiles.front(z, y, weight, temperature, room, counters, room, loss, kept)
