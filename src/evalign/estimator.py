@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from evalign import metrics
 from evalign.folds import FoldedRows, train_folds
+from evalign.heap import give_back
 from evalign.metric_classifier import BetaByLabel, Decision, MetricClassifier, both
 from evalign.metrics import Average, MetricFunction
 from evalign.network_options import checked_recipe, fold_count
@@ -222,6 +223,7 @@ class EASTClassifier(MetricClassifier):
         valid_rows = on_device(division.valid, division.valid_weight)
         size = self._batch_size(recipe, len(train_rows))
         recipe = recipe.for_rows(len(train_rows), size)
+        give_back()
 
         def trained(rows: Rows, recipe: Recipe) -> list[Epoch]:
             self.network_ = self._make_network(seed).to(self._device)
@@ -249,6 +251,7 @@ class EASTClassifier(MetricClassifier):
         folded = FoldedRows.of(encode, table.codes, table.divisions, self._device)
         size = folded.batch_size(self._batch_size(recipe, len(folded.train[0])))
         recipe = recipe.for_rows(len(folded.train[0]), size)
+        give_back()
         if self.verbose:
             print(f"{self.folds_} networks are trained, each on its own folds; every row is held out by one of them")
         with epoch_bar(recipe, self._metric_name, enabled=bool(self.verbose)) as show:
