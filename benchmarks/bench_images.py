@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from evalign.networks import Pictures, darknet19
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.loop import Rows
 from evalign.training.recipes import Stage
+from evalign.training.rows import Rows
 from evalign.training.step import RecordedStep, plain_step
 
 CE = Stage("cross-entropy", metric=False, anchor=1.0, learning_rate=1e-3, epochs=1, patience=1)

@@ -23,9 +23,10 @@ from evalign.networks.darknet import Conv, darknet
 from evalign.networks.pictures import moved
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.loop import Rows, train
+from evalign.training.loop import train
 from evalign.training.progress import Epoch
 from evalign.training.recipes import Recipe, Stage
+from evalign.training.rows import Rows
 from evalign.training.scores import argmax_score
 from evalign.training.step import plain_step
 

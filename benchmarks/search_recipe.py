@@ -33,7 +33,7 @@ from evalign.networks.embedding import Fields
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Batches
-from evalign.training.loop import Rows
+from evalign.training.rows import Rows
 from evalign.training.trials import Trial, train_trials
 
 SETS = ("yeast", "mammography", "letter", "shuttle", "adult", "creditcard")

@@ -23,8 +23,9 @@ from evalign.tables.distinct import Division, distinct_rows
 from evalign.tables.fields import fields_of
 from evalign.tables.folds import fold_rows
 from evalign.training.batches import Batches, default_batch_size
-from evalign.training.loop import Rows, predict_logits
+from evalign.training.judging import predict_logits
 from evalign.training.recipes import find_recipe
+from evalign.training.rows import Rows
 from evalign.training.scores import argmax_score
 from evalign.training.trials import Trial, train_trials
 

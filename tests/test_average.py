@@ -18,8 +18,9 @@ from evalign.steps import StepChoice
 from evalign.streaming.fit import Stream, fit_stream
 from evalign.streaming.source import ParquetRows
 from evalign.training.average import weight_of_newest
-from evalign.training.loop import Rows, train
+from evalign.training.loop import train
 from evalign.training.recipes import Recipe, Stage, find_recipe
+from evalign.training.rows import Rows
 from evalign.training.scores import argmax_score
 from streams import people, write
 

@@ -12,8 +12,9 @@ from evalign import metrics
 from evalign.networks import Pictures, mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.loop import Rows, train
+from evalign.training.loop import train
 from evalign.training.recipes import Recipe, Stage
+from evalign.training.rows import Rows
 from evalign.training.scores import argmax_score
 
 OBJECTIVE = Objective("balanced_accuracy", "multiclass", StepChoice("annealed"))

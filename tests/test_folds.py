@@ -15,8 +15,9 @@ from evalign.networks import Together, mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables.folds import fold_rows
-from evalign.training.loop import Rows, train
+from evalign.training.loop import train
 from evalign.training.recipes import Recipe, find_recipe
+from evalign.training.rows import Rows
 from evalign.training.scores import argmax_score
 
 SMALL = {"hidden": (16,), "epochs": 12, "learning_rate": 1e-2, "random_state": 0, "folds": 3}

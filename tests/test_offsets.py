@@ -14,9 +14,12 @@ from evalign.networks import mlp
 from evalign.objective import Objective
 from evalign.offsets import class_gains, gain_matrix, metric_offset, of_matrix
 from evalign.steps import StepChoice
-from evalign.training.loop import Rows, batch_loss, estimate_offset, predict_logits, train, validate
+from evalign.training.judging import estimate_offset, predict_logits, validate
+from evalign.training.loop import train
 from evalign.training.recipes import Recipe, Stage, find_recipe
+from evalign.training.rows import Rows
 from evalign.training.scores import argmax_score
+from evalign.training.step import batch_loss
 
 MATRICES = st.integers(2, 5).flatmap(
     lambda n: st.lists(st.lists(st.integers(0, 50), min_size=n, max_size=n), min_size=n, max_size=n)

@@ -11,8 +11,8 @@ from evalign.experiments.config import read_config
 from evalign.experiments.evaluate import watch_cuts
 from evalign.experiments.losses import build_term, metric_score
 from evalign.networks import mlp
-from evalign.training.loop import Rows
 from evalign.training.recipes import Recipe
+from evalign.training.rows import Rows
 from evalign.training.trials import Trial, _Stack
 
 PAPERS = Path(__file__).parent.parent / "papers"

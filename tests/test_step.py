@@ -14,10 +14,11 @@ from evalign import metrics
 from evalign.networks import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.loop import Rows, batch_loss, train
+from evalign.training.loop import train
 from evalign.training.recipes import Recipe, Stage
+from evalign.training.rows import Rows
 from evalign.training.scores import argmax_score
-from evalign.training.step import RecordedStep, plain_step
+from evalign.training.step import RecordedStep, batch_loss, plain_step
 
 STAGE = Stage("metric", metric=True, anchor=0.5, learning_rate=0.01, epochs=1, patience=1, weight_decay=0.1)
 OBJECTIVE = Objective("mcc", "multiclass", StepChoice("annealed"), anchor=0.5)

@@ -124,13 +124,13 @@ def test_two_ranks_have_the_gradient_and_the_validation_of_one_process(tmp_path)
 
 def test_validation_is_that_of_training_in_memory():
     from evalign import metrics
-    from evalign.training import loop
+    from evalign.training import judging
     from evalign.training.scores import argmax_score
 
     for stage in RECIPES["anchored"].stages:
         objective = replace(at_stage(OBJECTIVE, stage), average="binary")
         score = argmax_score(metrics.resolve("f1", average="binary", beta=None))
-        wanted = loop.validate(network(), rows_of(101), stage, objective, score, 0.15)
+        wanted = judging.validate(network(), rows_of(101), stage, objective, score, 0.15)
         assert validate(network(), rows_of(101), stage, objective, 0.15, None)[0] == pytest.approx(wanted, abs=1e-9)
 
 

@@ -11,11 +11,13 @@ from evalign import metrics
 from evalign.networks import Pictures, mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.loop import Rows, batch_loss, predict_logits, train, validate
+from evalign.training.judging import predict_logits, validate
+from evalign.training.loop import train
 from evalign.training.progress import Controller
 from evalign.training.recipes import RECIPES, Recipe, Stage, find_recipe
+from evalign.training.rows import Rows
 from evalign.training.scores import argmax_score
-from evalign.training.step import at_stage
+from evalign.training.step import at_stage, batch_loss
 
 OBJECTIVE = Objective("f1", "multiclass", StepChoice("annealed"))
 SCORE = argmax_score(metrics.f1)

@@ -14,9 +14,10 @@ from evalign.networks import PairNetwork, mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Batches
-from evalign.training.loop import Rows, train
+from evalign.training.loop import train
 from evalign.training.progress import Controller
 from evalign.training.recipes import Recipe, Stage
+from evalign.training.rows import Rows
 from evalign.training.scores import argmax_score
 from evalign.training.trials import Trial, _Stack, train_trials
 

@@ -30,9 +30,11 @@ from evalign.tables.fields import fields_of
 from evalign.tables.folds import fold_rows
 from evalign.training.batches import default_batch_size
 from evalign.training.display import epoch_bar
-from evalign.training.loop import OnEpoch, Rows, Score, predict_logits, train
+from evalign.training.judging import Score, predict_logits
+from evalign.training.loop import OnEpoch, train
 from evalign.training.progress import Epoch
 from evalign.training.recipes import Recipe
+from evalign.training.rows import Rows
 from evalign.training.scores import argmax_score
 
 

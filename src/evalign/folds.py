@@ -18,9 +18,11 @@ from evalign.networks.ensemble import Together
 from evalign.objective import Objective
 from evalign.tables.distinct import Division
 from evalign.training.batches import Batches
-from evalign.training.loop import OnEpoch, Rows, Score, predict_logits
+from evalign.training.judging import Score, predict_logits
+from evalign.training.loop import OnEpoch
 from evalign.training.progress import Epoch, check_finite
 from evalign.training.recipes import Recipe
+from evalign.training.rows import Rows
 from evalign.training.trials import Trial, train_trials
 
 Floats = NDArray[np.float64]

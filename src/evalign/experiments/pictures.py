@@ -19,7 +19,9 @@ from evalign.experiments.stacks import OnEpoch, Point, Trained, recipe_of
 from evalign.networks import Pictures, darknet19, tiny_darknet
 from evalign.networks.pictures import channel_statistics
 from evalign.objective import Objective
-from evalign.training.loop import Rows, predict_logits, train
+from evalign.training.judging import predict_logits
+from evalign.training.loop import train
+from evalign.training.rows import Rows
 
 NETWORKS = {"darknet19": darknet19, "tiny_darknet": tiny_darknet}
 CHECKPOINTS = 3  # in a trial: a file of all weights and averages takes about a second

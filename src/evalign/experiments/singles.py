@@ -17,7 +17,7 @@ from evalign.experiments.parts import Part
 from evalign.experiments.stacks import OnEpoch, Trained
 from evalign.networks import mlp
 from evalign.training.batches import Batches
-from evalign.training.loop import predict_logits
+from evalign.training.judging import predict_logits
 from evalign.training.progress import Epoch
 
 Floats = NDArray[np.float64]

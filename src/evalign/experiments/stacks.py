@@ -19,9 +19,10 @@ from evalign.experiments.parts import Part
 from evalign.networks import mlp
 from evalign.networks.graph import pair_network
 from evalign.training.batches import Batches
-from evalign.training.loop import Rows, predict_logits
+from evalign.training.judging import predict_logits
 from evalign.training.progress import Epoch
 from evalign.training.recipes import Recipe
+from evalign.training.rows import Rows
 from evalign.training.trials import Trial, train_trials
 
 LARGEST_STACK = 80

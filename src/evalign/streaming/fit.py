@@ -18,7 +18,8 @@ from evalign.streaming.source import ParquetRows
 from evalign.streaming.survey import Survey, labels_of, survey
 from evalign.tables.columns import TableError
 from evalign.training.batches import default_batch_size
-from evalign.training.loop import OnEpoch, predict_logits
+from evalign.training.judging import predict_logits
+from evalign.training.loop import OnEpoch
 from evalign.training.rows import Rows
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from evalign.objective import Objective, cross_entropy
 from evalign.offsets import of_matrix
 from evalign.streaming.ranks import rank_count
 from evalign.sums import standing_for
-from evalign.training.loop import predict_logits
+from evalign.training.judging import predict_logits
 from evalign.training.outputs import mean_over_members, with_offset
 from evalign.training.recipes import Stage
 from evalign.training.rows import Rows

@@ -9,21 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from evalign.confusion import Confusion, Task
-from evalign.objective import Objective, cross_entropy
-from evalign.offsets import metric_offset
+from evalign.confusion import Task
+from evalign.objective import Objective
 from evalign.training.batches import Batches
 from evalign.training.checkpoint import Checkpoint, Progress
-from evalign.training.outputs import Term, Watch, flat, joined, probabilities_of, with_offset
+from evalign.training.judging import Score, estimate_offset, predict_logits, validate
+from evalign.training.outputs import Term, Watch, flat
 from evalign.training.progress import Epoch, check_finite
 from evalign.training.recipes import Recipe, Stage
-from evalign.training.rows import Rows as Rows
-from evalign.training.step import RecordedStep, at_stage
-from evalign.training.step import batch_loss as batch_loss
+from evalign.training.rows import Rows
+from evalign.training.step import RecordedStep, at_stage, batch_loss
 
-Score = Callable[[Tensor, Tensor, Tensor], Tensor]  # probabilities (n, C), labels (n,), weights (n,) -> hard metric
 OnEpoch = Callable[[Epoch], None]
-PICTURES_AT_ONCE = 2048
 
 
 def train(
@@ -181,73 +178,6 @@ def _recorded_epochs(
         return step.total / batches.count
 
     return run
-
-
-def estimate_offset(
-    network: nn.Module, rows: Rows, objective: Objective | Term, stage: Stage, before: Tensor | None, amp: bool = False
-) -> Tensor:
-    """The class offsets that the metric asks for at the confusion matrix of `rows`, by the strength of the stage.
-
-    After the first time, half way between what was and what is asked for now: the matrix answers to the offset.
-    """
-    if not isinstance(objective, Objective) or objective.task == "multilabel" or objective.metric == "auroc":
-        raise ValueError("class offsets need a metric of one confusion matrix; train without offset")
-    logits, y, weight = flat(predict_logits(network, rows.x, amp=amp), rows.y, rows.weight, objective.task)
-    p = probabilities_of(logits, objective.task)
-    matrix = Confusion.hard(p.argmax(1), y, p.shape[1], sample_weight=weight).matrix
-    # On the CPU: a few numbers, once a stage, and float64, which not every device has.
-    offset = metric_offset(matrix.cpu(), objective.score, stage.offset).float().to(rows.x.device)
-    return offset if before is None else (offset + before) / 2
-
-
-def rows_at_once(device: torch.device) -> int:
-    """How many rows a network is shown at once outside of training: enough to be busy, and no table's worth."""
-    return 1024 if device.type == "cpu" else 16384
-
-
-@torch.no_grad()
-def predict_logits(network: nn.Module, x: Tensor, rows: Tensor | None = None, *, amp: bool = False) -> Tensor:
-    """Logits of x, or of those `rows` of it, in evaluation mode; bytes give float32.
-
-    In pieces, so that hidden layers never hold a whole table, and neither does a copy of the rows.
-    """
-    network.eval()
-    size = rows_at_once(x.device) if x.dim() <= 2 else PICTURES_AT_ONCE
-    pieces = torch.split(x, size) if rows is None else (x[part] for part in torch.split(rows.to(x.device), size))
-    dtype = x.dtype if x.is_floating_point() else torch.float32
-    with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
-        return joined((network(part).to(dtype) for part in pieces), len(x) if rows is None else len(rows))
-
-
-@torch.no_grad()
-def validate(
-    network: nn.Module,
-    rows: Rows,
-    stage: Stage,
-    objective: Objective | Term,
-    score: Score,
-    temperature: float,
-    amp: bool = False,
-    *,
-    task: Task = "multiclass",
-    offset: Tensor | None = None,
-) -> dict[str, float]:
-    """Validation loss at this temperature (with the offsets that training has), cross-entropy and hard score."""
-    task = objective.task if isinstance(objective, Objective) else task
-    logits, y, weight = flat(predict_logits(network, rows.x, amp=amp), rows.y, rows.weight, task)
-    entropy = cross_entropy(logits, y, weight, task)
-    z = with_offset(logits, offset, task)
-    anchor = entropy if offset is None else cross_entropy(z, y, weight, task)
-    metric_term = 0.0
-    if stage.metric and isinstance(objective, Objective):
-        metric_term = float(objective.metric_term(objective.counts(z, y, weight, temperature)[0]))
-    elif stage.metric and not isinstance(objective, Objective):
-        metric_term = float(objective(z, y, weight, z.new_full((), temperature)))
-    return {
-        "loss": metric_term + stage.anchor * float(anchor),
-        "entropy": float(entropy),
-        "score": float(score(probabilities_of(logits, task), y, weight)),
-    }
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from evalign.training.loop import rows_at_once
+from evalign.training.judging import rows_at_once
 from evalign.training.outputs import joined
 from evalign.training.replay import RECORDING
 from evalign.training.stacking import FlatParameters, dropout_widths, with_shared_dropout

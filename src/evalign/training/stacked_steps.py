@@ -13,8 +13,9 @@ from torch.func import vmap
 from evalign.confusion import Task
 from evalign.objective import cross_entropy
 from evalign.training.average import weight_of_newest
-from evalign.training.loop import Rows, Score
+from evalign.training.judging import Score
 from evalign.training.outputs import Term, Watch, flat, probabilities_of
+from evalign.training.rows import Rows
 from evalign.training.stacked_networks import StackedNetworks
 from evalign.training.stacking import StackedAdamW, padded
 

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from evalign.confusion import Task
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.loop import Rows, Score
+from evalign.training.judging import Score
 from evalign.training.outputs import Term, Watch
 from evalign.training.progress import Controller, Epoch
 from evalign.training.recipes import Recipe
 from evalign.training.replay import Replay
+from evalign.training.rows import Rows
 from evalign.training.stacked_batches import StackedBatches
 from evalign.training.stacked_networks import StackedNetworks
 from evalign.training.stacked_steps import StackedSteps
