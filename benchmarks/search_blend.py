@@ -12,7 +12,7 @@ learned from held-out probabilities without labels; in brackets the selection ro
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,6 +129,24 @@ def report(folder: Path, name: str, blends: Sequence[str]) -> Iterator[str]:
             yield f"| {blend} | {share} | {' | '.join(said)} | {len(common)} |"
 
 
+def fill(
+    folder: Path, data: Path, sets: Sequence[str], splits: Sequence[int], members: Sequence[str],
+    fit: Callable[[str, Any, NDArray[np.int64], int], Told],
+) -> None:  # fmt: skip
+    """What every member tells of every set and split, a file each; what is there is not fitted again."""
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in sets:
+        X, y = load(name, data)
+        for split in splits:
+            for member in members:
+                path = folder / f"{name}-{member}-{split}.npz"
+                if not path.exists():
+                    started = time.process_time()
+                    np.savez_compressed(path, **fit(member, X, y, split)._asdict())
+                    print(f"{name} {member} {split}: {time.process_time() - started:.0f} CPU s", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
@@ -145,17 +163,7 @@ def main() -> None:
         return
     if args.data_dir is None or args.out is None:
         parser.error("--data-dir and --out are needed: the folder with the sets, and one to fill; or --report")
-    torch.set_num_threads(1)
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.sets:
-        X, y = load(name, args.data_dir)
-        for split in args.splits:
-            for member in args.members:
-                path = args.out / f"{name}-{member}-{split}.npz"
-                if not path.exists():
-                    started = time.process_time()
-                    np.savez_compressed(path, **fit(member, X, y, split)._asdict())
-                    print(f"{name} {member} {split}: {time.process_time() - started:.0f} CPU s", flush=True)
+    fill(args.out, args.data_dir, args.sets, args.splits, args.members, fit)
 
 
 if __name__ == "__main__":

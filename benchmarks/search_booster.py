@@ -9,7 +9,6 @@ judges by the rest. What a variant says of the rows that its folds held out and 
 """
 
 import argparse
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +18,9 @@ from unittest.mock import patch
 import lightgbm
 import numpy as np
 import pandas as pd
-import torch
-from bench_quality import SETS, decided_by, load
+from bench_quality import SETS, decided_by
 from numpy.typing import NDArray
-from search_blend import Told, scores
+from search_blend import Told, fill, scores
 from search_folds import mean_and_error
 from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
@@ -188,17 +186,7 @@ def main() -> None:
         return
     if args.data_dir is None or args.out is None:
         parser.error("--data-dir and --out are needed: the folder with the sets, and one to fill; or --report")
-    torch.set_num_threads(1)
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.sets:
-        X, y = load(name, args.data_dir)
-        for number in args.divisions:
-            for variant in args.variants:
-                path = args.out / f"{name}-{variant}-{number}.npz"
-                if not path.exists():
-                    started = time.process_time()
-                    np.savez_compressed(path, **fit(variant, X, y, number)._asdict())
-                    print(f"{name} {variant} {number}: {time.process_time() - started:.0f} CPU s", flush=True)
+    fill(args.out, args.data_dir, args.sets, args.divisions, args.variants, fit)
 
 
 if __name__ == "__main__":

@@ -1,38 +1,15 @@
 """benchmarks/search_blend.py: what a report says of stored probabilities."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+from reference.searches import benchmark, told
 
 
 @pytest.fixture(scope="module")
 def search():
-    sys.path.insert(0, str(FOLDER))
-    try:
-        spec = importlib.util.spec_from_file_location("search_blend", FOLDER / "search_blend.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(FOLDER))
-    return module
-
-
-def told(search, seed, sharpness):
-    rng = np.random.default_rng(seed)
-    labels, select_labels = rng.integers(0, 2, 200), rng.integers(0, 2, 50)
-    noise = np.random.default_rng([seed, sharpness])
-
-    def said(y):
-        p = 1 / (1 + np.exp(-sharpness * (y - 0.5) - noise.normal(0, 1, len(y))))
-        return np.stack([1 - p, p], axis=1)
-
-    return search.Told(said(labels), labels, np.ones(200), said(select_labels), select_labels)
+    return benchmark("search_blend")
 
 
 def test_a_report_has_paired_differences_from_the_booster(search, tmp_path):
