@@ -1,12 +1,17 @@
 """AP-Perf: the linear program against the game over all answers, the authors' package, and differences."""
 
+import sys
+from random import Random
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from evalign.baselines import APPerfLoss, ap_perf_loss
-from evalign.baselines.ap_perf import METRICS, adversary, affine
+from evalign.baselines.ap_perf import METRICS, adversary, affine, decided
 from reference import baselines as slow
 
 GAMES = [(metric, 1.0) for metric in METRICS if metric != "fbeta"] + [("fbeta", b) for b in (0.0, 0.5, 2.0)]
@@ -50,6 +55,43 @@ def test_the_program_is_the_game_where_answers_tie(metric, beta):
         expected, _ = slow.game(metric, psi, beta)
         value, q = adversary(np.array(psi), metric=metric, beta=beta)
         assert value - np.dot(psi, q) == pytest.approx(expected, abs=1e-9)
+
+
+# Prices on both sides of where they decide their label, and there: 1, then 1/3 and 1/5 beside one and two sure rows.
+PRICES = st.lists(
+    st.integers(-60, 60).map(lambda i: i / 20) | st.floats(-1.0, 1.0) | st.sampled_from([1 / 3, -1 / 3, 1 / 5, -1 / 5]),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0]), PRICES, st.randoms(use_true_random=False))
+@example(1.0, [-0.9], Random(0))
+@example(1.0, [0.9], Random(0))
+@example(0.5, [1.5, -0.4], Random(0))
+@example(0.5, [1.5, 0.4], Random(0))
+@example(2.0, [1.5, 0.3, -0.3], Random(0))
+def test_rows_whose_price_decides_leave_the_game_as_it_is(beta, prices, random):
+    psi = np.array(prices)
+    expected, best = slow.game("fbeta", psi, beta)
+    value, q = adversary(psi, metric="fbeta", beta=beta)
+    assert value - psi @ q == pytest.approx(expected, abs=1e-7)
+    # Best answers may tie; q is one of them exactly where -q is a slope of the concave value.
+    other = np.array([random.uniform(-1.5, 1.5) for _ in prices])
+    assert slow.game("fbeta", other, beta)[0] <= expected - q @ (other - psi) + 1e-7
+    # Where the price decides strictly, every best answer agrees.
+    fixed = ~np.isnan(decided(psi, beta)) & ~np.isnan(decided(psi * (1 - 1e-3), beta))
+    assert q[fixed] == pytest.approx(best[fixed], abs=1e-5)
+    assert set(q[fixed]) <= {0.0, 1.0}
+
+
+def test_sure_rows_need_no_program(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    psi = torch.tensor([1.1, -0.4, 0.4, 0.3, -5.0], dtype=torch.float64)
+    loss, gradient = loss_and_gradient(psi, torch.tensor([1, 0, 0, 1, 1]))
+    assert loss.item() == pytest.approx(0.4 + 5.0)  # named and not true, true and not named: each at its price
+    assert gradient.tolist() == [0, 0, 1, 0, -1]
 
 
 @pytest.mark.parametrize(("metric", "beta"), GAMES)
@@ -241,8 +283,6 @@ def test_wrong_input_is_named_in_one_sentence(case):
 
 
 def test_without_scipy_the_error_says_what_to_install(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"scipy.*pip install"):
         ap_perf_loss(Z, Y)
