@@ -8,7 +8,7 @@ from torch import Tensor
 
 from evalign.kernels.interface import once
 from evalign.kernels.points import Settings
-from evalign.kernels.triton_launch import Launch, Launcher, cdiv, next_power_of_2, scratch
+from evalign.kernels.triton_launch import Launch, Launcher, Room, cdiv, next_power_of_2, scratch
 from evalign.kernels.triton_sums import GROUP
 from evalign.kernels.triton_tile_kernels import loss_kernel, tile_gradient_kernel
 
@@ -47,18 +47,21 @@ class Kind(NamedTuple):
 class Tiles:
     """Counts, or a loss, and gradient of batches of one kind."""
 
-    __slots__ = ("back", "backwards", "counters", "dense", "front", "kept", "kind", "places", "scalar")
+    __slots__ = ("back", "backwards", "counters", "counts_room", "front", "gradient_room", "kept_room", "kind",
+                 "loss_room", "places")  # fmt: skip
 
     def __init__(self, kind: Kind, device: torch.device) -> None:
         self.kind, (n, d) = kind, kind.shape
-        self.scalar = torch.empty((), dtype=torch.float32, device=device)  # others are made like it
         aligned = kind.offset == kind.stride % 4 == d % 4 == 0
         pieces, rows, wide, warps, most = tile(d, aligned)
         chunk = rows * max(1, cdiv(n, rows * most))
         programs, width = max(1, cdiv(n, chunk)), places_of_counts(d)
         groups = cdiv(programs, GROUP)
         self.counters, self.places = groups + 1, (1 + groups + programs) * width
-        self.kept = self.scalar.expand(places_kept(n, d))  # without a place of its own: others are made like it too
+        where = device, kind.devices[0]
+        self.loss_room, self.counts_room = Room((), torch.float32, *where), Room((width,), torch.float32, *where)
+        self.kept_room = Room((places_kept(n, d),), torch.float32, *where)
+        self.gradient_room = Room((n, d), kind.dtypes[0] or torch.float32, *where)
         constants = kind.dtypes[3] is not None, kind.dtypes[2] is not None, kind.losses
         self.front = Launch(
             launch_loss, kind.devices[0], self._key(), (programs, 1, 1),
@@ -71,7 +74,6 @@ class Tiles:
         )  # fmt: skip
         self.back = self._back((torch.float32, 0, 0, kind.losses, True))
         self.backwards: dict[Any, Launch] = {}  # of counts
-        self.dense = kind.stride == d or n < 2
 
     def _key(self) -> tuple[Any, ...]:
         kind = self.kind
@@ -87,7 +89,7 @@ class Tiles:
 
     def counts(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
         """tp, predicted and actual of every class and the sum of losses, 3 d + 1 numbers; what `gradient` needs."""
-        added, kept = self.scalar.new_empty(places_of_counts(z.shape[1])), torch.empty_like(self.kept)
+        added, kept = self.counts_room(), self.kept_room()
         counters, room = scratch(z, self.counters, self.places)
         weight, temperature = y if weight is None else weight, z if temperature is None else temperature
         self.front(z, y, weight, temperature, room, counters, added, added, kept)
@@ -102,13 +104,9 @@ class Tiles:
         launch = self.backwards.get(kind)
         if launch is None:
             launch = self.backwards[kind] = self._back(kind)
-        found = self.like(z)
+        found = self.gradient_room()
         launch(z, y, y if weight is None else weight, z if temperature is None else temperature, kept, *by, found)
         return found
-
-    def like(self, z: Tensor) -> Tensor:
-        """Room for the gradient: rows one after the other."""
-        return torch.empty_like(z) if self.dense else torch.empty(self.kind.shape, dtype=z.dtype, device=z.device)
 
     def _back(self, by: tuple[Any, ...]) -> Launch:
         kind, (n, d) = self.kind, self.kind.shape
@@ -131,16 +129,16 @@ class TileLoss(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, y: Tensor, how: tuple[Tiles, Tensor | None, Tensor | None]) -> Tensor:
         tiles, weight, temperature = ctx.how = how
         counters, room = scratch(z, tiles.counters, tiles.places)
-        loss, kept = torch.empty_like(tiles.scalar), torch.empty_like(tiles.kept)
-        ctx.save_for_backward(z, y, kept)
+        loss, ctx.kept = tiles.loss_room(), tiles.kept_room()
+        ctx.save_for_backward(z, y)
         weight, temperature = y if weight is None else weight, z if temperature is None else temperature
-        tiles.front(z, y, weight, temperature, room, counters, room, loss, kept)
+        tiles.front(z, y, weight, temperature, room, counters, room, loss, ctx.kept)
         return loss
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor, None, None]:
-        (z, y, kept), (tiles, weight, temperature) = ctx.saved_tensors, ctx.how
-        found = torch.empty_like(z) if tiles.dense else tiles.like(z)
+        (z, y), (tiles, weight, temperature), kept = ctx.saved_tensors, ctx.how, ctx.kept
+        found = tiles.gradient_room()
         weight, temperature = y if weight is None else weight, z if temperature is None else temperature
         tiles.back(z, y, weight, temperature, kept, by_loss, kept, kept, kept, found)
         return once(found), None, None
