@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from evalign.baselines import APPerfLoss, ap_perf_loss
-from evalign.baselines.ap_perf import METRICS, adversary, affine, decided
+from evalign.baselines.ap_perf_game import METRICS, adversary, affine, decided
 from reference import baselines as slow
 
 GAMES = [(metric, 1.0) for metric in METRICS if metric != "fbeta"] + [("fbeta", b) for b in (0.0, 0.5, 2.0)]
