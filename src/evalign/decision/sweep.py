@@ -10,6 +10,7 @@ from evalign.decision.arrays import Floats
 from evalign.decision.goal import Goal, Judged, search
 
 EXACT = 2**22  # cuts evaluated in one go, so that nothing is left out
+AT_ONCE = 2**14  # cuts whose confusions are held at a time
 NEVER = 2.0  # a threshold that no probability reaches
 RARE = 0.05  # rows: a class expected less often than this is taken for absent
 
@@ -104,8 +105,13 @@ class Sweep:
         return self.threshold(k)
 
     def judge(self, goal: Goal, index: NDArray[np.int64]) -> Judged:
-        c = self.at(index)
-        return goal.shortfalls(c).sum(axis=0), goal.value(c)
+        counts = self.counts()
+        found = []
+        for part in np.array_split(index, -(-len(index) // AT_ONCE)):  # a confusion is twenty numbers on its way
+            c = self.at(part, counts)
+            found.append((goal.shortfalls(c).sum(axis=0), goal.value(c)))
+        shortfall, value = zip(*found, strict=True)
+        return np.concatenate(shortfall), np.concatenate(value)
 
     def misses(self, goal: Goal, k: int) -> bool:
         """Whether cut k misses a constraint."""
