@@ -111,7 +111,7 @@ def check_resumed(device: str) -> None:
 
 
 def check_moved(device: str) -> None:
-    x, border = pictures(device, 8).x, 2
+    x, border = pictures(device, 8).x[:], 2
     padded = F.pad(x.float().permute(0, 3, 1, 2), (border,) * 4, mode="reflect").permute(0, 2, 3, 1).to(torch.uint8)
     found = moved(x, border)
     for ours, whole in zip(found, padded, strict=True):

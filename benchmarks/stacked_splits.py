@@ -121,7 +121,7 @@ def network_probabilities(
     groups: dict[Any, list[_Member]] = {}
     for i, part in enumerate(made):
         alike = None if plain else (part.fields.features, part.fields.numbers, part.fields.categories)
-        folded = FoldedRows.of(part.x.__getitem__, part.y, part.divisions, torch.device("cpu"))
+        folded = FoldedRows.of(torch.from_numpy(part.x).__getitem__, part.y, part.divisions, torch.device("cpu"))
         for fold, (train, valid) in enumerate(zip(folded.train, folded.valid, strict=True)):
             count = Batches(len(train), size, seed=0).count
             groups.setdefault((count, alike), []).append(_Member(i, fold, train, valid, part.seed + 1000 * fold))
@@ -153,11 +153,13 @@ def _trained(
     tables, starts, start = [], {}, 0
     for i in dict.fromkeys(member.part for member in members):
         part = made[i]
-        tables.append(FoldedRows.of(part.x.__getitem__, part.y, part.divisions, torch.device("cpu")).rows)
+        tables.append(
+            FoldedRows.of(torch.from_numpy(part.x).__getitem__, part.y, part.divisions, torch.device("cpu")).rows
+        )
         starts[i] = start
         start += len(tables[-1])
     rows = Rows(
-        torch.cat([padded(own.x) for own in tables]), torch.cat([own.y for own in tables]).to(device),
+        torch.cat([padded(own.x[:]) for own in tables]), torch.cat([own.y for own in tables]).to(device),
         torch.cat([own.weight for own in tables]).to(device),
     )  # fmt: skip
     places = [(starts[m.part] + m.train, starts[m.part] + m.valid) for m in members]

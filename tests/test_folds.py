@@ -61,7 +61,7 @@ def test_stacked_members_are_those_trained_one_by_one(rare):
     weight = np.random.default_rng(0).integers(1, 4, len(y)).astype(np.float64)
     weight[3] = 300.0  # on both sides of every fold
     divisions = fold_rows(y, weight, 3, seed=5)
-    folded = FoldedRows.of(x.__getitem__, y, divisions, torch.device("cpu"))
+    folded = FoldedRows.of(torch.from_numpy(x).__getitem__, y, divisions, torch.device("cpu"))
     objective = Objective("f1", "multiclass", StepChoice("annealed"), average="binary")
     score, recipe = argmax_score(metrics.resolve("f1", average="binary")), find_recipe("anchored").limited(8)
     size = folded.batch_size(32)

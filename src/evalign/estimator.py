@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -32,6 +33,7 @@ from evalign.training.batches import default_batch_size
 from evalign.training.display import epoch_bar
 from evalign.training.judging import Score, predict_logits
 from evalign.training.loop import OnEpoch, train
+from evalign.training.packed import Table
 from evalign.training.progress import Epoch
 from evalign.training.recipes import Recipe
 from evalign.training.rows import Rows
@@ -172,8 +174,9 @@ class EASTClassifier(MetricClassifier):
             X, rows=rows if self.folds_ > 1 else rows[divisions[0].train]
         )
         table = _Labelled(X, rows, codes, divisions)
-        self.held_out_ = rows[table.held_out]
         p = (self._train_folds if self.folds_ > 1 else self._train_one)(table, recipe, seed, on_epoch)
+        give_back()
+        self.held_out_ = rows[table.held_out]
         self.decision_ = self._learn_decision(
             p, codes[table.held_out], np.concatenate([division.valid_weight for division in divisions])
         )
@@ -218,7 +221,7 @@ class EASTClassifier(MetricClassifier):
         (division,) = table.divisions
 
         def on_device(part: NDArray[np.int64], weight: NDArray[np.float64]) -> Rows:
-            x = torch.from_numpy(self.encoder_.transform(table.X, rows=table.rows[part])).to(self._device)
+            x = self._encoded(table, part)
             return Rows(x, self._tensor(table.codes[part]), self._tensor(weight.astype(np.float32)))
 
         train_rows = on_device(division.train, division.train_weight)
@@ -247,10 +250,7 @@ class EASTClassifier(MetricClassifier):
     ) -> NDArray[np.float64]:
         """Train a network for every division; returns what each says of the rows that it held out."""
 
-        def encode(places: NDArray[np.int64]) -> NDArray[np.float32]:
-            return self.encoder_.transform(table.X, rows=table.rows[places])
-
-        folded = FoldedRows.of(encode, table.codes, table.divisions, self._device)
+        folded = FoldedRows.of(partial(self._encoded, table), table.codes, table.divisions, self._device)
         size = folded.batch_size(self._batch_size(recipe, len(folded.train[0])))
         recipe = recipe.for_rows(len(folded.train[0]), size)
         give_back()
@@ -264,6 +264,13 @@ class EASTClassifier(MetricClassifier):
         self.network_ = trained.network
         self._keep_history(trained.histories[0], recipe)
         return trained.held_out
+
+    def _encoded(self, table: "_Labelled", places: NDArray[np.int64]) -> Table:
+        """Rows of the table as a network takes them. On a CPU they are kept short; a GPU has room to spare."""
+        rows = table.rows[places]
+        if self._device.type == "cpu":
+            return self.encoder_.packed(table.X, rows=rows)
+        return torch.from_numpy(self.encoder_.transform(table.X, rows=rows)).to(self._device)
 
     def _keep_history(self, history: list[Epoch], recipe: Recipe) -> None:
         self.history_ = [vars(epoch) for epoch in history]
@@ -291,7 +298,7 @@ class EASTClassifier(MetricClassifier):
     def _score(self) -> Score:
         return argmax_score(metrics.resolve(self.metric, average=self._average, beta=self._beta))
 
-    def _probabilities(self, x: Tensor) -> NDArray[np.float64]:
+    def _probabilities(self, x: Table) -> NDArray[np.float64]:
         p: NDArray[np.float64] = predict_logits(self.network_, x).double().softmax(1).cpu().numpy()
         return p
 

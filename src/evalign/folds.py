@@ -20,13 +20,13 @@ from evalign.tables.distinct import Division
 from evalign.training.batches import Batches
 from evalign.training.judging import Score, predict_logits
 from evalign.training.loop import OnEpoch
+from evalign.training.packed import Table
 from evalign.training.progress import Epoch, check_finite
 from evalign.training.recipes import Recipe
 from evalign.training.rows import Rows
 from evalign.training.trials import Trial, train_trials
 
 Floats = NDArray[np.float64]
-Floats32 = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 FOLDS = 5
@@ -63,11 +63,11 @@ class FoldedRows:
 
     @classmethod
     def of(
-        cls, encode: Callable[[Ints], Floats32], labels: Ints, divisions: Sequence[Division], device: torch.device
+        cls, encode: Callable[[Ints], Table], labels: Ints, divisions: Sequence[Division], device: torch.device
     ) -> "FoldedRows":
         """A row with other weights in training and in validation, as heavy ones have, is there once for each.
 
-        `encode` gives the columns of the rows at some places.
+        `encode` gives the columns of the rows at some places, on the device.
         """
         trained, held_out = np.zeros(len(labels)), np.zeros(len(labels))
         for division in divisions:
@@ -79,7 +79,7 @@ class FoldedRows:
         source = np.concatenate([np.arange(len(labels)), both])
         weight = np.concatenate([np.where(trained > 0, trained, held_out), held_out[both]])
         rows = Rows(
-            torch.from_numpy(encode(source)).to(device), torch.from_numpy(labels[source]).to(device),
+            encode(source), torch.from_numpy(labels[source] if len(both) else labels).to(device),
             torch.from_numpy(weight.astype(np.float32)).to(device),
         )  # fmt: skip
 
@@ -95,7 +95,7 @@ class FoldedRows:
 
         >>> labels = np.zeros(3, dtype=np.int64)
         >>> halves = [Division(np.arange(n), np.ones(n), np.arange(n, 3), np.ones(3 - n)) for n in (1, 2)]
-        >>> columns = np.zeros((3, 1), np.float32)
+        >>> columns = torch.zeros(3, 1)
         >>> FoldedRows.of(columns.__getitem__, labels, halves, torch.device("cpu")).batch_size(1)
         2
         """

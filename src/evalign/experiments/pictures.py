@@ -75,7 +75,7 @@ def train_pictures(
     seed, task = config.seed + trial, _task(config)
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(seed)
-        network = picture_network(config, classes, rows[0].x).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network = picture_network(config, classes, rows[0].x[:]).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     term = build_term(config.method, task)
     if isinstance(term, Objective) and isinstance(term.beta, Tensor):
         term = replace(term, beta=term.beta.to(device))  # there once, not with every batch

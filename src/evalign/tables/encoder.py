@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from sklearn.exceptions import NotFittedError
 
@@ -26,6 +27,7 @@ from evalign.tables.columns import (
 from evalign.tables.encoders import (
     NUMERIC,
     AnyColumn,
+    Blocks,
     CategoryColumn,
     Numeric,
     column_from_json,
@@ -33,6 +35,7 @@ from evalign.tables.encoders import (
     fit_categories,
     fit_numbers,
 )
+from evalign.training.packed import Layout, PackedTable
 
 FORMAT, VERSION = "evalign.tables", 1
 
@@ -115,17 +118,44 @@ class TableEncoder:
 
     def transform(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """(n, F), C-contiguous. A frame's columns are found by name, in any order; none may lack or be too many."""
-        self._check_fitted()
-        table = as_table(X)
-        order = self._order(table)
+        table, order = self._checked(X)
         count = table.shape[0] if rows is None else len(rows)
         out = np.zeros((count, sum(column.width for column in self._columns)), dtype=np.float32)
-        start = 0
-        for j, label, encoder in zip(order, self._labels, self._columns, strict=True):
-            column = column_of(table, j, rows)
-            encoder.write(column, column_kind(column, label), label, out[:, start : start + encoder.width])
-            start += encoder.width
+        ends = np.cumsum([column.width for column in self._columns])[:-1]
+        blocks = [
+            Blocks(*np.split(block, np.cumsum(column.widths)[:2], axis=1))
+            for block, column in zip(np.split(out, ends, axis=1), self._columns, strict=True)
+        ]
+        self._write(table, order, rows, blocks)
         return out
+
+    def packed(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> PackedTable:
+        """The same numbers as `transform` gives, kept in fewer bytes until a batch of them is asked for.
+
+        >>> frame = pd.DataFrame({"age": [20.0, 40.0, 60.0], "job": ["cook", "smith", "cook"]})
+        >>> encoder = TableEncoder(numeric="both").fit(frame)
+        >>> table = encoder.packed(frame)
+        >>> table.layout.row_bytes, bool((table[:].numpy() == encoder.transform(frame)).all())
+        (8, True)
+        """
+        table, order = self._checked(X)
+        layout = self._layout
+        data = layout.zeros(table.shape[0] if rows is None else len(rows))
+        ends = np.cumsum([column.widths for column in self._columns], axis=0)[:-1]
+        views: tuple[NDArray[Any], ...] = layout.views(data)
+        parts = [np.split(view, own, axis=1) for view, own in zip(views, ends.T, strict=True)]
+        self._write(table, order, rows, [Blocks(*blocks) for blocks in zip(*parts, strict=True)])
+        return PackedTable(torch.from_numpy(data), layout)
+
+    def _write(self, table: Table, order: list[int], rows: NDArray[np.int64] | None, blocks: list[Blocks]) -> None:
+        for j, label, encoder, out in zip(order, self._labels, self._columns, blocks, strict=True):
+            column = column_of(table, j, rows)
+            encoder.write(column, column_kind(column, label), label, out)
+
+    @property
+    def _layout(self) -> Layout:
+        kinds = np.concatenate([np.repeat(range(3), column.widths) for column in self._columns])
+        return Layout(*(tuple(np.flatnonzero(kinds == kind).tolist()) for kind in range(3)))
 
     def fit_transform(self, X: Any) -> NDArray[np.float32]:
         return self.fit(X).transform(X)
@@ -210,6 +240,11 @@ class TableEncoder:
         if missing := [name for name in self._names or () if name not in given]:
             hint = did_you_mean(missing[0], [name for name in names if name not in known])
             raise ValueError(f"X must have the columns of training, it lacks {quoted(missing)}{hint}")
+
+    def _checked(self, X: Any) -> tuple[Table, list[int]]:
+        self._check_fitted()
+        table = as_table(X)
+        return table, self._order(table)
 
     def _order(self, table: Table) -> list[int]:
         """Where in `table` each column of training stands; by position unless both have names."""

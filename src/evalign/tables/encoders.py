@@ -5,7 +5,7 @@ Nothing else is needed to encode again, so JSON holds an encoder, and loading on
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -35,6 +35,22 @@ Numeric = Literal["standard", "quantile", "both"]
 NUMERIC: tuple[Numeric, ...] = ("standard", "quantile", "both")
 
 
+class Widths(NamedTuple):
+    """How many columns of the table a column becomes, by the numbers that they hold; in this order."""
+
+    exact: int  # any float32
+    rounded: int  # ranks, which float16 holds as well as they are known
+    flags: int  # 0 or 1
+
+
+class Blocks(NamedTuple):
+    """Where a column is written: a matrix (n, k) for each of its `Widths`, of any type that holds such numbers."""
+
+    exact: NDArray[Any]
+    rounded: NDArray[Any]
+    flags: NDArray[Any]
+
+
 @dataclass(frozen=True)
 class NumberColumn:
     """(x - shift) / scale, or the normal quantile of the rank of x, or both; scale 0 marks a constant, all zeros.
@@ -51,8 +67,12 @@ class NumberColumn:
     both: bool = False  # the rank beside the scaled value, not in its place
 
     @property
+    def widths(self) -> Widths:
+        return Widths(int(self.quantiles is None or self.both), int(self.quantiles is not None), int(self.indicator))
+
+    @property
     def width(self) -> int:
-        return 1 + self.both + self.indicator
+        return sum(self.widths)
 
     @property
     def constant(self) -> bool:
@@ -73,23 +93,24 @@ class NumberColumn:
             )
         return x
 
-    def write(self, column: Column, kind: Kind, label: Label, out: NDArray[np.float32]) -> None:
-        """Fill `out` (n, width), which holds zeros."""
+    def write(self, column: Column, kind: Kind, label: Label, out: Blocks) -> None:
+        """Fill `out`, which holds zeros."""
         x = self.read(column, kind, label)
         missing = np.isnan(x)
         if self.indicator:
-            out[:, -1] = missing
+            out.flags[:, 0] = missing
         if self.scale == 0:
             return
         if self.quantiles is not None:
             rank = self._ranked(x)
             rank[missing] = self.fill
-            out[:, int(self.both)] = rank
+            # Ranks of a thousand quantiles say no more than three digits; wherever they are kept, they are these.
+            out.rounded[:, 0] = rank.astype(np.float16)
             if not self.both:
                 return
         x = self._scaled(x)
         x[missing] = self.fill
-        out[:, 0] = x
+        out.exact[:, 0] = x
 
     def _scaled(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.kind == "bool":
@@ -129,6 +150,10 @@ class CategoryColumn:
     kind: Literal["category"] = "category"
 
     @property
+    def widths(self) -> Widths:
+        return Widths(0, 0, self.width)
+
+    @property
     def width(self) -> int:
         return len(self.values) + self.other + self.missing
 
@@ -152,13 +177,13 @@ class CategoryColumn:
         at: NDArray[np.int64] = place[codes]
         return at
 
-    def write(self, column: Column, kind: Kind, label: Label, out: NDArray[np.float32]) -> None:
-        """Fill `out` (n, width), which holds zeros."""
+    def write(self, column: Column, kind: Kind, label: Label, out: Blocks) -> None:
+        """Fill `out`, which holds zeros."""
         at = self.read(column, kind, label)
         if self.missing:
             at[at == -2] = self.width - 1
         rows = np.flatnonzero(at >= 0)
-        out[rows, at[rows]] = 1
+        out.flags[rows, at[rows]] = 1
 
 
 AnyColumn = NumberColumn | CategoryColumn

@@ -9,6 +9,7 @@ from evalign.confusion import Confusion, Task
 from evalign.objective import Objective, cross_entropy
 from evalign.offsets import metric_offset
 from evalign.training.outputs import Term, flat, joined, probabilities_of, with_offset
+from evalign.training.packed import Table, number_type
 from evalign.training.recipes import Stage
 from evalign.training.rows import Rows
 
@@ -22,17 +23,19 @@ def rows_at_once(device: torch.device) -> int:
 
 
 @torch.no_grad()
-def predict_logits(network: nn.Module, x: Tensor, rows: Tensor | None = None, *, amp: bool = False) -> Tensor:
+def predict_logits(network: nn.Module, x: Table, rows: Tensor | None = None, *, amp: bool = False) -> Tensor:
     """Logits of x, or of those `rows` of it, in evaluation mode; bytes give float32.
 
     In pieces, so that hidden layers never hold a whole table, and neither does a copy of the rows.
     """
     network.eval()
     size = rows_at_once(x.device) if x.dim() <= 2 else PICTURES_AT_ONCE
-    pieces = torch.split(x, size) if rows is None else (x[part] for part in torch.split(rows.to(x.device), size))
-    dtype = x.dtype if x.is_floating_point() else torch.float32
+    count = len(x) if rows is None else len(rows)
+    places = [slice(i, i + size) for i in range(0, max(1, count), size)]
+    pieces = (x[part] for part in (places if rows is None else torch.split(rows.to(x.device), size)))
+    dtype = number_type(x)
     with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
-        return joined((network(part).to(dtype) for part in pieces), len(x) if rows is None else len(rows))
+        return joined((network(part).to(dtype) for part in pieces), count)
 
 
 @torch.no_grad()

@@ -5,25 +5,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evalign.training.packed import PackedTable, Table, number_type
+
 
 @dataclass(frozen=True)
 class Rows:
     """Features, labels and weights on one device."""
 
-    x: Tensor
+    x: Table
     y: Tensor
     weight: Tensor
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, weight: Tensor | None = None) -> "Rows":
-        dtype = x.dtype if x.is_floating_point() else torch.float32
-        return cls(x, y, torch.ones(len(y), dtype=dtype, device=x.device) if weight is None else weight)
+    def of(cls, x: Table, y: Tensor, weight: Tensor | None = None) -> "Rows":
+        return cls(x, y, torch.ones(len(y), dtype=number_type(x), device=x.device) if weight is None else weight)
 
     def __getitem__(self, index: Tensor) -> "Rows":
         return Rows(self.x[index], self.y[index], self.weight[index])
 
     def joined(self, other: "Rows") -> "Rows":
-        return Rows(*(torch.cat(pair) for pair in zip(vars(self).values(), vars(other).values(), strict=True)))
+        y, weight = torch.cat([self.y, other.y]), torch.cat([self.weight, other.weight])
+        if isinstance(self.x, PackedTable) and isinstance(other.x, PackedTable):
+            return Rows(self.x.joined(other.x), y, weight)
+        return Rows(torch.cat([self.x[:], other.x[:]]), y, weight)
 
     def __len__(self) -> int:
         return len(self.y)

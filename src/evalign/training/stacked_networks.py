@@ -10,6 +10,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from evalign.training.judging import rows_at_once
 from evalign.training.outputs import joined
+from evalign.training.packed import Table
 from evalign.training.replay import RECORDING
 from evalign.training.stacking import FlatParameters, dropout_widths, with_shared_dropout
 
@@ -25,7 +26,7 @@ class StackedNetworks:
     def __init__(
         self,
         make_network: Callable[[], nn.Module],
-        x: Tensor,
+        x: Table,
         *,
         seeds: Sequence[int],
         dropouts: Sequence[float | None],
@@ -52,9 +53,8 @@ class StackedNetworks:
         self.best = {name: kept.clone() for name, kept in self._kept().items()}
         shared = self.device.type == "cuda" and self.count > 1
         # One place for all that dropout draws: the largest tensor of a step need not find new room every time.
-        self.drawn = x.new_empty(
-            self.count // len(self.groups), max(batch_lengths), sum(map(math.prod, self.widths.values()))
-        )
+        room = (self.count // len(self.groups), max(batch_lengths), sum(map(math.prod, self.widths.values())))
+        self.drawn = torch.empty(room, dtype=x.dtype, device=self.device)
         self.noises = [torch.Generator(self.device).manual_seed(seed) for seed in seeds[: 1 if shared else None]]
 
     def logits(self, own: slice, index: Tensor, training: dict[str, Tensor] | None) -> Tensor:
@@ -91,7 +91,7 @@ class StackedNetworks:
     @property
     def _nothing_drawn(self) -> dict[str, Tensor]:
         width = 1 if len(self.groups) > 1 else self.count
-        return {f"{name}.keep": self.x.new_empty(width, 0) for name in self.widths}
+        return {f"{name}.keep": self.drawn.new_empty(width, 0) for name in self.widths}
 
     @torch.no_grad()
     def keep(self, better: list[int]) -> None:
