@@ -297,7 +297,7 @@ def test_each_layer_keeps_its_share_for_each_trial_anew(dropout):
         kept = networks._kept_values(slice(s, s + 1), shape)
         assert {name: tuple(value.shape[2:]) for name, value in kept.items()} == {"2.keep": (8,), "5.keep": (6,)}
         assert set(torch.cat([value.flatten() for value in kept.values()]).tolist()) == {0.0, 1.0}
-        drawn.append(torch.cat([value.flatten(2) for value in kept.values()], 2).clone())
+        drawn.append(torch.cat([value.flatten(2) for value in kept.values()], 2).float())
     share = torch.stack(drawn).mean()
     assert abs(share - (1 - dropout)) < 6 * (dropout * (1 - dropout) / torch.stack(drawn).numel()) ** 0.5
     assert not torch.equal(drawn[0], drawn[1])

@@ -11,8 +11,11 @@ from torch.func import functional_call, stack_module_state, vmap
 from evalign.training.judging import rows_at_once
 from evalign.training.outputs import joined
 from evalign.training.packed import Table
+from evalign.training.plain_layers import PlainLayers
 from evalign.training.replay import RECORDING
 from evalign.training.stacking import FlatParameters, dropout_widths, with_shared_dropout
+
+DRAWN_AT_ONCE = 256  # rows: a random number takes four bytes, whether a value is kept one
 
 
 class StackedNetworks:
@@ -47,18 +50,23 @@ class StackedNetworks:
         self.judged = self.parameters.flat.clone() if averages else self.parameters.flat
         self.judged_views = self.parameters.views_of(self.judged)
         self.widths = dropout_widths(networks[0], x[:2])
-        drawn = {f"{name}.keep" for name in self.widths}  # anew for every batch
-        self.buffers: dict[str, Tensor] = {name: b.detach() for name, b in buffers.items() if name not in drawn}
+        anew = {f"{name}.keep" for name in self.widths}  # anew for every batch
+        self.buffers: dict[str, Tensor] = {name: b.detach() for name, b in buffers.items() if name not in anew}
         self.skeleton = copy.deepcopy(networks[0]).to("meta")
         self.best = {name: kept.clone() for name, kept in self._kept().items()}
         shared = self.device.type == "cuda" and self.count > 1
+        self.plain = PlainLayers.of(networks[0], max(batch_lengths)) if self.device.type == "cpu" else None
+        drawn = sum(map(math.prod, self.widths.values()))
         # One place for all that dropout draws: the largest tensor of a step need not find new room every time.
-        room = (self.count // len(self.groups), max(batch_lengths), sum(map(math.prod, self.widths.values())))
+        room = (self.count // len(self.groups), DRAWN_AT_ONCE if self.plain else max(batch_lengths), drawn)
         self.drawn = torch.empty(room, dtype=x.dtype, device=self.device)
+        self.keeps = torch.ones(1, max(batch_lengths) if self.plain else 0, drawn, dtype=torch.bool)
         self.noises = [torch.Generator(self.device).manual_seed(seed) for seed in seeds[: 1 if shared else None]]
 
     def logits(self, own: slice, index: Tensor, training: dict[str, Tensor] | None) -> Tensor:
         """By the parameters in `training`, or by those that are judged, in pieces then on a CPU."""
+        if self.plain is not None:
+            return self._plain_logits(self.plain, own, index[0], training)[None]
         self.skeleton.train(training is not None)
         keep = self._nothing_drawn if training is None else self._kept_values(own, index.shape)
         buffers = {name: buffer[own] for name, buffer in self.buffers.items()} | keep
@@ -74,19 +82,41 @@ class StackedNetworks:
             return of(index)
         return joined(map(of, torch.split(index, rows_at_once(self.device), 1)), index.shape[1], dim=1)
 
+    def _plain_logits(
+        self, plain: PlainLayers, own: slice, index: Tensor, training: dict[str, Tensor] | None
+    ) -> Tensor:
+        """Of one network, as they are trained on a CPU."""
+        if training is None:
+            judged = {name: view[own].squeeze(0) for name, view in self.judged_views.items()}
+            pieces = torch.split(index, plain.rows)
+            return joined((plain.judged(self.x[places], judged) for places in pieces), len(index))
+        kept = self._kept_values(own, index[None].shape)
+        scales = [1 / (1 - float(self.buffers[f"{name}.rate"][own])) for name in plain.dropouts]
+        parameters = {name: leaf.squeeze(0) for name, leaf in training.items()}
+        return plain.logits(self.x[index], parameters, [kept[f"{name}.keep"][0] for name in plain.dropouts], scales)
+
     def _kept_values(self, own: slice, shape: torch.Size) -> dict[str, Tensor]:
         """What every dropout layer keeps of a batch; on a CPU by each trial's own generator, for its own rows only."""
-        if len(self.noises) < self.count:
-            self.drawn.uniform_(generator=self.noises[0])
+        rates = {name: self.buffers[f"{name}.rate"][own, None, None] for name in self.widths}
+        places = [math.prod(one) for one in self.widths.values()]
+        if self.plain is not None:
+            rate = torch.cat([rate.expand(1, 1, width) for rate, width in zip(rates.values(), places, strict=True)], 2)
+            (count,), (generator,) = self.batch_lengths[own], self.noises[own]
+            for rows in torch.split(self.keeps[:, :count], DRAWN_AT_ONCE, 1):
+                torch.ge(self.drawn[:, : rows.shape[1]].uniform_(generator=generator), rate, out=rows)
+            layers = torch.split(self.keeps, places, 2)
         else:
-            for rows, count, generator in zip(self.drawn, self.batch_lengths[own], self.noises[own], strict=True):
-                rows[:count].uniform_(generator=generator)
-        kept, start = {}, 0
-        for name, one in self.widths.items():
-            layer = self.drawn[..., start : start + math.prod(one)]
-            start += math.prod(one)
-            kept[f"{name}.keep"] = layer.ge_(self.buffers[f"{name}.rate"][own, None, None]).view(*shape, *one)
-        return kept
+            if len(self.noises) < self.count:
+                self.drawn.uniform_(generator=self.noises[0])
+            else:
+                for rows, count, generator in zip(self.drawn, self.batch_lengths[own], self.noises[own], strict=True):
+                    rows[:count].uniform_(generator=generator)
+            drawn = torch.split(self.drawn, places, 2)
+            layers = tuple(layer.ge_(rate) for layer, rate in zip(drawn, rates.values(), strict=True))
+        return {
+            f"{name}.keep": layer.view(*shape, *one)
+            for (name, one), layer in zip(self.widths.items(), layers, strict=True)
+        }
 
     @property
     def _nothing_drawn(self) -> dict[str, Tensor]:

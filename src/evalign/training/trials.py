@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evalign.confusion import Task
+from evalign.heap import give_back
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.judging import Score
@@ -122,6 +123,7 @@ class _Stack:
             make_network, rows.x, seeds=seeds, dropouts=[trial.dropout for trial in trials],
             batch_lengths=self.batches.longest, averages=averages,
         )  # fmt: skip
+        give_back()  # of the networks that were made for the stack
         watched = [trial.watch for trial in trials if trial.watch is not None]
         self.steps = StackedSteps(
             self.networks, rows, [trial.valid for trial in trials], term=term, score=score, task=task,
