@@ -125,8 +125,12 @@ class StackedNetworks:
 
     @torch.no_grad()
     def keep(self, better: list[int]) -> None:
-        """The weights of the networks that are better than ever, all at once: copies of each would be many kernels."""
-        if better:
+        """The weights of the networks that are better than ever; on a GPU all at once: a copy of each is a kernel."""
+        if self.device.type == "cpu":
+            for name, current in self._kept().items():
+                for s in better:
+                    self.best[name][s] = current[s]
+        elif better:
             chosen = torch.zeros(self.count, dtype=torch.bool)
             chosen[better] = True
             chosen = chosen.to(self.device)
