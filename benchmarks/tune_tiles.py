@@ -34,7 +34,7 @@ SIZES = ["8192x1000", "65536x257", "4096x32768"]
 # programs (`tile`) or tiles of a program (`back_tile`). The others: rows, but for `along`, classes, warps.
 CANDIDATES: dict[str, list[tuple[int, ...]]] = {
     "back_tile": [(4, 1), (2, 1), (8, 1), (4, 4)],
-    "tile": [(8, 256), (8, 132), (4, 512), (4, 264)],
+    "tile": [(8, 256), (4, 1056), (4, 528), (4, 264)],
     "back_along": [(2, 2048, 16), (1, 4096, 16), (4, 2048, 32)],
     "down": [(4, 512, 4), (4, 1024, 8), (8, 512, 8)],
     "along": [(4096, 16), (4096, 8)],
@@ -56,7 +56,7 @@ def use(kernel: str, candidate: tuple[int, ...]) -> None:
     warps, last = candidate
     triton_tiles.made.cache_clear()
 
-    def tile(d: int, aligned: bool) -> tuple[int, ...]:
+    def tile(d: int, aligned: bool, scattered: bool = False) -> tuple[int, ...]:
         return (*triton_tiles.shape(d, aligned, warps), warps, last)
 
     setattr(triton_tiles, kernel, tile)
@@ -64,7 +64,8 @@ def use(kernel: str, candidate: tuple[int, ...]) -> None:
 
 def candidates(kernel: str, d: int) -> list[tuple[int, ...]]:
     """The one in use, then others."""
-    first = IN_USE[kernel](d, d % 4 == 0)[3:] if kernel in TILES else IN_USE[kernel](d)
+    scattered = (d >= triton_tiles.SCATTERED,) if kernel == "tile" else ()
+    first = IN_USE[kernel](d, d % 4 == 0, *scattered)[3:] if kernel in TILES else IN_USE[kernel](d)
     return [first, *(other for other in CANDIDATES[kernel] if other != first)]
 
 

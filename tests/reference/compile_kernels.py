@@ -15,15 +15,15 @@ from evalign.kernels import (
 
 FLOATS = ("low", "reach", "smoothing", "anchor", *(f"{letter}{k}" for letter in "tbw" for k in range(4)))
 NUMBERS = ("n", "d", "stride", "chunk", "columns", "thresholds", "width", "ignored")
-SPECIAL = {"y": "*i64", "counters": "*i32", "temperature": "*fp64", "present": "*i1"}
+SPECIAL = {"y": "*i64", "counters": "*i64", "temperature": "*fp64", "present": "*i1"}
 ROWS = {"ANNEALED": True, "WEIGHTED": False, "LOSSES": True}
 SUMS = {"GROUP": 16, "WIDE": 128}
 BACK = {"ANNEALED": True, "WEIGHTED": True, "LOSSES": True, "PACKED": True}
 
 
-def tiles(d, aligned=False):
-    pieces, rows, width, warps, _ = triton_tiles.tile(d, aligned)
-    shape = {"ALIGNED": aligned, "PIECES": pieces, "ROWS": rows, "WIDTH": width}
+def tiles(d, aligned=False, scattered=False):
+    pieces, rows, width, warps, _ = triton_tiles.tile(d, aligned, scattered)
+    shape = {"SCATTERED": scattered, "ALIGNED": aligned, "PIECES": pieces, "ROWS": rows, "WIDTH": width}
     block = triton.next_power_of_2(d)
     return {**shape, "GROUP": 16, "WIDE": 64 * warps, "BLOCK": block, "num_warps": warps}
 
@@ -52,6 +52,8 @@ KERNELS = [
     (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 2, **tiles(1000, aligned=True)}),
     (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": -1, **tiles(257)}),
     (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 4, **tiles(1000, aligned=True)}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(1000, True, scattered=True)}),
+    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 4, **tiles(603, scattered=True)}),
     *((triton_tile_kernels.tile_gradient_kernel, {**BACK, **back_tiles(d, d == 1000)}) for d in (10, 257, 1000)),
     *streams(2000),
     *streams(131072),

@@ -173,6 +173,6 @@ def scratch(z: Tensor, counters: int, size: int) -> tuple[Tensor, Tensor]:
 
 def _new_scratch(device: torch.device, counters: int, size: int) -> tuple[Tensor, Tensor]:
     return (
-        torch.zeros(counters, dtype=torch.int32, device=device),
+        torch.zeros(counters, dtype=torch.int64, device=device),
         torch.empty(size, dtype=torch.float32, device=device),
     )

@@ -28,6 +28,8 @@ from evalign.kernels.triton_step import (
 )
 from evalign.kernels.triton_sums import is_added_up
 
+ONE = tl.constexpr(2.0**36)  # in whole numbers, which add up to the same in any order; for up to 2^27 rows
+
 
 @triton.jit
 def rows_kept(d):
@@ -77,14 +79,17 @@ def loss_kernel(
     z, y, w, temperature, room, counters, counts, loss, kept, low, reach, smoothing, ignored,
     n, d, stride, chunk, width, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, SMOOTHING: tl.constexpr,
-    FORM: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    GROUP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    FORM: tl.constexpr, SCATTERED: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """tp, predicted and actual of all rows, the sum of their losses and of their weights to `counts` (3 d + 2).
 
-    `room` has place for one vector of this kind for the whole, one for each group and one for each program. Unless
+    `room` has place for such a vector, and of `width` for the whole, for each group and for each program. Unless
     FORM is below 0, the loss of these counts and its slopes follow; see `value_of_counts`. To `kept`: the slopes,
     then from `rows_kept` on a row's maximum, e of its second place, sums of e and of h, (n, 4).
+
+    Where SCATTERED, a row adds what it has for its label's class to whole numbers behind the counters, 2 d of them,
+    rather than each of its threads to sums of all classes, two thirds of all there are. Weights have no such numbers.
     """
     a, b, low, cut, c = numbers(temperature, low, reach, ANNEALED)
     first, first_start, second, second_start, sign = lines(a, b, cut)
@@ -95,7 +100,11 @@ def loss_kernel(
     begin = tl.program_id(0).to(tl.int64) * chunk
     stats = kept + rows_kept(d)
     losses = tl.zeros([ROWS], tl.float32)
-    tp, predicted, actual = _zeros(PIECES, ROWS, WIDTH), _zeros(PIECES, ROWS, WIDTH), _zeros(PIECES, ROWS, WIDTH)
+    groups = tl.cdiv(tl.num_programs(0), GROUP)
+    by_label = counters + 1 + groups
+    predicted = _zeros(PIECES, ROWS, WIDTH)
+    if not SCATTERED:
+        tp, actual = _zeros(PIECES, ROWS, WIDTH), _zeros(PIECES, ROWS, WIDTH)
     for offset in range(0, chunk, ROWS):
         rows = begin + offset + tl.arange(0, ROWS)
         inside = rows < n
@@ -115,14 +124,28 @@ def loss_kernel(
         on_line = second * over_tau(e_second) + second_start  # which the top was counted as
         total_h = sign * (tl.sum(totals_h, 1) - on_line - beyond) + value
         share, top_value = (sign * weight / total_h)[:, None], (sign * value)[:, None]
-        more_tp, more_predicted, more_actual = (), (), ()
-        for k in tl.static_range(PIECES):
-            h = tl.where(es[k] == 1.0, top_value, step(es[k], slope_1, first_start, slope_2, second_start))
-            is_label = k * WIDTH + lane == label[:, None]
-            more_predicted = more_predicted + (predicted[k] + h * share,)
-            more_tp = more_tp + (tp[k] + tl.where(is_label, h * share, 0.0),)
-            more_actual = more_actual + (actual[k] + tl.where(is_label, weight[:, None], 0.0),)
-        tp, predicted, actual = more_tp, more_predicted, more_actual
+        if SCATTERED:
+            more = ()
+            for k in tl.static_range(PIECES):
+                h = tl.where(es[k] == 1.0, top_value, step(es[k], slope_1, first_start, slope_2, second_start))
+                more = more + (predicted[k] + h * share,)
+            predicted = more
+            at_label = (z + rows * stride + label)[:, None] + tl.zeros([1, WIDTH], tl.int32)
+            inside_label = (weight != 0.0) & (label >= 0) & (label < d)
+            is_first = inside_label[:, None] & (lane < 2)
+            e = exponential(tl.load(at_label, mask=is_first, other=0.0).to(tl.float32) - largest[:, None])
+            h = tl.where(e == 1.0, top_value, step(e, slope_1, first_start, slope_2, second_start))
+            whole = tl.where(lane == 0, h * share * ONE, 1.0).to(tl.int64)
+            tl.atomic_add(by_label + label[:, None] + lane * d, whole, mask=is_first, sem="relaxed")
+        else:
+            more_tp, more_predicted, more_actual = (), (), ()
+            for k in tl.static_range(PIECES):
+                h = tl.where(es[k] == 1.0, top_value, step(es[k], slope_1, first_start, slope_2, second_start))
+                is_label = k * WIDTH + lane == label[:, None]
+                more_predicted = more_predicted + (predicted[k] + h * share,)
+                more_tp = more_tp + (tp[k] + tl.where(is_label, h * share, 0.0),)
+                more_actual = more_actual + (actual[k] + tl.where(is_label, weight[:, None], 0.0),)
+            tp, predicted, actual = more_tp, more_predicted, more_actual
         # By the threads of the row's warp, so that no number goes through shared memory.
         four = tl.where(lane < 2, tl.where(lane == 0, largest[:, None], e_second[:, None]), total[:, None])
         four = tl.where(lane == 3, total_h[:, None], four)
@@ -137,25 +160,46 @@ def loss_kernel(
                 target += smoothing * (tl.sum(totals_z, 1) / d - largest - target)
             # An ignored row counts for nothing even where its loss is infinite.
             losses += tl.where(weight == 0.0, 0.0, weight * (tl.log(total) - target))
-    parts = room + (1 + tl.cdiv(tl.num_programs(0), GROUP)) * width
-    out = parts + tl.program_id(0) * width
-    for k in tl.static_range(PIECES):
-        j = k * WIDTH + tl.arange(0, WIDTH)
-        tl.store(out + j, tl.sum(tp[k], 0), mask=j < d)
-        tl.store(out + d + j, tl.sum(predicted[k], 0), mask=j < d)
-        tl.store(out + 2 * d + j, tl.sum(actual[k], 0), mask=j < d)
-    tl.store(out + 3 * d, tl.sum(losses, 0))
-    if is_added_up(parts, room + width, counts, counters, width, GROUP, WIDE):
-        # Rounded like its parts, so that one class alone has a share of exactly 1.
-        classes = tl.arange(0, BLOCK)
-        everything = tl.sum(tl.load(counts + 2 * d + classes, mask=classes < d, other=0.0), 0)
-        tl.store(counts + 3 * d + 1, everything)
-        if FORM >= 0:
+    classes = tl.arange(0, BLOCK)
+    if SCATTERED:
+        sums = room + (3 * d + 17) // 16 * 16
+        out = sums + (1 + groups + tl.program_id(0)) * width
+        for k in tl.static_range(PIECES):
+            j = k * WIDTH + tl.arange(0, WIDTH)
+            tl.store(out + j, tl.sum(predicted[k], 0), mask=j < d)
+        tl.store(out + d, tl.sum(losses, 0))
+        if is_added_up(sums + (1 + groups) * width, sums + width, sums, counters, width, GROUP, WIDE):
+            found = tl.load(by_label + classes, mask=classes < d, other=0, cache_modifier=".cg")
+            seen = tl.load(by_label + d + classes, mask=classes < d, other=0, cache_modifier=".cg").to(tl.float32)
+            tl.store(by_label + classes, tl.zeros([BLOCK], tl.int64), mask=classes < d)
+            tl.store(by_label + d + classes, tl.zeros([BLOCK], tl.int64), mask=classes < d)
+            tl.store(counts + classes, found.to(tl.float32) / ONE, mask=classes < d)
+            tl.store(counts + 2 * d + classes, seen, mask=classes < d)
+            tl.store(counts + 3 * d + 1, tl.sum(seen, 0))
             tl.debug_barrier()
             value_of_counts(
-                counts, counts + d, counts + 2 * d, counts + 3 * d + 1, counts + 3 * d, counts, loss, kept, d, anchor,
+                counts, sums, counts + 2 * d, counts + 3 * d + 1, sums + d, counts, loss, kept, d, anchor,
                 t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, False, BLOCK,
             )  # fmt: skip
+    else:
+        parts = room + (1 + groups) * width
+        out = parts + tl.program_id(0) * width
+        for k in tl.static_range(PIECES):
+            j = k * WIDTH + tl.arange(0, WIDTH)
+            tl.store(out + j, tl.sum(tp[k], 0), mask=j < d)
+            tl.store(out + d + j, tl.sum(predicted[k], 0), mask=j < d)
+            tl.store(out + 2 * d + j, tl.sum(actual[k], 0), mask=j < d)
+        tl.store(out + 3 * d, tl.sum(losses, 0))
+        if is_added_up(parts, room + width, counts, counters, width, GROUP, WIDE):
+            # Rounded like its parts, so that one class alone has a share of exactly 1.
+            everything = tl.sum(tl.load(counts + 2 * d + classes, mask=classes < d, other=0.0), 0)
+            tl.store(counts + 3 * d + 1, everything)
+            if FORM >= 0:
+                tl.debug_barrier()
+                value_of_counts(
+                    counts, counts + d, counts + 2 * d, counts + 3 * d + 1, counts + 3 * d, counts, loss, kept, d,
+                    anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, False, BLOCK,
+                )  # fmt: skip
 
 
 @triton.jit(**FREE)

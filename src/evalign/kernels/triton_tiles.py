@@ -13,6 +13,7 @@ from evalign.kernels.triton_sums import GROUP
 from evalign.kernels.triton_tile_kernels import loss_kernel, tile_gradient_kernel
 
 WHOLE = 1024  # classes up to which a row is one tile
+SCATTERED = 512  # classes from which the sums of labels are not kept in registers
 launch_loss, launch_gradient = Launcher(loss_kernel), Launcher(tile_gradient_kernel)
 By = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -53,13 +54,17 @@ class Tiles:
     def __init__(self, kind: Kind, device: torch.device) -> None:
         self.kind, (n, d) = kind, kind.shape
         aligned = kind.offset == kind.stride % 4 == d % 4 == 0
-        pieces, rows, wide, warps, most = tile(d, aligned)
+        scattered = kind.ending.form >= 0 and kind.dtypes[2] is None and d >= SCATTERED
+        pieces, rows, wide, warps, most = tile(d, aligned, scattered)
         chunk = rows * max(1, cdiv(n, rows * most))
-        programs, width = max(1, cdiv(n, chunk)), places_of_counts(d)
+        programs, width = max(1, cdiv(n, chunk)), 16 * cdiv(d + 1, 16) if scattered else places_of_counts(d)
         groups = cdiv(programs, GROUP)
         self.counters, self.places = groups + 1, (1 + groups + programs) * width
+        if scattered:
+            self.counters, self.places = self.counters + 2 * d, self.places + places_of_counts(d)
         where = device, kind.devices[0]
-        self.loss_room, self.counts_room = Room((), torch.float32, *where), Room((width,), torch.float32, *where)
+        self.loss_room = Room((), torch.float32, *where)
+        self.counts_room = Room((places_of_counts(d),), torch.float32, *where)
         self.kept_room = Room((places_kept(n, d),), torch.float32, *where)
         self.gradient_room = Room((n, d), kind.dtypes[0] or torch.float32, *where)
         constants = kind.dtypes[3] is not None, kind.dtypes[2] is not None, kind.losses
@@ -67,7 +72,7 @@ class Tiles:
             launch_loss, kind.devices[0], self._key(), (programs, 1, 1),
             (*self._numbers(), chunk, width, kind.ending.anchor, *kind.ending.numbers),
             (
-                *constants, kind.smoothing > 0, kind.ending.form, aligned, pieces, rows, wide, GROUP,
+                *constants, kind.smoothing > 0, kind.ending.form, scattered, aligned, pieces, rows, wide, GROUP,
                 min(64 * warps, next_power_of_2(width)), next_power_of_2(d),
             ),
             warps,
@@ -178,9 +183,9 @@ def tiles(
 # Tiles, warps and programs, the fastest of those that `benchmarks/tune_tiles.py` times: on an H200, at 257 and 1000.
 
 
-def tile(d: int, aligned: bool) -> tuple[int, int, int, int, int]:
+def tile(d: int, aligned: bool, scattered: bool = False) -> tuple[int, int, int, int, int]:
     """Pieces, rows and width of a tile, warps, and how many programs there are at most."""
-    warps, most = (8, 256) if d <= 512 else (4, 264)
+    warps, most = (8, 256) if d <= 512 else (4, 528 if scattered else 264)
     return (*shape(d, aligned, warps), warps, most)
 
 
