@@ -44,8 +44,8 @@ class TableEncoder:
     """Learns from the training table how each column becomes numbers; a frame's or an array's columns alike.
 
     - Numbers: (x - mean) / std, cut at ±1e4; with `numeric="quantile"` the normal quantile of the rank, for heavy
-      tails, to the three digits of float16; with "both" one column of each. A missing value becomes the mean (the median), with a column that marks
-      it if training had missing ones.
+      tails, to the three digits of float16; with "both" one column of each. A missing value becomes the mean (the
+      median), with a column that marks it if training had missing ones.
     - True/false: 1 and 0; a missing value becomes the share of 1, marked likewise.
     - Text and pandas categories: one column per category; beyond the `max_categories` most frequent all go to one
       column "<other>", and so do unseen ones; without that column an unseen category is all zeros. A missing value
