@@ -38,6 +38,7 @@ def results_blocks(papers: Path) -> dict[str, str]:
         blocks[name] = check_block(fill(papers, load_table(papers, f"checks-{name}")), reference)
     tail = fill(papers, load_table(papers, "checks-longtail"))
     blocks["longtail-balanced"] = check_block(tail, "logit-adjusted cross-entropy", "balanced_accuracy")
+    blocks["longtail-rare"] = check_block(tail, "logit-adjusted cross-entropy", "rare_recall")
     blocks["longtail-f1"] = check_block(tail, "cross-entropy, offsets tuned for macro F1", "f1_train")
     return blocks
 
