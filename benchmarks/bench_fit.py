@@ -186,7 +186,7 @@ def main() -> None:
         rows += [memory_row(options.data_dir, name, options.rounds) for name in ("adult", "creditcard")]
     versions = {"device": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
     table = pd.DataFrame([{**row, **versions} for row in rows])
-    if options.only:
+    if options.only and options.out.exists():
         stays = pd.read_csv(options.out)
         stays = stays[stays["what"].str.startswith("peak memory") != (options.only == "memory")]
         table = pd.concat([table, stays] if options.only == "time" else [stays, table])
