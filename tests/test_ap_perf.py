@@ -49,6 +49,25 @@ def test_the_program_is_the_game_over_all_answers(metric, beta, n):
         assert gradient.numpy() == pytest.approx(q - y.numpy(), abs=1e-9)
 
 
+@pytest.mark.parametrize(("metric", "beta"), [*GAMES, ("f1", 1.0)])
+def test_larger_games_are_the_papers_program(metric, beta):
+    """Of these prices the first rows alone are not enough: the adversary needs other sets, and the predictor too."""
+    for seed in (1, 17, 49):
+        psi = 0.3 * np.random.default_rng(seed).standard_normal(11)
+        expected, best = slow.marginal_game(metric, psi, beta)
+        value, q = adversary(psi, metric=metric, beta=beta)
+        assert value - psi @ q == pytest.approx(expected, abs=1e-9)
+        assert q == pytest.approx(best, abs=1e-6)
+
+
+def test_the_answer_does_not_depend_on_games_before():
+    generator = np.random.default_rng(0)
+    games = [0.2 * generator.standard_normal(n) for n in (9, 5, 9, 12, 5, 9)]
+    found = [adversary(psi)[1] for psi in games]
+    again = [adversary(psi)[1] for psi in games[::-1]][::-1]
+    assert all((a == b).all() for a, b in zip(found, again, strict=True))
+
+
 @pytest.mark.parametrize(("metric", "beta"), GAMES)
 def test_the_program_is_the_game_where_answers_tie(metric, beta):
     for psi in ([0.0] * 4, [0.5, 0.5, -0.5, 0.0], [0.25, 0.25, 0.25]):
@@ -87,7 +106,7 @@ def test_rows_whose_price_decides_leave_the_game_as_it_is(beta, prices, random):
 
 
 def test_sure_rows_need_no_program(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    monkeypatch.setitem(sys.modules, "highspy", None)
     psi = torch.tensor([1.1, -0.4, 0.4, 0.3, -5.0], dtype=torch.float64)
     loss, gradient = loss_and_gradient(psi, torch.tensor([1, 0, 0, 1, 1]))
     assert loss.item() == pytest.approx(0.4 + 5.0)  # named and not true, true and not named: each at its price
@@ -282,7 +301,7 @@ def test_wrong_input_is_named_in_one_sentence(case):
     assert "\n" not in message
 
 
-def test_without_scipy_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(ImportError, match=r"scipy.*pip install"):
+def test_without_highspy_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    with pytest.raises(ImportError, match=r"highspy.*pip install"):
         ap_perf_loss(Z, Y)

@@ -163,6 +163,58 @@ def game(metric, psi, beta=1.0):
     return solved.fun, np.array(answers).T @ solved.x[:-1]
 
 
+def marginal_game(metric, psi, beta=1.0):
+    """The same by marginals alone, which is small enough for 12 rows, in loops over the definition.
+
+    x = (s_l = Q(l true ones), q_li = Q(l true ones, i among them), u_ki, lambda_k, t); who names k rows gets the k
+    largest of W_ki = sum_l a_kl q_li, that is the least k lambda_k + sum_i u_ki with u_ki >= W_ki - lambda_k, u >= 0.
+    """
+    n = len(psi)
+    ones = [tuple(int(i < k) for i in range(n)) for k in range(n + 1)]
+    last = [tuple(int(i >= n - k) for i in range(n)) for k in range(n + 1)]
+    size = {"s": 0, "q": n + 1, "u": n + 1 + n * n, "lambda": n + 1 + 2 * n * n, "t": 2 * n + 1 + 2 * n * n}
+
+    def place(name, a=0, i=0):
+        return size[name] + (a if name in ("s", "t") else a - 1 if name == "lambda" else (a - 1) * n + i)
+
+    at_most, equal, columns = [], [{place("s", a): 1.0 for a in range(n + 1)}], size["t"] + 1
+    for a in range(1, n + 1):  # l true ones
+        equal.append({place("q", a, i): 1.0 for i in range(n)} | {place("s", a): -a})
+        at_most += [{place("q", a, i): 1.0, place("s", a): -1.0} for i in range(n)]
+    for k in range(n + 1):
+        row = {place("t"): -1.0} | ({place("u", k, i): 1.0 for i in range(n)} | {place("lambda", k): k} if k else {})
+        gains = {}
+        for a in range(n + 1):
+            # The metric is a TP + c: two overlaps of k named and a true rows give both, where there are two.
+            high, low = score(metric, ones[k], ones[a], beta), score(metric, ones[k], last[a], beta)
+            most, least = min(k, a), max(0, k + a - n)
+            gains[a] = (high - low) / (most - least) if most > least else (0.0 if most == 0 else high / most)
+            row[place("s", a)] = high - gains[a] * most
+        at_most.append(row)
+        for i in range(n if k else 0):
+            wanted = {place("q", a, i): gains[a] for a in range(1, n + 1)}
+            at_most.append(wanted | {place("u", k, i): -1.0, place("lambda", k): -1.0})
+
+    def matrix(rows):
+        found = np.zeros((len(rows), columns))
+        for j, row in enumerate(rows):
+            found[j, list(row)] = list(row.values())
+        return found
+
+    cost = np.zeros(columns)
+    cost[-1] = 1.0
+    cost[size["q"] : size["u"]] = -np.tile(psi, n)
+    solved = linprog(
+        cost,
+        A_ub=matrix(at_most),
+        b_ub=np.zeros(len(at_most)),
+        A_eq=matrix(equal),
+        b_eq=[1.0] + [0.0] * n,
+        bounds=[(0, None)] * size["lambda"] + [(None, None)] * (n + 1),
+    )
+    return solved.fun, solved.x[size["q"] : size["u"]].reshape(n, n).sum(0)
+
+
 def accuracy_game(psi):
     """Accuracy falls apart into one game per sample, q_i being 0, 1/2 or 1."""
     n = len(psi)

@@ -91,7 +91,9 @@ def train_alone(config: Config, part: Part, on_epoch: OnEpoch | None = None) -> 
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(part.seed(config))
         network = mlp(x.shape[1], 1, config.network.hidden, config.network.dropout)
-        optimiser = torch.optim.AdamW(network.parameters(), stage.learning_rate, weight_decay=stage.weight_decay)
+        optimiser = torch.optim.AdamW(
+            network.parameters(), stage.learning_rate, weight_decay=stage.weight_decay, fused=True
+        )
         best, waited, history = math.inf, 0, list[Epoch]()
         state = {name: value.clone() for name, value in network.state_dict().items()}
         while waited < stage.patience and len(history) < stage.epochs:
