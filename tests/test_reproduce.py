@@ -11,11 +11,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import joblib
 import pytest
 
 from evalign.experiments.config import Grid, read_config, to_json
-from evalign.experiments.engine import run_cells
+from evalign.experiments.engine import pieces_of, run_cells, run_trial
 from evalign.experiments.report import load_report, report_path
+from evalign.experiments.run import run
 from evalign.experiments.store import Cell, cells_of, held, with_grid_of_the_paper
 from evalign.experiments.tables import load_table
 
@@ -144,6 +146,37 @@ def test_fewer_trials_now_and_the_rest_later_are_the_same(tiny, tmp_path):
     assert results(tiny) == results(whole)
 
 
+def test_trials_that_are_not_stacked_are_run_side_by_side(tiny, tmp_path):
+    whole = tmp_path / "whole"
+    shutil.copytree(tiny, whole)
+    table = load_table(tiny, "btg-tiny")
+    list(run_cells(cells_of(whole, table)))
+    cells = cells_of(tiny, table)
+    pieces = pieces_of(cells)
+    split = {cell.name for cell in cells if cell.row == "ccs"}
+    assert split
+    for cell in cells:
+        trials = [piece.trial for piece in pieces if piece.cell == cell]
+        assert trials == (list(range(cell.config.trials)) if cell.name in split else [None])
+    assert pieces[0].trial is not None  # what takes long comes first
+    done = list(run_cells(cells, jobs=2))
+    assert sorted(one.cell for one in done) == sorted(cell.name for cell in cells)
+    assert {(one.trials, one.error) for one in done} == {(cell.config.trials, None) for cell in cells}
+    assert results(tiny) == results(whole)
+
+
+def test_single_trials_add_to_one_report_in_any_order(tiny):
+    path = tiny / "btg/tiny/honest/synthetic_5.ccs.json"
+    config = replace(Cell(path).config, trials=4)
+    path.write_text(to_json(config))
+    expected = run(config)
+    with joblib.parallel_config("loky"):
+        joblib.Parallel(n_jobs=2)(joblib.delayed(run_trial)(path, None, "cpu", trial) for trial in (3, 1, 0, 1, 2))
+    report = load_report(report_path(path))
+    assert [trial.trial for trial in report.trials] == [0, 1, 2, 3]
+    assert [round(value, 6) for value in expected.values("argmax", "f1")] == report.values("argmax", "f1")
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
 def test_ray_and_processes_give_the_same_reports(tiny, tmp_path):
     ray = pytest.importorskip("ray")
@@ -164,7 +197,8 @@ def test_a_cell_in_other_hands_is_left_alone(tiny):
     with held(path) as free:
         assert free
         (done,) = run_cells([Cell(path)])
-    assert done.error == "another process is running it"
+        (piece,) = run_cells([Cell(path)], jobs=2)
+    assert done.error == piece.error == "another process is running it"
     assert not report_path(path).exists()
 
 

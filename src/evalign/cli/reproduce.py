@@ -69,7 +69,7 @@ def command(
     ] = "joblib",
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", min=1, help="Cells at once; one a core, eight on a GPU.", rich_help_panel=RUN),
+        typer.Option("--jobs", min=1, help="Processes at once; one a core, eight on a GPU.", rich_help_panel=RUN),
     ] = None,
     device: o.Device = "auto",
     data_dir: Annotated[
@@ -146,12 +146,13 @@ def work(
     trials: int | None,
 ) -> "list[Done]":  # fmt: skip
     """Run what is open, with a bar; what could not be run."""
-    from evalign.experiments.engine import is_open, run_cells
+    from evalign.experiments.engine import is_open, pieces_of, run_cells
 
     todo = [cell for cell in cells if is_open(cell, trials)]
     if not todo:
         return []
-    jobs = min(len(todo), jobs or (PROCESSES_ON_A_GPU if device.startswith("cuda") else os.cpu_count() or 1))
+    jobs = jobs or (PROCESSES_ON_A_GPU if device.startswith("cuda") else os.cpu_count() or 1)
+    jobs = min(jobs, len(pieces_of(todo, trials)))
     output.say(f"{len(todo)} of {len(cells)} cells to run, {jobs} at once on {device}; Ctrl-C keeps what is done")
     failed = []
     with _bar(output, len(todo)) as advance:

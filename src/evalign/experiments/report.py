@@ -36,6 +36,10 @@ class Report:
     def complete(self) -> bool:
         return len(self.trials) >= self.config.trials
 
+    @property
+    def done(self) -> set[int]:
+        return {trial.trial for trial in self.trials}
+
     def values(self, decision: str, metric: str) -> list[float]:
         """One number per trial, in the order of trials."""
         return [trial.scores[decision][metric] for trial in sorted(self.trials, key=lambda trial: trial.trial)]

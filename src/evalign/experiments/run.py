@@ -33,25 +33,38 @@ def run(
     save: Save | None = None,
     on_epoch: OnEpoch | None = None,
     checkpoints: Path | None = None,
+    only: int | None = None,
 ) -> Report:
-    """Complete `report`, or begin one; `trials` bounds how many there are to be. `save` gets it after every step.
+    """Complete `report`, or begin one; `trials` bounds how many there are to be, `only` names the one to run.
+
+    `save` gets the report after every step.
 
     Networks for pictures leave their checkpoints in the folder `checkpoints` until their trial is in the report.
     """
     report = Report(config) if report is None else report
     save = save or (lambda report: None)
-    wanted = config.trials if trials is None else min(trials, config.trials)
-    missing = [trial for trial in range(wanted) if trial not in {done.trial for done in report.trials}]
+    missing = [trial for trial in missing_trials(config, report, trials) if only is None or trial == only]
     if not missing:
         return report
     report.environment = environment(device)
-    if config.method.name in ESTIMATORS or config.method.name == "ap_perf":
+    if trained_one_by_one(config):
         _one_by_one(config, report, missing, data_dir, save, on_epoch)
     elif takes_pictures(config):
         _pictures(config, report, missing, data_dir, device, save, on_epoch, checkpoints)
     else:
         _stacked(config, report, missing, data_dir, device, save, on_epoch)
     return report
+
+
+def missing_trials(config: Config, report: Report | None, trials: int | None = None) -> list[int]:
+    wanted = config.trials if trials is None else min(trials, config.trials)
+    done = set() if report is None else report.done
+    return [trial for trial in range(wanted) if trial not in done]
+
+
+def trained_one_by_one(config: Config) -> bool:
+    """Whether trials are separate work, on the CPU, and not stacked on each other."""
+    return config.method.name in ESTIMATORS or config.method.name == "ap_perf"
 
 
 def _one_by_one(

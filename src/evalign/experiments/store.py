@@ -96,17 +96,21 @@ def with_grid_of_the_paper(cell: Cell) -> Cell:
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[bool]:
-    """True while nobody else runs this cell; the system lets go of it when a process dies, however it dies."""
+def held(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[bool]:
+    """True while nobody else has this file, or while all who have it share it; `wait` for it, or be told False.
+
+    The system lets go of it when a process dies, however it dies.
+    """
     try:
         import fcntl
     except ImportError:  # no such lock on Windows: two runs of one cell cost time, not correctness
         yield True
         return
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
     with (Path(tempfile.gettempdir()) / f"evalign-{name}.lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, how)
         except OSError:
             yield False
             return
