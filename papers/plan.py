@@ -217,7 +217,6 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                     parts = (btg if paper == "btg" else east)(table, cell, name, protocol)
                 where = f"{paper}/{table}/{protocol}/{name}.{cell}"
                 full = {"network": None, "training": None, "grid": None, **parts}
-                slow = parts["method"].name == "ap_perf"
                 yield (
                     HERE / f"{where}.json",
                     Config(
@@ -225,7 +224,7 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                         cell=where,
                         protocol=protocol,
                         data=data,
-                        trials=3 if slow else 10,
+                        trials=10,
                         seed=0,
                         **full,
                     ),
