@@ -15,7 +15,7 @@ from torch import Tensor
 from evalign.kernels import agreement_loops, compiled_columns, compiled_rows, metric_loops
 from evalign.kernels.closed_forms import AGREEMENTS, ClosedForm
 from evalign.kernels.compiled_columns import NO_TOTALS
-from evalign.kernels.interface import Plan, once
+from evalign.kernels.interface import Plan, bare, once
 from evalign.kernels.points import FivePoints
 
 Doubles = NDArray[np.float64]
@@ -92,5 +92,4 @@ class CompiledLoss(torch.autograd.Function):
         return once(gradient), None, None, None, None, None
 
 
-# Without what torch does for transforms of functions, which `dispatch.takes` refuses.
-compiled_loss: Any = super(torch.autograd.Function, CompiledLoss).apply
+compiled_loss: Any = bare(CompiledLoss)

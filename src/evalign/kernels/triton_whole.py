@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from evalign.kernels import triton_columns, triton_metric
-from evalign.kernels.interface import Kept, Plan, Ready, once
+from evalign.kernels.interface import Kept, Plan, Ready, bare, once
 from evalign.kernels.points import FivePoints
 from evalign.kernels.triton_columns import Entries
 from evalign.kernels.triton_rows import Batch, gradient, rows_of, streamed_counts
@@ -101,4 +101,4 @@ class WholeLoss(torch.autograd.Function):
         return once(ctx.how.backward((z, y, weight), kept, by_loss)), None, None, None
 
 
-_whole_loss: Any = super(torch.autograd.Function, WholeLoss).apply  # as in `triton_tiles`
+_whole_loss: Any = bare(WholeLoss)
