@@ -55,7 +55,7 @@ def whole(entries: Entries, ending: Ending, loss: Tensor, slopes: Tensor, *, two
     chunk, width = _chunk(n), 16 * cdiv(5 * columns, 16)
     chunks = max(1, cdiv(n, chunk))
     groups = cdiv(chunks, GROUP)
-    counters, room = scratch(entries.z, groups + 1, (1 + groups + chunks) * width)
+    counters, room, *_ = scratch(entries.z, groups + 1, (1 + groups + chunks) * width)
     parts = room[(1 + groups) * width :]
     _launch(entries, (chunks, 1), chunk, width, ending, (parts, room, counters, loss, slopes), two_classes=two_classes)
 

@@ -4,8 +4,9 @@ A launch through Triton looks at every argument to find the program that was com
 says what it depends on, and from the second launch on the program found then is started at once.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from copy import copy
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +74,11 @@ class Start(NamedTuple):
     between: tuple[Any, ...]
     packed: bool = False  # all arguments are one tuple
 
+    def on(self, stream: int) -> Callable[..., Any]:
+        """What starts it on a stream, given the arguments."""
+        start = partial(self.run, *self.before, stream, *self.between)
+        return (lambda *arguments: start(arguments)) if self.packed else start
+
 
 def start_of(program: Any, grid: tuple[int, int, int]) -> Start:
     """The function in C under Triton's launcher, where there is one, else the launcher itself.
@@ -99,10 +105,24 @@ def has_memory(words: Iterable[Any]) -> bool:
     return any(hasattr(word, "data_ptr") for word in words)
 
 
-class Launch:
-    """One launch of a kernel again and again, with other tensors, which come first, but the same numbers."""
+def questions(device: int) -> tuple[Callable[[], int], Callable[[], int]]:
+    """What says which device is the current one, and which stream is that of `device`; -1 is where kernels are
+    interpreted. One call each: to find torch's functions in its modules takes as long as to call them.
+    """
+    if device < 0:
+        return (lambda: -1), (lambda: -1)
+    return torch._C._cuda_getDevice, partial(torch._C._cuda_getCurrentRawStream, device)
 
-    __slots__ = ("constants", "device", "grid", "key", "last", "launcher", "numbers", "start", "warps")
+
+class Launch:
+    """One launch of a kernel again and again, with other tensors, which come first, but the same numbers.
+
+    Its device has to be the current one. `starts` has, for streams that it was called on before, what starts the
+    program there. That takes addresses, as each tensor would be looked up with the driver, and then what is in `last`.
+    """
+
+    __slots__ = ("constants", "device", "grid", "key", "last", "launcher", "numbers", "start", "starts",
+                 "stream", "warps")  # fmt: skip
 
     def __init__(
         self, launcher: Launcher, device: int, key: Hashable, grid: tuple[int, int, int], numbers: tuple[Any, ...],
@@ -110,69 +130,68 @@ class Launch:
     ) -> None:  # fmt: skip
         self.launcher, self.device, self.key, self.grid = launcher, device, key, grid
         self.numbers, self.constants, self.warps = numbers, constants, warps
-        self.last = numbers + constants  # what comes after addresses
+        self.last = numbers + constants
+        _, self.stream = questions(device)
         self.start: Start | None = None
+        self.starts: dict[int, Callable[..., Any]] = {}
 
     def __call__(self, *tensors: Tensor) -> None:
-        start = self.start
-        if start is None or self.device != torch._C._cuda_getDevice():
-            program = self.launcher(
-                self.device, self.key, self.grid, (*tensors, *self.numbers), self.constants, self.warps
-            )
-            if program is not None and start is None:
-                self.start = start_of(program, self.grid)
+        if self.start is None:
+            given = *tensors, *self.numbers
+            program = self.launcher(self.device, self.key, self.grid, given, self.constants, self.warps)
+            self.start = None if program is None else start_of(program, self.grid)
             return
-        run, before, between, packed = start
-        stream = torch._C._cuda_getCurrentRawStream(self.device)
-        # Addresses: of a tensor each would be looked up with the driver.
-        if packed:
-            run(*before, stream, *between, (*map(Tensor.data_ptr, tensors), *self.last))
-        else:
-            run(*before, stream, *between, *map(Tensor.data_ptr, tensors), *self.last)
+        stream = self.stream()
+        start = self.starts.get(stream)
+        if start is None:
+            start = self.starts[stream] = self.start.on(stream)
+        start(*map(Tensor.data_ptr, tensors), *self.last)
 
 
 # What compiled graphs make room with: past the dispatcher, in half the time.
 _empty_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
-class Room:
-    """Tensors of one kind, dense and of any value, made again and again."""
-
-    __slots__ = ("device", "dtype", "index", "shape", "strides")
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, index: int) -> None:
-        self.shape, self.dtype, self.device = tuple(shape), dtype, device
-        self.strides = torch.empty(shape, device="meta").stride()
-        self.index = index if _empty_cuda is not None else -1  # of the device, if there is a shorter way
-
-    def __call__(self) -> Tensor:
-        if self.index >= 0 and self.index == torch._C._cuda_getDevice():
-            return _empty_cuda(self.shape, self.strides, self.dtype)  # type: ignore[no-any-return]
-        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+def room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, index: int) -> Callable[[], Tensor]:
+    """What makes tensors of one kind, dense and of any value, where the device (-1 if there is none) is current."""
+    if index < 0 or _empty_cuda is None:
+        return partial(torch.empty, shape, dtype=dtype, device=device)
+    return partial(_empty_cuda, tuple(shape), torch.empty(shape, device="meta").stride(), dtype)
 
 
-_scratch: dict[tuple[int, int], tuple[Tensor, Tensor, int, int]] = {}  # and how many places they have
+class Scratch(NamedTuple):
+    """Counters at 0, which a kernel leaves at 0, and floats of any value; their addresses, and the stream whose they
+    are, -1 if they are no stream's.
+    """
+
+    counters: Tensor
+    room: Tensor
+    counters_at: int
+    room_at: int
+    stream: int
 
 
-def scratch(z: Tensor, counters: int, size: int) -> tuple[Tensor, Tensor]:
-    """Counters at 0, which a kernel leaves at 0, and `size` floats of any value, on the device of z.
+_scratch: dict[tuple[int, int], tuple[Scratch, int, int]] = {}  # and how many places they have
+
+
+def scratch(z: Tensor, counters: int, size: int) -> Scratch:
+    """At least so many counters and floats on the device of z.
 
     Both are the stream's own, and used again by its next kernel. A recorded kernel has some to itself: its graph may
     be replayed on any stream.
     """
     device = z.get_device()
     if device < 0 or torch._C._cuda_isCurrentStreamCapturing():
-        return _new_scratch(z.device, counters, size)
+        return _new_scratch(z.device, counters, size, -1)
     owner = device, torch._C._cuda_getCurrentRawStream(device)
     found = _scratch.get(owner)
-    if found is None or found[2] < counters or found[3] < size:
+    if found is None or found[1] < counters or found[2] < size:
         counters = max(counters, 32)
-        found = _scratch[owner] = (*_new_scratch(z.device, counters, size), counters, size)
-    return found[0], found[1]
+        found = _scratch[owner] = _new_scratch(z.device, counters, size, owner[1]), counters, size
+    return found[0]
 
 
-def _new_scratch(device: torch.device, counters: int, size: int) -> tuple[Tensor, Tensor]:
-    return (
-        torch.zeros(counters, dtype=torch.int64, device=device),
-        torch.empty(size, dtype=torch.float32, device=device),
-    )
+def _new_scratch(device: torch.device, counters: int, size: int, stream: int) -> Scratch:
+    zeros = torch.zeros(counters, dtype=torch.int64, device=device)
+    room = torch.empty(size, dtype=torch.float32, device=device)
+    return Scratch(zeros, room, zeros.data_ptr(), room.data_ptr(), stream)

@@ -4,11 +4,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
-from evalign.kernels.interface import once
+from evalign.kernels.interface import bare, once
 from evalign.kernels.points import Settings
-from evalign.kernels.triton_launch import Launch, Launcher, Room, cdiv, next_power_of_2, scratch
+from evalign.kernels.triton_launch import Launch, Launcher, cdiv, next_power_of_2, questions, room, scratch
 from evalign.kernels.triton_sums import GROUP
 from evalign.kernels.triton_tile_kernels import loss_kernel, tile_gradient_kernel
 
@@ -48,8 +48,8 @@ class Kind(NamedTuple):
 class Tiles:
     """Counts, or a loss, and gradient of batches of one kind."""
 
-    __slots__ = ("back", "backwards", "counters", "counts_room", "front", "gradient_room", "kept_room", "kind",
-                 "loss_room", "places")  # fmt: skip
+    __slots__ = ("back", "backwards", "counters", "counts_room", "current_device", "device", "front", "gradient_room",
+                 "kept_room", "kind", "loss_room", "places")  # fmt: skip
 
     def __init__(self, kind: Kind, device: torch.device) -> None:
         self.kind, (n, d) = kind, kind.shape
@@ -62,11 +62,13 @@ class Tiles:
         self.counters, self.places = groups + 1, (1 + groups + programs) * width
         if scattered:
             self.counters, self.places = self.counters + 2 * d, self.places + places_of_counts(d)
-        where = device, kind.devices[0]
-        self.loss_room = Room((), torch.float32, *where)
-        self.counts_room = Room((places_of_counts(d),), torch.float32, *where)
-        self.kept_room = Room((places_kept(n, d),), torch.float32, *where)
-        self.gradient_room = Room((n, d), kind.dtypes[0] or torch.float32, *where)
+        self.device = kind.devices[0]
+        self.current_device, _ = questions(self.device)
+        where = device, self.device
+        self.loss_room = room((), torch.float32, *where)
+        self.counts_room = room((places_of_counts(d),), torch.float32, *where)
+        self.kept_room = room((places_kept(n, d),), torch.float32, *where)
+        self.gradient_room = room((n, d), kind.dtypes[0] or torch.float32, *where)
         constants = kind.dtypes[3] is not None, kind.dtypes[2] is not None, kind.losses
         self.front = Launch(
             launch_loss, kind.devices[0], self._key(), (programs, 1, 1),
@@ -90,14 +92,18 @@ class Tiles:
 
     def loss(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> Tensor:
         """Of a batch of this kind, as one node of autograd."""
-        return _tile_loss(z, y, (self, weight, temperature))  # type: ignore[no-any-return]
+        if self.current_device() != self.device:
+            with torch.cuda.device(self.device):
+                return self.loss(z, y, weight, temperature)
+        return _tile_loss(z, (self, y, weight, temperature))  # type: ignore[no-any-return]
 
     def counts(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
         """tp, predicted and actual of every class and the sum of losses, 3 d + 1 numbers; what `gradient` needs."""
-        added, kept = self.counts_room(), self.kept_room()
-        counters, room = scratch(z, self.counters, self.places)
         weight, temperature = y if weight is None else weight, z if temperature is None else temperature
-        self.front(z, y, weight, temperature, room, counters, added, added, kept)
+        with torch.cuda.device(self.device):  # -1 is none
+            added, kept = self.counts_room(), self.kept_room()
+            counters, room, *_ = scratch(z, self.counters, self.places)
+            self.front(z, y, weight, temperature, room, counters, added, added, kept)
         return added, kept
 
     def gradient(
@@ -109,8 +115,10 @@ class Tiles:
         launch = self.backwards.get(kind)
         if launch is None:
             launch = self.backwards[kind] = self._back(kind)
-        found = self.gradient_room()
-        launch(z, y, y if weight is None else weight, z if temperature is None else temperature, kept, *by, found)
+        weight, temperature = y if weight is None else weight, z if temperature is None else temperature
+        with torch.cuda.device(self.device):
+            found = self.gradient_room()
+            launch(z, y, weight, temperature, kept, *by, found)
         return found
 
     def _back(self, by: tuple[Any, ...]) -> Launch:
@@ -124,33 +132,59 @@ class Tiles:
         )  # fmt: skip
 
 
+Given = tuple[Tiles, Tensor, Tensor | None, Tensor | None]  # labels, weights and temperature
+
+
 class TileLoss(torch.autograd.Function):
     """Written flat: a small batch is done before the host has made a dozen calls.
 
-    Another tensor stands in for weights or a temperature that are not read.
+    On a GPU the way back is in another thread, on a core that has nothing of Python at hand: it asks for little. Only
+    the logits and the labels are looked up again, as hooks on what is saved may have moved them. Another tensor stands
+    in for weights or a temperature that are not read.
     """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, y: Tensor, how: tuple[Tiles, Tensor | None, Tensor | None]) -> Tensor:
-        tiles, weight, temperature = ctx.how = how
-        counters, room = scratch(z, tiles.counters, tiles.places)
-        loss, ctx.kept = tiles.loss_room(), tiles.kept_room()
+    def forward(ctx: Any, z: Tensor, given: Given) -> Tensor:
+        tiles, y, weight, temperature = given
         ctx.save_for_backward(z, y)
-        weight, temperature = y if weight is None else weight, z if temperature is None else temperature
-        tiles.front(z, y, weight, temperature, room, counters, room, loss, ctx.kept)
+        counters, room, counters_at, room_at, stream = scratch(z, tiles.counters, tiles.places)
+        loss, kept, front = tiles.loss_room(), tiles.kept_room(), tiles.front
+        z_at, y_at, kept_at = z.data_ptr(), y.data_ptr(), kept.data_ptr()
+        weight_at = y_at if weight is None else weight.data_ptr()
+        temperature_at = z_at if temperature is None else temperature.data_ptr()
+        ctx.given = tiles, weight, temperature, kept, weight_at, temperature_at, kept_at
+        start = front.starts.get(stream)
+        if start is None:
+            weight, temperature = y if weight is None else weight, z if temperature is None else temperature
+            front(z, y, weight, temperature, room, counters, room, loss, kept)
+        else:
+            at = z_at, y_at, weight_at, temperature_at, room_at, counters_at, room_at, loss.data_ptr(), kept_at
+            start(*(at + front.last))
         return loss
 
     @staticmethod
-    def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor, None, None]:
-        (z, y), (tiles, weight, temperature), kept = ctx.saved_tensors, ctx.how, ctx.kept
+    def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor, None]:
+        z, y = ctx.saved_tensors
+        tiles, weight, temperature, kept, weight_at, temperature_at, kept_at = ctx.given
+        device, back = tiles.device, tiles.back
+        if tiles.current_device() != device:
+            with torch.cuda.device(device):
+                return TileLoss.backward(ctx, by_loss)
         found = tiles.gradient_room()
-        weight, temperature = y if weight is None else weight, z if temperature is None else temperature
-        tiles.back(z, y, weight, temperature, kept, by_loss, kept, kept, kept, found)
-        return once(found), None, None
+        start = back.starts.get(back.stream())
+        if start is None:
+            weight, temperature = y if weight is None else weight, z if temperature is None else temperature
+            back(z, y, weight, temperature, kept, by_loss, kept, kept, kept, found)
+        else:
+            at = (
+                z.data_ptr(), y.data_ptr(), weight_at, temperature_at, kept_at, by_loss.data_ptr(), kept_at, kept_at,
+                kept_at, found.data_ptr(),
+            )  # fmt: skip
+            start(*(at + back.last))
+        return (once(found) if is_grad_enabled() else found), None
 
 
-# Without what torch does for transforms of functions, which `dispatch.takes` refuses: a tenth of a small batch's time.
-_tile_loss: Any = super(torch.autograd.Function, TileLoss).apply
+_tile_loss: Any = bare(TileLoss)
 
 
 def places_of_counts(d: int) -> int:
