@@ -20,8 +20,7 @@ def kind(z: Tensor, y: Tensor) -> Kind | None:
     """All of a batch that its loss depends on, but values; None on a CPU and under `torch.compile` or `vmap`."""
     if is_compiling() or type(z) is not Tensor or type(y) is not Tensor or not z.is_cuda or is_wrapped(z):
         return None
-    where = z.data_ptr() % 16, z.get_device(), y.get_device()
-    return z.shape, z.stride(), z.dtype, y.shape, y.stride(), y.dtype, *where
+    return z.shape, z.stride(), z.dtype, z.data_ptr() % 16, z.get_device(), y.shape, y.stride(), y.dtype, y.get_device()
 
 
 class Known(dict[Kind, Ready]):
