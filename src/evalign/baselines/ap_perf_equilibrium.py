@@ -1,11 +1,12 @@
 """Equilibrium of AP-Perf's game, found between few answers of each side, to which better ones are added.
 
-Both sides answer with sets of rows; there are 2^n of them. But given the other side's mixture the best set of each size
-is found by sorting, so a linear program over some sets is enough: where neither side has a better answer outside of it,
-its solution is that of the whole game.
+Both sides answer with sets of rows, of which there are 2^n. But given the other side's mixture the best set of a size
+is found by sorting, so a linear program over some answers is enough: where neither side has a better one outside of it,
+its solution is that of the whole game. (Double oracle; McMahan, Gordon and Blum 2003.)
 """
 
 import importlib
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,23 +16,36 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 EXACT = 1e-9  # what an answer outside may be better by
-ROUNDS = 1000  # of new answers; ten are usual for 20 rows
+ROUNDS = 1000  # of new answers; nine are usual for 20 rows
+OPTIONS = {
+    "output_flag": False,
+    "threads": 1,
+    "primal_feasibility_tolerance": EXACT / 10,
+    "dual_feasibility_tolerance": EXACT / 10,
+    # The adversary's new answers leave a solution feasible, so the primal simplex goes on from it. Numbers are between
+    # -1 and 2 but for prices: to look for a smaller program, to scale or to perturb takes longer than it saves.
+    "solver": "simplex",
+    "simplex_strategy": 4,
+    "presolve": "off",
+    "simplex_scale_strategy": 0,
+    "primal_simplex_bound_perturbation_multiplier": 0.0,
+}
 
 
 class Answers(NamedTuple):
-    """Sets of n rows, (m, n) of 0 and 1, and for every one the size (m,) it stands for."""
+    """m answers: how many of n rows each has, (m,), and how likely each row is among them, (m, n), 0 or 1 if sure."""
 
     size: Ints
-    sets: Floats
+    rows: Floats
 
-    def __add__(self, other: "Answers") -> "Answers":  # type: ignore[override]
-        return Answers(np.append(self.size, other.size), np.vstack([self.sets, other.sets]))
+    def and_also(self, other: "Answers") -> "Answers":
+        return Answers(np.concatenate([self.size, other.size]), np.concatenate([self.rows, other.rows]))
 
-    def mean(self, share: Floats) -> tuple[Floats, Floats]:
-        """Of answers drawn by share (m,): how often a size occurs (n + 1,), and a row with it (n + 1, n)."""
-        n = self.sets.shape[1]
-        chosen = np.arange(n + 1)[:, None] == self.size
-        return chosen @ share, chosen @ (share[:, None] * self.sets)
+    def drawn(self, share: Floats) -> tuple[Floats, Floats]:
+        """Of answers drawn by share (m,): how often a size occurs (n + 1,), and a row beside it (n + 1, n)."""
+        some = np.flatnonzero(share)  # few
+        by_size = np.where(np.arange(self.rows.shape[1] + 1)[:, None] == self.size[some], share[some], 0.0)
+        return by_size.sum(1), by_size @ self.rows[some]
 
 
 class Opening(NamedTuple):
@@ -45,17 +59,17 @@ class Opening(NamedTuple):
 
 
 def opening(gain: Floats, constant: Floats) -> Opening:
-    """gain and constant are (n + 1, n + 1), see `ap_perf_game.affine`; the rows are in order of falling prices.
+    """gain and constant are (n + 1, n + 1), see `ap_perf_game.affine`; rows are in the order of falling prices.
 
-    The sets to begin with are the j first rows: named by who names j, and true for every count l, since l is their size
-    only on average (see `_program`). With them alone the game is solved already, mostly but not always: l true rows
-    may be other ones than l + 1 true rows less one.
+    The predictor begins with the k first rows, the adversary with the l first ones and with l of all rows by lot: where
+    prices are nearly equal, so is the best q, and it would take many sets to put that together.
     """
     n = len(gain) - 1
-    first = np.tril(np.ones((n + 1, n)), -1)
-    named = Answers(np.arange(n + 1), first)
-    true = Answers(np.append(0, np.repeat(np.arange(1, n + 1), n + 1)), np.vstack([first[:1], *[first] * n]))
-    return Opening(gain, constant, named, true, _program(gain, constant, named, true))
+    sizes = np.arange(n + 1)
+    named = Answers(sizes, _first(n))
+    by_lot = Answers(sizes[1:n], np.repeat(sizes[1:n, None] / n, n, axis=1))
+    true = named.and_also(by_lot)
+    return Opening(gain, constant, named, true, _program(_payoff(gain, constant, named, true)))
 
 
 def equilibrium(prices: Floats, start: Opening) -> tuple[float, Floats]:
@@ -66,78 +80,71 @@ def equilibrium(prices: Floats, start: Opening) -> tuple[float, Floats]:
     (0.4, array([0.4, 0.2]))
     """
     gain, constant, named, true, program = start
-    n, counts = len(prices), np.arange(len(prices) + 1)
     solver = _solver(program)
-    solver.changeColsCost(len(true.size), np.arange(1, len(true.size) + 1, dtype=np.int32), -true.sets @ prices)
+    solver.changeColsCost(len(true.size), np.arange(1, len(true.size) + 1, dtype=np.int32), -true.rows @ prices)
     for _ in range(ROUNDS):
-        value, share, prices_of_size, chance, best = _solve(solver, n)
-        # The predictor: with k rows named it is worth the k largest of W_ki = sum_l a_kl q_li, and sum_l c_kl s_l.
-        s, q = true.mean(share)
-        worth = gain @ q
-        largest = np.argsort(-worth, axis=1, kind="stable")
-        sets = np.zeros((n + 1, n))
-        np.put_along_axis(sets, largest, np.where(np.arange(n) < counts[:, None], 1.0, 0.0), axis=1)
-        found = (worth * sets).sum(1) + constant @ s
-        name = found > value + EXACT
-        # The adversary: row i among l true ones costs w_li = sum_k a_kl p_ki - psi_i, and what a set's size does.
-        r, p = named.mean(chance)
-        cost = gain.T @ p - prices - prices_of_size[:, None]
-        pays = np.where(cost < 0, 1.0, 0.0)
-        found = (cost * pays).sum(1) + prices_of_size * counts + r @ constant
-        tell = found < best - EXACT
-        tell[0] = False  # there is one set of no rows
-        if not name.any() and not tell.any():
-            return value, q.sum(0).clip(0.0, 1.0)
-        if name.any():
-            new = Answers(counts[name], sets[name])
-            rows = np.hstack([np.full((len(new.size), 1), -1.0), _payoff(gain, constant, new, true)])
-            solver.addRows(len(rows), np.full(len(rows), -np.inf), np.zeros(len(rows)), *_sparse(rows))
-            named = named + new
-        if tell.any():
-            new = Answers(counts[tell], pays[tell])
-            columns = np.vstack([_sizes(new, n), _payoff(gain, constant, named, new)]).T
-            free = np.full(len(columns), np.inf)
-            solver.addCols(len(columns), -new.sets @ prices, np.zeros(len(columns)), free, *_sparse(columns))
-            true = true + new
-    raise RuntimeError(f"AP-Perf's game of {n} rows was not solved in {ROUNDS} rounds; use a smaller max_rows")
+        share, chance = _solve(solver, len(prices))
+        s, q = true.drawn(share[1:])
+        r, p = named.drawn(chance[1:])
+        # Who names k rows gets sum_l a_kl q_li for row i; t, share's first, is the most that answers so far get.
+        better = _better(gain @ q, constant @ s, share[0])
+        # Who has l true rows keeps psi_i of row i and pays sum_k a_kl p_ki; chance's first is t - psi.q, which he pays.
+        cheaper = _better(prices - gain.T @ p, -r @ constant, chance[0])
+        if not (len(better.size) or len(cheaper.size)):
+            return float(share[0]), q.sum(0).clip(0.0, 1.0)
+        if len(better.size):
+            lines = np.column_stack([np.full(len(better.size), -1.0), _payoff(gain, constant, better, true)])
+            solver.addRows(len(lines), np.full(len(lines), -np.inf), np.zeros(len(lines)), *_sparse(lines))
+            named = named.and_also(better)
+        if len(cheaper.size):
+            lines = np.column_stack([np.ones(len(cheaper.size)), _payoff(gain, constant, named, cheaper).T])
+            free = np.full(len(lines), np.inf)
+            solver.addCols(len(lines), -cheaper.rows @ prices, np.zeros(len(lines)), free, *_sparse(lines))
+            true = true.and_also(cheaper)
+    raise RuntimeError(f"AP-Perf's game of {len(prices)} rows took over {ROUNDS} rounds; use a smaller max_rows")
 
 
-def _program(gain: Floats, constant: Floats, named: Answers, true: Answers) -> Any:
-    """The adversary's linear program: minimise t - psi.q over t and its answers' shares x.
+@lru_cache(maxsize=64)
+def _first(n: int) -> Floats:
+    """(n + 1, n): the k first of n rows, k = 0 … n."""
+    return np.tril(np.ones((n + 1, n)), -1)
 
-    t >= sum_(l, v) x_lv (a_kl |S and v| + c_kl)  for every answer (k, S) of the predictor,
-    sum x = 1,  sum_v x_lv (|v| - l) = 0  for every l.
-    A set v need not have l rows, if all for l have on average: then q_li = sum_(v with i) x_lv is at most s_l, and sums
-    to l s_l over i, and such q are those of sets of l rows.
+
+def _better(worth: Floats, beside: Floats, so_far: float) -> Answers:
+    """The best sets of each size k, whose rows are worth (n + 1, n) and beside (n + 1,), if better than so far."""
+    sizes = np.arange(len(worth))
+    rows = np.empty_like(worth)
+    rows[sizes[:, None], np.argsort(-worth, axis=1, kind="stable")] = _first(len(worth) - 1)
+    better = (worth * rows).sum(1) + beside > so_far + EXACT
+    return Answers(sizes[better], rows[better])
+
+
+def _program(payoff: Floats) -> Any:
+    """The adversary's linear program: minimise t - psi.q over t and the shares x >= 0 of its answers.
+
+    sum x = 1,  t >= sum_l x_l payoff_kl  for every answer k of the predictor.
     """
-    highs, n = _highspy(), len(gain) - 1
+    highs, (named, true) = _highspy(), payoff.shape
     program = highs.HighsLp()
-    program.num_col_, program.num_row_ = 1 + len(true.size), n + 1 + len(named.size)
-    program.col_cost_ = np.append(1.0, np.zeros(len(true.size)))
-    program.col_lower_ = np.append(-np.inf, np.zeros(len(true.size)))
-    program.col_upper_ = np.full(program.num_col_, np.inf)
-    program.row_lower_ = np.concatenate([[1.0], np.zeros(n), np.full(len(named.size), -np.inf)])
-    program.row_upper_ = np.append(1.0, np.zeros(n + len(named.size)))
-    t = np.append(np.zeros(n + 1), np.full(len(named.size), -1.0))
-    columns = np.vstack([t, np.vstack([_sizes(true, n), _payoff(gain, constant, named, true)]).T])
+    program.num_col_, program.num_row_ = 1 + true, 1 + named
+    program.col_cost_ = np.append(1.0, np.zeros(true))
+    program.col_lower_, program.col_upper_ = np.append(-np.inf, np.zeros(true)), np.full(1 + true, np.inf)
+    program.row_lower_, program.row_upper_ = np.append(1.0, np.full(named, -np.inf)), np.append(1.0, np.zeros(named))
+    t = np.append(0.0, np.full(named, -1.0))
     program.a_matrix_.format_ = highs.MatrixFormat.kColwise
-    _, starts, program.a_matrix_.index_, program.a_matrix_.value_ = _sparse(columns)
-    program.a_matrix_.start_ = np.append(starts, len(program.a_matrix_.index_))
+    size, starts, places, values = _sparse(np.vstack([t, np.column_stack([np.ones(true), payoff.T])]))
+    program.a_matrix_.start_, program.a_matrix_.index_, program.a_matrix_.value_ = (
+        np.append(starts, size),
+        places,
+        values,
+    )
     return program
 
 
 def _payoff(gain: Floats, constant: Floats, named: Answers, true: Answers) -> Floats:
     """The metric of every answer of the predictor, in rows, against every one of the adversary."""
-    pairs = np.ix_(named.size, true.size)
-    return gain[pairs] * (named.sets @ true.sets.T) + constant[pairs]
-
-
-def _sizes(true: Answers, n: int) -> Floats:
-    """The rows 0 … n of the program: that shares sum to 1, and that sets for l have l rows on average."""
-    found = np.zeros((n + 1, len(true.size)))
-    found[true.size, np.arange(len(true.size))] = true.sets.sum(1) - true.size
-    found[0] = 1.0
-    return found
+    k, l = named.size[:, None], true.size  # noqa: E741, the paper's letter
+    return gain[k, l] * (named.rows @ true.rows.T) + constant[k, l]
 
 
 def _sparse(vectors: Floats) -> tuple[int, NDArray[np.int32], NDArray[np.int32], Floats]:
@@ -150,16 +157,14 @@ def _sparse(vectors: Floats) -> tuple[int, NDArray[np.int32], NDArray[np.int32],
 def _solver(program: Any) -> Any:
     """A solver of its own for every game, so that the answer does not depend on games before."""
     solver = _highspy().Highs()
-    for name, value in (("output_flag", False), ("presolve", "off"), ("solver", "simplex"), ("threads", 1)):
+    for name, value in OPTIONS.items():
         solver.setOptionValue(name, value)
-    for name in ("primal_feasibility_tolerance", "dual_feasibility_tolerance"):
-        solver.setOptionValue(name, EXACT / 10)
     solver.passModel(program)
     return solver
 
 
-def _solve(solver: Any, n: int) -> tuple[float, Floats, Floats, Floats, float]:
-    """t, the adversary's shares, the price of a set's size by l, the predictor's chances, and t - psi.q."""
+def _solve(solver: Any, n: int) -> tuple[Floats, Floats]:
+    """t and the adversary's shares; psi.q - t and the predictor's chances."""
     solver.run()
     status = solver.getModelStatus()
     if status != _highspy().HighsModelStatus.kOptimal:
@@ -167,9 +172,7 @@ def _solve(solver: Any, n: int) -> tuple[float, Floats, Floats, Floats, float]:
             f"AP-Perf's linear program of {n} rows was not solved, HiGHS says: {solver.modelStatusToString(status)}"
         )
     solution = solver.getSolution()
-    value, *share = solution.col_value
-    dual = np.array(solution.row_dual)
-    return value, np.array(share), np.append(0.0, dual[1 : n + 1]), -dual[n + 1 :], float(dual[0])
+    return np.array(solution.col_value), -np.array(solution.row_dual)
 
 
 def _highspy() -> Any:
