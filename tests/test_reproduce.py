@@ -175,6 +175,9 @@ def test_single_trials_add_to_one_report_in_any_order(tiny):
     report = load_report(report_path(path))
     assert [trial.trial for trial in report.trials] == [0, 1, 2, 3]
     assert [round(value, 6) for value in expected.values("argmax", "f1")] == report.values("argmax", "f1")
+    (elsewhere,) = run(config, device="cuda", only=2).trials  # a GPU is not for these, and need not be there
+    assert elsewhere.scores == expected.trials[2].scores
+    assert run(config, device="cuda", only=2).environment["device"].endswith("cores")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")

@@ -46,7 +46,7 @@ def run(
     missing = [trial for trial in missing_trials(config, report, trials) if only is None or trial == only]
     if not missing:
         return report
-    report.environment = environment(device)
+    report.environment = environment("cpu" if trained_one_by_one(config) else device)
     if trained_one_by_one(config):
         _one_by_one(config, report, missing, data_dir, save, on_epoch)
     elif takes_pictures(config):
