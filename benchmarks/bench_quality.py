@@ -129,7 +129,7 @@ def tree_probabilities(
 
 
 def decided(valid: Any, test: Any, part: Part, classes: int) -> dict[str, float]:
-    """Test F1 of argmax, tuned and plug-in decisions, learned on the rows held out."""
+    """Test F1 of argmax, tuned and plug-in decisions, learned on the rows held out, and of rows decided together."""
     return decided_by(Validation(valid, part.y[part.held_out], part.held_out_weight), test, part.test_y, classes)
 
 
@@ -140,6 +140,7 @@ def decided_by(valid: Validation, test: Any, truth: Ints, classes: int) -> dict[
         "argmax": Rule("argmax", classes),
         "tuned": decision.tuned(p, valid.labels, "f1", **options),  # type: ignore[arg-type]
         "plug-in": decision.plug_in(p, "f1", margin=1 / len(p), **options),  # type: ignore[arg-type]
+        "together": decision.plug_in(test, "f1", margin=1 / len(test), average=average),  # predict_together
     }
     return {
         name: float(f1_score(truth, rule.predict(test), average=average, labels=labels, zero_division=0.0))

@@ -389,6 +389,18 @@ def test_predict_says_the_score_and_what_it_ignores(fitted: Path, folder: Path, 
     assert said.err == ""
 
 
+def test_predict_together_is_the_models_and_so_is_its_score(
+    fitted: Path, folder: Path, call: Call, tmp_path: Path
+) -> None:
+    said = call("predict", fitted, folder / "test.parquet", "-o", tmp_path / "p.csv", "--target", "kind", "--together")
+    assert said.code == 0, said.err
+    found, frame = pd.read_csv(tmp_path / "p.csv"), pd.read_parquet(folder / "test.parquet")
+    model = EASTClassifier.load(fitted / "model.safetensors")
+    assert found["prediction"].tolist() == model.predict_together(frame[model.feature_names_in_]).tolist()
+    expected = f1_score(frame["kind"], found["prediction"], average="macro")
+    assert f"f1 on these rows: {expected:.4f}" in said.err
+
+
 def test_predict_wants_the_columns_of_training(fitted: Path, folder: Path, call: Call, tmp_path: Path) -> None:
     frame = pd.read_csv(folder / "new.tsv", sep="\t")
     frame.rename(columns={"weight": "wieght"}).to_csv(tmp_path / "a.csv", index=False)

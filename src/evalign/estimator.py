@@ -14,11 +14,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from evalign import metrics
+from evalign.decision import Rule
 from evalign.folds import FoldedRows, train_folds
 from evalign.heap import give_back
 from evalign.metric_classifier import BetaByLabel, Decision, MetricClassifier, both
 from evalign.metrics import Average, MetricFunction
-from evalign.network_options import checked_recipe, fold_count
+from evalign.network_options import check_plug_in, checked_recipe, fold_count
 from evalign.networks.ensemble import Sharing
 from evalign.networks.tabular import Network, table_network
 from evalign.objective import Objective
@@ -35,7 +36,7 @@ from evalign.training.judging import Score, predict_logits
 from evalign.training.loop import OnEpoch, train
 from evalign.training.packed import Table
 from evalign.training.progress import Epoch
-from evalign.training.recipes import Recipe
+from evalign.training.recipes import Recipe, find_recipe
 from evalign.training.rows import Rows
 from evalign.training.scores import argmax_score
 
@@ -189,6 +190,10 @@ class EASTClassifier(MetricClassifier):
         validate_data(self, X, skip_check_array=True, reset=False)
         x = torch.from_numpy(self.encoder_.transform(X)).to(self._device)
         return np.ascontiguousarray(self._probabilities(x)[:, self._internal_order])
+
+    def _rule_of(self, p: NDArray[np.float64], weight: NDArray[np.float64] | None = None) -> Rule:
+        check_plug_in(find_recipe(self.recipe))
+        return super()._rule_of(p, weight)
 
     def save(self, path: str | Path) -> Path:
         """One file: weights as safetensors, the rest as JSON in its header; see `evalign.saving`."""

@@ -54,9 +54,21 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
         p = self.predict_proba(X)[:, self._internal_order]
         return self.classes_[self._internal_order][self.decision_.predict(p)]
 
+    def predict_together(self, X: Any) -> NDArray[Any]:
+        """Labels of rows that are decided together: by the plug-in rule of their own probabilities, without a label.
+
+        The rule that `fit` learned expects of new rows what it saw of those held out, which say little about a class
+        that has five of them. Which of these very rows are likely to be of that class, their probabilities tell. What
+        a row gets depends on the rows beside it, so give all of them at once; docs/recipes.md has what it gains.
+        """
+        p = self.predict_proba(X)[:, self._internal_order]
+        return self.classes_[self._internal_order][self._rule_of(p).predict(p)]
+
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric the classifier was trained on."""
-        predicted = self.predict(X)
+        return self._score_of(self.predict(X), y, sample_weight)
+
+    def _score_of(self, predicted: NDArray[Any], y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         order = {label: i for i, label in enumerate(self.classes_[self._internal_order].tolist())}
         truth = column_or_1d(y)
         if unknown := set(np.unique(truth).tolist()) - set(order):
@@ -103,13 +115,20 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
 
     def _learn_decision(self, p: NDArray[np.float64], codes: NDArray[np.int64], weight: NDArray[np.float64]) -> Rule:
         """The rule for probabilities of held-out rows."""
-        options: dict[str, Any] = {"average": self._average, "beta": self._beta, "sample_weight": weight}
         if self.decision == "plug_in":
-            # A rule that promises less than one row's worth over argmax is not worth leaving it.
-            return decision.plug_in(p, self.metric, subject_to=self.subject_to, margin=1 / len(p), **options)
+            return self._rule_of(p, weight)
         if self.decision == "tuned":
+            options: dict[str, Any] = {"average": self._average, "beta": self._beta, "sample_weight": weight}
             return decision.tuned(p, codes, self.metric, subject_to=self.subject_to, **options)
         return Rule("argmax", len(self.classes_))
+
+    def _rule_of(self, p: NDArray[np.float64], weight: NDArray[np.float64] | None = None) -> Rule:
+        """The plug-in rule of probabilities, classes inside."""
+        # A rule that promises less than one row's worth over argmax is not worth leaving it.
+        return decision.plug_in(
+            p, self.metric, average=self._average, beta=self._beta, sample_weight=weight, subject_to=self.subject_to,
+            margin=1 / len(p),
+        )  # fmt: skip
 
     # -- what follows from the options --------------------------------------------------------------------------
 

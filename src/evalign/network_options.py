@@ -24,15 +24,21 @@ def checked_recipe(model: "EASTClassifier") -> Recipe:
     if model.epochs is not None:
         checks.check_number("epochs", model.epochs, low=1)
     recipe = find_recipe(model.recipe).limited(model.epochs)
-    if model.decision == "plug_in" and _has_offsets(recipe):
-        raise ValueError(
-            f"recipe {recipe.name!r} has class offsets, which move the probabilities to where argmax serves the "
-            "metric; a plug-in decision would count them twice: use decision='argmax' or 'tuned'"
-        )
+    if model.decision == "plug_in":
+        check_plug_in(recipe)
     if model.learning_rate is not None:
         checks.check_number("learning_rate", model.learning_rate, low=0.0, open_low=True)
         recipe = recipe.scaled(model.learning_rate / recipe.stages[0].learning_rate)
     return recipe
+
+
+def check_plug_in(recipe: Recipe) -> None:
+    """Refuse a plug-in decision for probabilities that are not honest."""
+    if _has_offsets(recipe):
+        raise ValueError(
+            f"recipe {recipe.name!r} has class offsets, which move the probabilities to where argmax serves the "
+            "metric; a plug-in decision would count them twice: use decision='argmax' or 'tuned'"
+        )
 
 
 def _check_network(model: "EASTClassifier") -> None:

@@ -30,6 +30,12 @@ def command(
     proba: Annotated[
         bool, typer.Option("--proba/--no-proba", help="With a column probability_CLASS per class.")
     ] = True,
+    together: Annotated[
+        bool,
+        typer.Option(
+            "--together", help="Decide all rows together, by their own probabilities: better for classes of few rows."
+        ),
+    ] = False,
     keep: Annotated[list[str] | None, typer.Option("--keep", help="Column of DATA to copy; repeatable.")] = None,
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="Column of DATA with labels, to say the score.")
@@ -57,7 +63,7 @@ def command(
         from evalign.tables.columns import quoted
 
         output.note(f"columns that the model does not know are ignored: {quoted(extra)}")
-    predictions = predicted_table(model, features, proba)
+    predictions = predicted_table(model, features, proba, together)
     for name in reversed(list(dict.fromkeys(keep or []))):
         if name in predictions:
             raise ValueError(f"--keep {name} would give two columns of that name; rename it in {data}")
@@ -66,7 +72,8 @@ def command(
     if target is not None:
         from evalign.cli.data import check_labels
 
-        result["score"] = model.score(features, check_labels(frame[target], model.classes_, data))
+        truth = check_labels(frame[target], model.classes_, data)
+        result["score"] = model._score_of(predictions["prediction"].to_numpy(), truth)
         result["metric"] = model.metric
         output.say(f"{model.metric} on these rows: {result['score']:.4f}")
     write(predictions, out)
@@ -111,12 +118,13 @@ def ignorable(model: Any, target: str | None, trained_target: str | None, frame:
     return [name for name in {target, trained_target} if name is not None and name in frame and name not in known]
 
 
-def predicted_table(model: Any, features: Any, proba: bool) -> "pd.DataFrame":
+def predicted_table(model: Any, features: Any, proba: bool, together: bool = False) -> "pd.DataFrame":
     import pandas as pd
 
     p = model.predict_proba(features)
     order = model._internal_order
-    table = pd.DataFrame({"prediction": model.classes_[order][model.decision_.predict(p[:, order])]})
+    rule = model._rule_of(p[:, order]) if together else model.decision_
+    table = pd.DataFrame({"prediction": model.classes_[order][rule.predict(p[:, order])]})
     for label, column in zip(model.classes_.tolist(), p.T if proba else (), strict=bool(proba)):
         table[f"probability_{label}"] = column
     return table
