@@ -3,12 +3,15 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import make_classification
+from sklearn.model_selection import train_test_split
 
 from evalign import EASTBooster, EASTClassifier
+from reference.searches import benchmark
 
 X, Y = make_classification(200, 5, n_informative=4, n_redundant=0, n_classes=3, random_state=0)
 NAMES = np.array(["ant", "bee", "cow"])[Y]
@@ -98,3 +101,16 @@ def test_probabilities_that_are_not_honest_are_refused():
     model = EASTClassifier("f1", recipe="anchored_offset", decision="argmax", hidden=(4,), epochs=2, random_state=0)
     with pytest.raises(ValueError, match="class offsets"):
         model.fit(X, Y).predict_together(X)
+
+
+def test_the_search_reads_no_test_row(monkeypatch):
+    search = benchmark("search_together")
+    table = pd.DataFrame(X)
+    monkeypatch.setattr(search, "load", lambda name, folder: (table, Y.astype(np.int64)))
+    _, test = train_test_split(np.arange(len(Y)), test_size=0.2, random_state=3, stratify=Y)
+    before = search.division("yeast", "random forest", 3, None)
+    table = table.copy()
+    table.iloc[test] = 0.0
+    assert search.division("yeast", "random forest", 3, None) == before
+    table.iloc[: len(table)] = 0.0
+    assert search.division("yeast", "random forest", 3, None) != before
