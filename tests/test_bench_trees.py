@@ -40,9 +40,10 @@ def test_a_cell_is_scored_on_the_test_rows_of_its_split(bench, tmp_path):
     x = np.random.default_rng(0).normal(size=(300, 2))
     frame = pd.DataFrame(x, columns=["a", "b"]).assign(target=np.where(x[:, 0] + 0.3 * x[:, 1] > 0.5, "yes", "no"))
     frame.to_parquet(tmp_path / "yeast.parquet")
-    for method, decisions in (("stock LightGBM", 3), ("random forest", 3), ("booster, cross-entropy", 4)):
+    rules = ["argmax", "tuned", "plug-in", "together"]
+    for method, more in (("stock LightGBM", []), ("random forest", []), ("booster, cross-entropy", ["own"])):
         cell, rows, problem = bench.scores(bench.Job(bench.Cell("yeast", method, 3), tmp_path))
-        assert (cell.split, problem, len(rows)) == (3, "", decisions)
+        assert (cell.split, problem, [row["decision"] for row in rows]) == (3, "", rules + more)
         assert {row["split"] for row in rows} == {3}
         assert all(0.7 < row["score"] <= 1 for row in rows)
     _, test = train_test_split(np.arange(300), test_size=0.2, random_state=3, stratify=frame.target)
