@@ -40,9 +40,9 @@ bench-peers:
 
 # constraints.txt repeats the tested set of versions; the stamp is written last, so that an interrupted
 # installation is not mistaken for a finished one.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable papers
 	touch $(INSTALLED)
 
 clean:

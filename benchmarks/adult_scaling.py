@@ -23,7 +23,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, matthews_corrcoef
 from sklearn.neural_network import MLPClassifier
 
-from evalign.datasets import load, splits
+from evalign_papers.datasets import load, splits
 
 RESULTS = Path(__file__).parent / "results" / "adult_scaling.csv"
 SCORES = {

@@ -27,17 +27,17 @@ from sklearn.metrics import f1_score
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
-from evalign.datasets import load
-from evalign.datasets.base import Dataset
-from evalign.datasets.splits import splits
-from evalign.experiments.parts import thinned
+from evalign._objective import Objective, cross_entropy
 from evalign.memory import Memory
 from evalign.networks import mlp
-from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
-from evalign.training.progress import Controller
+from evalign.training.history import Controller
 from evalign.training.recipes import Recipe, Stage, find_recipe
+from evalign_papers.datasets import load
+from evalign_papers.datasets.base import Dataset
+from evalign_papers.datasets.splits import splits
+from evalign_papers.engine.parts import thinned
 
 RESULTS = Path(__file__).parent / "results" / "bench_batches_training.csv"
 SMALL, LARGE = 64, 4096

@@ -23,10 +23,10 @@ import pandas as pd
 import torch
 from bench_quality import load
 
+from evalign.boosting import lightgbm as with_lightgbm
+from evalign.boosting import xgboost as with_xgboost
 from evalign.boosting.objective import ScoreObjective  # before the libraries: torch brings the threads they share
-from evalign.boosting.table import TreeTable
-from evalign.integrations import lightgbm as with_lightgbm
-from evalign.integrations import xgboost as with_xgboost
+from evalign.boosting.tree_table import TreeTable
 
 import lightgbm  # isort: skip
 import xgboost  # isort: skip

@@ -36,10 +36,10 @@ from bench_quality import load
 from skorch import NeuralNetClassifier
 
 from evalign import EASTClassifier
-from evalign.files import write_atomically
 from evalign.networks import mlp
+from evalign.storage.atomic import write_atomically
 from evalign.tables import TableEncoder
-from evalign.tables.distinct import distinct_rows, split_rows
+from evalign.tables.split import distinct_rows, split_rows
 from evalign.training.batches import default_batch_size
 
 RESULTS = Path(__file__).parent / "results" / "bench_fit.csv"

@@ -20,12 +20,12 @@ import torch
 from bench_loss import circumstances, save
 from torch import Tensor, nn
 
-from evalign.networks import Pictures, darknet19
-from evalign.objective import Objective
+from evalign._objective import Objective
 from evalign.steps import StepChoice
+from evalign.training.batches import Rows
 from evalign.training.recipes import Stage
-from evalign.training.rows import Rows
 from evalign.training.step import RecordedStep, plain_step
+from evalign_papers.networks import Pictures, darknet19
 
 CE = Stage("cross-entropy", metric=False, anchor=1.0, learning_rate=1e-3, epochs=1, patience=1)
 METRIC = Stage("metric", metric=True, anchor=0.0, learning_rate=1e-3, epochs=1, patience=1)
@@ -44,7 +44,7 @@ def pictures(data_dir: str | None, device: str, n: int = 20480) -> Rows:
     if data_dir is None:
         x = torch.randint(0, 256, (n, 32, 32, 3), dtype=torch.uint8, device=device)
         return Rows.of(x, torch.randint(0, 10, (n,), device=device))
-    from evalign.datasets import load
+    from evalign_papers.datasets import load
 
     dataset = load("cifar10", data_dir, parts=["batch1", "batch2"])
     X: Any = dataset.X

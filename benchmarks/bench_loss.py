@@ -35,7 +35,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evalign import MetricLoss, membership
-from evalign.baselines import (
+from evalign.storage.atomic import write_atomically
+from evalign_papers.rivals import (
     APPerfLoss,
     DiceLoss,
     FocalLoss,
@@ -44,7 +45,6 @@ from evalign.baselines import (
     SigmoidF1Loss,
     WMWLoss,
 )
-from evalign.files import write_atomically
 
 SIZES = [(128, 10), (1024, 10), (65536, 10), (1024, 257), (8192, 257), (8192, 1000), (131072, 100)]
 BINARY = [(20, 1), (1024, 1), (8192, 1), (100_000, 1)]

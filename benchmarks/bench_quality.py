@@ -35,10 +35,9 @@ from stacked_splits import Folds, Part, average_and_labels, network_probabilitie
 
 from evalign import EASTClassifier, decision
 from evalign.comparison.aims import Validation
-from evalign.comparison.held_out import KeepsBlend, KeepsBooster
-from evalign.comparison.stock import StockBooster
+from evalign.comparison.contenders import KeepsBlend, KeepsBooster, StockBooster
 from evalign.decision import Rule
-from evalign.files import write_atomically
+from evalign.storage.atomic import write_atomically
 from evalign.training.recipes import find_recipe
 
 RESULTS = Path(__file__).parent / "results" / "bench_quality.csv"

@@ -21,7 +21,8 @@ from bench_loss import circumstances, save
 from torch import Tensor, nn
 
 from evalign import MetricLoss
-from evalign.networks import darknet19, mlp
+from evalign.networks import mlp
+from evalign_papers.networks import darknet19
 
 
 def problem(name: str, device: str) -> tuple[nn.Module, Tensor, Tensor]:

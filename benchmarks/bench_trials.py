@@ -16,11 +16,11 @@ import pandas as pd
 import torch
 from search_recipe import Scores, table
 
+from evalign._objective import Objective
 from evalign.networks import mlp
-from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.recipes import Recipe, find_recipe
-from evalign.training.trials import Trial, train_trials
+from evalign.training.stacked import Trial, train_trials
 
 RESULTS = Path(__file__).parent / "results" / "bench_trials.csv"
 

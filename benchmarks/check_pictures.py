@@ -18,17 +18,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from evalign import metrics
-from evalign.networks import Pictures
-from evalign.networks.darknet import Conv, darknet
-from evalign.networks.pictures import moved
-from evalign.objective import Objective
+from evalign._objective import Objective
 from evalign.steps import StepChoice
+from evalign.training.batches import Rows
+from evalign.training.evaluation import argmax_score
+from evalign.training.history import Epoch
 from evalign.training.loop import train
-from evalign.training.progress import Epoch
 from evalign.training.recipes import Recipe, Stage
-from evalign.training.rows import Rows
-from evalign.training.scores import argmax_score
 from evalign.training.step import plain_step
+from evalign_papers.networks import Pictures
+from evalign_papers.networks.darknet import Conv, darknet
+from evalign_papers.networks.pictures import moved
 
 STAGE = Stage(
     "metric", metric=True, anchor=1.0, learning_rate=1e-3, epochs=3, patience=9, monitor="last", decay="cosine",

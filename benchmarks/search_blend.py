@@ -26,9 +26,9 @@ from sklearn.model_selection import train_test_split
 from stacked_splits import average_and_labels
 
 from evalign import decision
-from evalign.blending.weights import best_weights, blended
-from evalign.comparison.held_out import Keeps, KeepsBooster, KeepsValidation
-from evalign.forest import EASTForest
+from evalign.comparison.contenders import Keeps, KeepsBooster, KeepsValidation
+from evalign.estimators.blend import best_weights, blended
+from evalign.estimators.forest import EASTForest
 
 FOLDS = 5
 BASE = "booster"

@@ -26,9 +26,9 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
 from stacked_splits import average_and_labels
 
-from evalign.boosting.recipes import BoostRecipe
+from evalign.boosting.objective import BoostRecipe
 from evalign.comparison.aims import Validation
-from evalign.comparison.held_out import KeepsBooster
+from evalign.comparison.contenders import KeepsBooster
 
 SPLITS = 10
 OPTIONS: dict[str, dict[str, Any]] = {  # of EASTBooster

@@ -28,13 +28,12 @@ from search_grids import GRIDS, Config, Inputs
 from torch import Tensor
 
 from evalign import Confusion, metrics
+from evalign._objective import Objective
 from evalign.networks import table_network
 from evalign.networks.embedding import Fields
-from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.batches import Batches
-from evalign.training.rows import Rows
-from evalign.training.trials import Trial, train_trials
+from evalign.training.batches import Batches, Rows
+from evalign.training.stacked import Trial, train_trials
 
 SETS = ("yeast", "mammography", "letter", "shuttle", "adult", "creditcard")
 PARTS = (0.512, 0.64, 0.8)  # where training, early stopping and selection end; the rest is test data

@@ -19,7 +19,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.model_selection import train_test_split
 
 from evalign.comparison.aims import Validation
-from evalign.comparison.held_out import KeepsBooster
+from evalign.comparison.contenders import KeepsBooster
 
 METHODS = ("random forest", "booster")
 

@@ -12,22 +12,19 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
 from evalign import EASTClassifier, metrics
-from evalign.folds import FoldedRows, automatic_folds
+from evalign._objective import Objective
 from evalign.metrics import Average
 from evalign.networks import Together, table_network
 from evalign.networks.embedding import Fields
-from evalign.objective import Objective
+from evalign.networks.tabular import fields_of
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
-from evalign.tables.distinct import Division, distinct_rows
-from evalign.tables.fields import fields_of
-from evalign.tables.folds import fold_rows
-from evalign.training.batches import Batches, default_batch_size
-from evalign.training.judging import predict_logits
+from evalign.tables.split import Division, distinct_rows, fold_rows
+from evalign.training.batches import Batches, Rows, default_batch_size
+from evalign.training.evaluation import argmax_score, predict_logits
+from evalign.training.folds import FoldedRows, automatic_folds
 from evalign.training.recipes import find_recipe
-from evalign.training.rows import Rows
-from evalign.training.scores import argmax_score
-from evalign.training.trials import Trial, train_trials
+from evalign.training.stacked import Trial, train_trials
 
 AT_ONCE = 60  # networks of a stack: 60 on Credit card fill half of a GPU's 140 GB in validation
 Matrix = NDArray[np.float32]

@@ -26,8 +26,9 @@ from bench_loss import Loss, circumstances, recorded, replay_seconds, save
 from torch import Tensor
 
 from evalign import MetricLoss
-from evalign.files import write_atomically
-from evalign.kernels import triton_rows, triton_tiles
+from evalign.kernels.gpu import rows as triton_rows
+from evalign.kernels.gpu import tiles as triton_tiles
+from evalign.storage.atomic import write_atomically
 
 SIZES = ["8192x1000", "65536x257", "4096x32768"]
 # What each function of these names gives, less what follows from the number of classes. The tiles: warps, and

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evalign import annealing, curves, decision, membership, metrics, steps
-    from evalign.blend import EASTBlend
-    from evalign.booster import EASTBooster
     from evalign.confusion import Confusion
-    from evalign.estimator import EASTClassifier
+    from evalign.estimators.blend import EASTBlend
+    from evalign.estimators.boosted import EASTBooster
+    from evalign.estimators.decided import MetricDecision
+    from evalign.estimators.network import EASTClassifier
     from evalign.losses import MetricLoss, metric_loss
-    from evalign.metric_decision import MetricDecision
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,10 +29,10 @@ __all__ = [
 ]
 _FOUND_IN = {
     "Confusion": "confusion",
-    "EASTBlend": "blend",
-    "EASTBooster": "booster",
-    "EASTClassifier": "estimator",
-    "MetricDecision": "metric_decision",
+    "EASTBlend": "estimators.blend",
+    "EASTBooster": "estimators.boosted",
+    "EASTClassifier": "estimators.network",
+    "MetricDecision": "estimators.decided",
     "MetricLoss": "losses",
     "metric_loss": "losses",
 }

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evalign._batch import Sums, standing_for
 from evalign.losses import MetricLoss
-from evalign.sums import Sums, standing_for
 
 Backward = Callable[[Tensor], Any]
 

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
-from evalign import checks
+from evalign import _checks as checks
 
 
 class HasTemperature(Protocol):

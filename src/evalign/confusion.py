@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evalign import checks
-from evalign.numerics import counting_dtype, sum_by_label
+from evalign import _checks as checks
+from evalign._numerics import counting_dtype, sum_by_label
 
 Task = Literal["binary", "multiclass", "multilabel"]
 TASKS: tuple[Task, ...] = ("binary", "multiclass", "multilabel")

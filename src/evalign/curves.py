@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from evalign._numerics import safe_divide
 from evalign.confusion import Confusion
 from evalign.metrics import MetricFunction
-from evalign.numerics import safe_divide
 
 CURVES = ("auroc",)
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign import checks
-from evalign.sums import Sums, standing_for
+from evalign import _checks as checks
+from evalign._batch import Sums, standing_for
 
 Gradients = Literal["averaged", "summed"]
 GRADIENTS: tuple[Gradients, ...] = ("averaged", "summed")

@@ -10,16 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evalign import checks, curves, membership, metrics
+from evalign import _checks as checks
+from evalign import curves, membership, metrics
+from evalign._batch import Flat, Sums, flatten
+from evalign._objective import BACKENDS, Backend, Objective
 from evalign.confusion import TASKS, Task
 from evalign.distributed import Sync, SyncChoice, is_up, resolve
-from evalign.flat import Flat, flatten
-from evalign.kernels import known
+from evalign.kernels import plan as known
 from evalign.memory import Decay, Memory
 from evalign.metrics import AVERAGES, Average, Beta, MetricFunction
-from evalign.objective import BACKENDS, Backend, Objective
 from evalign.steps import Step, StepChoice
-from evalign.sums import Sums
 
 PerClass = Tensor | Sequence[float]
 

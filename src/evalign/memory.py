@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evalign import checks
+from evalign import _checks as checks
+from evalign._batch import Sums, standing_for
+from evalign._numerics import safe_divide
 from evalign.confusion import Confusion
-from evalign.numerics import safe_divide
-from evalign.sums import Sums, standing_for
 
 ROWS_OF_RAREST = 100.0  # takes the bias out of the value; training did not tell it from 300 (docs/guides/batches.md)
 SAME_TEMPERATURE = 1.25  # counts of a temperature further away than this factor are of another loss
@@ -99,7 +99,7 @@ class Memory(nn.Module):
         """The same by one compiled loop, for sums that are no tensors: tp, actual and predicted of every class, the
         cross-entropies, and the sum of weights, which are all 1. In place; what the slopes of counts are multiplied by.
         """
-        from evalign.kernels.memory_loops import remember
+        from evalign.kernels.cpu.metric_loops import remember
 
         counts = vector[:-2]
         rows = counts[counts.size // 3 : 2 * counts.size // 3]

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from evalign import checks
+from evalign import _checks as checks
+from evalign._numerics import safe_divide, safe_sqrt
 from evalign.confusion import Confusion
-from evalign.numerics import safe_divide, safe_sqrt
 
 Average = Literal["binary", "macro", "micro", "weighted"]
 AVERAGES: tuple[Average, ...] = ("binary", "macro", "micro", "weighted")

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evalign import checks
+from evalign import _checks as checks
 
 Threshold = float | Tensor
 Step = Callable[[Tensor, Threshold], Tensor]

@@ -4,14 +4,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from evalign.kernels import (
-    triton_column_kernels,
-    triton_metric,
-    triton_row_kernels,
-    triton_rows,
-    triton_tile_kernels,
-    triton_tiles,
-)
+from evalign.kernels.gpu import column_kernels as triton_column_kernels
+from evalign.kernels.gpu import metric_kernels as triton_metric
+from evalign.kernels.gpu import row_kernels as triton_row_kernels
+from evalign.kernels.gpu import rows as triton_rows
+from evalign.kernels.gpu import tile_kernels as triton_tile_kernels
+from evalign.kernels.gpu import tiles as triton_tiles
 
 FLOATS = ("low", "reach", "smoothing", "anchor", *(f"{letter}{k}" for letter in "tbw" for k in range(4)))
 NUMBERS = ("n", "d", "stride", "chunk", "columns", "thresholds", "width", "ignored")

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from evalign._objective import Objective
 from evalign.boosting.gradients import Table
-from evalign.kernels.points import Lines
-from evalign.objective import Objective
+from evalign.kernels.plan import Lines
 
 Floats = NDArray[np.float32]
 
@@ -40,8 +40,8 @@ def derivatives(
     (array([ 0.633,  0.633,  0.633, -1.167], dtype=float32), array([0.383, 0.383, 0.383, 0.917], dtype=float32))
     """
     from evalign.boosting import binary_loop  # these need numba, which takes half a second to import
-    from evalign.kernels import compiled_columns
-    from evalign.kernels.compiled_whole import by_column, metric_of
+    from evalign.kernels.cpu import column_counts as compiled_columns
+    from evalign.kernels.cpu.compiled_loss import by_column, metric_of
 
     plan = objective.plan(beta=objective.beta)
     settings = plan.settings(objective.points(temperature))

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign.kernels.column_loops import sigmoid
-from evalign.kernels.compiled import loop
-from evalign.kernels.exponential import HALF, ONE, ZERO
+from evalign.kernels.cpu.column_loops import sigmoid
+from evalign.kernels.cpu.exponential import HALF, ONE, ZERO
+from evalign.kernels.cpu.jit import loop
 
 F = np.float32
 Floats = NDArray[np.float32]

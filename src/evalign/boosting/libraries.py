@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from evalign import checks
-from evalign.boosting.trees import Grower, Trees
+from evalign import _checks as checks
+from evalign.boosting.growth import Grower, Trees
 
 LIBRARIES = ("lightgbm", "xgboost")
 
@@ -23,10 +23,10 @@ def find_library(name: str) -> Library:
     checks.check_choice("library", name, LIBRARIES)
     try:
         if name == "lightgbm":
-            from evalign.boosting.with_lightgbm import LightGBMGrower, LightGBMTrees
+            from evalign.boosting.lightgbm import LightGBMGrower, LightGBMTrees
 
             return Library(LightGBMGrower, LightGBMTrees)
-        from evalign.boosting.with_xgboost import XGBoostGrower, XGBoostTrees
+        from evalign.boosting.xgboost import XGBoostGrower, XGBoostTrees
 
         return Library(XGBoostGrower, XGBoostTrees)
     except ModuleNotFoundError as error:

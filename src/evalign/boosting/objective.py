@@ -1,7 +1,7 @@
-"""ScoreObjective: anchor x cross-entropy + (1 - metric) of raw scores, with the two derivatives that trees grow by."""
+"""Labels and weights that come again with every round: checked and converted once, then only compared."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,15 +9,100 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign import checks, steps
+from evalign import _checks as checks
+from evalign import steps
+from evalign._objective import cross_entropy
 from evalign.boosting import binary
 from evalign.boosting.gradients import Table, metric_gradient
-from evalign.boosting.known import Known
 from evalign.confusion import Confusion, Task
 from evalign.losses import build_objective
 from evalign.metrics import Average, Beta, MetricFunction
-from evalign.objective import cross_entropy
 from evalign.steps import Step, StepChoice
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was given (copies: a caller may write over its own), and the tensors it became, for scores of one kind."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    given_labels: NDArray[Any]
+    given_weights: NDArray[Any] | None
+    labels: Tensor
+    weights: Tensor
+
+    def is_for(self, scores: Tensor, y: Any, weight: Any) -> bool:
+        """Whether these are the same again; a nan is never the same."""
+        if (scores.shape, scores.dtype) != (self.shape, self.dtype) or (weight is None) != (self.given_weights is None):
+            return False
+        same_weights = self.given_weights is None or np.array_equal(self.given_weights, weight)
+        return same_weights and np.array_equal(self.given_labels, y)
+
+
+@dataclass(frozen=True)
+class BoostRecipe:
+    """anchor x cross-entropy + metric x (1 - soft metric), the temperature falling to `cool_to` if that is given."""
+
+    name: str
+    reason: str
+    anchor: float
+    metric: float
+    temperature: float = 0.2
+    cool_to: float | None = None
+    step: str = "annealed"
+
+
+RECIPES: dict[str, BoostRecipe] = {
+    recipe.name: recipe
+    for recipe in (
+        BoostRecipe(
+            "anchored",
+            "Cross-entropy and the metric together from the first round: a new tree corrects what the others got "
+            "wrong, so there is nothing to warm up. Anchor 3 as for networks: probabilities stay usable.",
+            anchor=3.0,
+            metric=1.0,
+        ),
+        BoostRecipe("paper", "The metric alone (EAST), cooled.", anchor=0.0, metric=1.0, cool_to=0.05),
+        BoostRecipe("btg", "The metric alone, a linear step of fixed slope.", anchor=0.0, metric=1.0, step="linear"),
+        BoostRecipe("cross_entropy", "The rival: the same trees on cross-entropy alone.", anchor=1.0, metric=0.0),
+    )
+}
+
+
+def find_recipe(recipe: str | BoostRecipe) -> BoostRecipe:
+    """A recipe by name, or the recipe itself.
+
+    >>> find_recipe("cross_entropy").metric
+    0.0
+    """
+    if isinstance(recipe, BoostRecipe):
+        return recipe
+    checks.check_choice("recipe", recipe, RECIPES)
+    return RECIPES[recipe]
+
+
+class RoundCounter:
+    """Counts calls; equal scores for all rows, or another number of rows, are the first round of a training.
+
+    Continued training with a score of its own for every row counts on from where the counter stands.
+
+    >>> import numpy as np
+    >>> counter = RoundCounter()
+    >>> [counter.next(scores) for scores in (np.zeros(2), np.array([0.1, 0.2]), np.array([0.2, 0.3]), np.zeros(2))]
+    [0, 1, 2, 0]
+    """
+
+    def __init__(self) -> None:
+        self.count, self.rows = 0, -1
+
+    def next(self, scores: NDArray[Any]) -> int:
+        """The number of this round, from 0."""
+        if len(scores) != self.rows or bool((scores == scores[:1]).all()):
+            self.count = 0
+        self.rows = len(scores)
+        self.count += 1
+        return self.count - 1
+
 
 Array = NDArray[Any]
 Temperature = float | Callable[[int], float]

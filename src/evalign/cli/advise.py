@@ -9,7 +9,7 @@ from evalign.cli import options as o
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evalign.advice import Advice
+    from evalign.training.advice import Advice
 
 NAME = "advise"
 EXAMPLE = "evalign advise adult.csv --target income --metric f1"
@@ -35,11 +35,11 @@ def command(
     of counts that MetricLoss(memory="auto") would use. The bound of EAST Theorem 5.8 holds for any classifier, and is
     accordingly large.
     """
-    from evalign import checks
-    from evalign.advice import advise
-    from evalign.cli.output import Output
+    from evalign import _checks as checks
+    from evalign.cli.console import Output
     from evalign.comparison.aims import Judge
-    from evalign.tables.reading import check_target, read_table
+    from evalign.tables.read import check_target, read_table
+    from evalign.training.advice import advise
 
     settings = o.Settings(metric, average, o.parse_beta(beta), positive)
     settings.check()

@@ -3,14 +3,17 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Annotated, NoReturn
 
 import typer
 
-from evalign.cli import advise, bench, compare, datasets, demo, fit, predict, reproduce
-from evalign.cli.interrupt import EXIT_INTERRUPTED, until_pipe_closes
+from evalign.cli import advise, bench, compare, demo, fit, predict
+from evalign.cli.console import EXIT_INTERRUPTED, until_pipe_closes
 
 EXIT_WRONG_INPUT, EXIT_BUG = 2, 1
+PAPER_COMMANDS = ("datasets", "reproduce")
+ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 TRACEBACK = "EVALIGN_TRACEBACK"
 
 app = typer.Typer(
@@ -22,8 +25,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, fit, predict, compare, advise, datasets, reproduce, bench):
+for module in (demo, fit, predict, compare, advise, bench):
     app.command(module.NAME, epilog=f"Example: {module.EXAMPLE}")(module.command)
+
+
+def _add_commands_of_papers() -> None:
+    """Add the commands that `evalign-papers` registers; without it their names say what to install."""
+    found = {point.name: point for point in entry_points(group="evalign.commands")}
+    for name in PAPER_COMMANDS:
+        if name in found:
+            module = found[name].load()
+            app.command(name, epilog=f"Example: {module.EXAMPLE}")(module.command)
+        else:
+            app.command(name, hidden=True, context_settings=ANY_ARGUMENTS)(_missing)
+
+
+def _missing(context: typer.Context) -> None:
+    raise ValueError(f"`evalign {context.info_name}` is part of evalign-papers; install it: pip install evalign-papers")
+
+
+_add_commands_of_papers()
 
 
 def _show_version(wanted: bool) -> None:
@@ -87,7 +108,7 @@ def _is_checked(error: Exception) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
-    return module.split(".")[0] in ("evalign", "sklearn")
+    return module.split(".")[0] in ("evalign", "evalign_papers", "sklearn")
 
 
 def _fail(message: str, code: int) -> NoReturn:

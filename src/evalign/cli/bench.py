@@ -37,8 +37,8 @@ def command(
     import torch
 
     from evalign import MetricLoss
-    from evalign.cli.output import Output
-    from evalign.cli.reproduce import found_device
+    from evalign.cli.console import Output
+    from evalign.cli.options import found_device
 
     output = Output(quiet=False, as_json=json)
     place = torch.device(found_device(device))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from evalign.cli.interrupt import Interrupt
+from evalign.cli.console import Interrupt
 from evalign.cli.options import Settings
 
 ROUNDS = 1000  # of boosted trees at most; what the progress bar counts to
@@ -18,8 +18,7 @@ def train(
 
     Ours come first, so that Ctrl-C leaves something to keep.
     """
-    from evalign.comparison.choice import choose
-    from evalign.comparison.run import evaluate
+    from evalign.comparison.run import choose, evaluate
 
     models = _models(settings, output.note)
     epochs = max(_epochs(settings, model) for model in models)

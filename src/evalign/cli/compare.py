@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.interrupt import Interrupt, watch_interrupt
+from evalign.cli.console import Interrupt, watch_interrupt
 
 NAME = "compare"
 EXAMPLE = "evalign compare adult.csv --target income --metric f1 --splits 5"
@@ -51,7 +51,7 @@ def command(
     test rows stay the same, and a split only draws another seed. Ctrl-C keeps the splits that are complete. Writes
     report.html and result.json to the --out folder.
     """
-    from evalign.cli.output import Output
+    from evalign.cli.console import Output
 
     settings = o.Settings(
         metric, average, o.parse_beta(beta), positive, tuple(subject_to or ()), recipe, decision, epochs,
@@ -60,7 +60,7 @@ def command(
     settings.check()
     with watch_interrupt() as interrupt:
         from evalign.cli.data import load
-        from evalign.cli.folder import RunFolder
+        from evalign.cli.run_folder import RunFolder
 
         output, folder = Output(quiet=quiet, as_json=json, words=context.obj), RunFolder(out)
         folder.check()
@@ -85,7 +85,7 @@ def run(
     import numpy as np
 
     from evalign.cli.data import note_classes, note_columns, note_positive
-    from evalign.cli.finish import finish
+    from evalign.cli.run_folder import finish
     from evalign.comparison import contenders as c
     from evalign.comparison.aims import Judge
     from evalign.comparison.run import compare

@@ -13,7 +13,7 @@ from evalign import metrics
 from evalign.comparison.aims import Judge
 from evalign.comparison.run import Table
 from evalign.tables.columns import TableError, check_header, column_kind, floats, quoted
-from evalign.tables.reading import check_target, read_table
+from evalign.tables.read import check_target, read_table
 
 Note = Callable[[str], None]
 

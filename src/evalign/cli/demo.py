@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.interrupt import watch_interrupt
+from evalign.cli.console import watch_interrupt
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,10 +32,10 @@ def command(
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     from evalign.cli.compare import run
+    from evalign.cli.console import Output
     from evalign.cli.data import load
-    from evalign.cli.folder import RunFolder
-    from evalign.cli.output import Output
-    from evalign.files import write_atomically
+    from evalign.cli.run_folder import RunFolder
+    from evalign.storage.atomic import write_atomically
 
     # Small layers, as the table is small, and one network, not one for each of five folds: over in half a minute.
     settings = o.Settings(positive=POSITIVE, epochs=epochs, hidden=(128, 64), seed=seed, device="cpu", folds=1)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.interrupt import Interrupt, watch_interrupt
+from evalign.cli.console import Interrupt, watch_interrupt
 
 NAME = "fit"
 EXAMPLE = "evalign fit adult.csv --target income --metric f1 --out adult-run"
@@ -56,7 +56,7 @@ def command(
     and a category took 2.8 GB. A folder of Parquet files, or a file with --stream, is read in passes instead, and its
     size does not matter; training that was killed goes on from its last epoch when the command is given again.
     """
-    from evalign.cli.output import Output
+    from evalign.cli.console import Output
 
     settings = o.Settings(
         metric, average, o.parse_beta(beta), positive, tuple(subject_to or ()), recipe, decision, epochs,
@@ -86,8 +86,7 @@ def run(
 
     from evalign.cli import data
     from evalign.cli.candidates import train
-    from evalign.cli.finish import finish
-    from evalign.cli.folder import MODEL, RunFolder
+    from evalign.cli.run_folder import MODEL, RunFolder, finish
     from evalign.comparison.aims import Judge
     from evalign.comparison.run import Comparison, split
     from evalign.training.batches import default_batch_size

@@ -155,7 +155,8 @@ class Settings:
 
     def check(self) -> None:
         """Whatever can be told wrong before a table is read, which may take long."""
-        from evalign import checks, decision, metrics
+        from evalign import _checks as checks
+        from evalign import decision, metrics
         from evalign.boosting.libraries import is_installed
         from evalign.comparison.aims import DECISIONS
         from evalign.networks.tabular import CURVES
@@ -301,3 +302,12 @@ def _without_label(constraint: str) -> str:
     import re
 
     return re.sub(r"\[[^\]]*\]", "[0]", constraint)
+
+
+def found_device(device: str) -> str:
+    """The device named, or for "auto" the GPU where there is one."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

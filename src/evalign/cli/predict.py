@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.interrupt import until_pipe_closes
+from evalign.cli.console import until_pipe_closes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,7 @@ def command(
 
     Columns are found by name: those the model does not know are ignored with a note, missing ones are an error.
     """
-    from evalign.cli.output import Output
+    from evalign.cli.console import Output
 
     o.check_device(device)
     if out is not None and out.suffix.lower() not in SUFFIXES:
@@ -85,8 +85,8 @@ def command(
 
 def load_model(folder: Path, device: str) -> tuple[Any, str | None]:
     """The model of a folder or file, and the name of the target it was trained on where that is known."""
-    from evalign.cli.folder import MODEL, read_result
-    from evalign.saving import load_model as load
+    from evalign.cli.run_folder import MODEL, read_result
+    from evalign.estimators.saving import load_model as load
 
     path = folder / MODEL if folder.is_dir() else folder
     if not path.is_file():
@@ -104,7 +104,7 @@ def load_model(folder: Path, device: str) -> tuple[Any, str | None]:
 def read(path: Path, model: Any, target: str | None, keep: list[str]) -> "pd.DataFrame":
     """The table, with what was text in training kept as text."""
     from evalign.tables.columns import check_header
-    from evalign.tables.reading import read_table
+    from evalign.tables.read import read_table
 
     text = [*model.encoder_.text_columns_, *([target] if target and model.classes_.dtype.kind in "OUT" else [])]
     frame = read_table(path, text=text)
@@ -132,7 +132,7 @@ def predicted_table(model: Any, features: Any, proba: bool, together: bool = Fal
 
 def write(table: "pd.DataFrame", out: Path | None) -> None:
     """By suffix, in one step."""
-    from evalign.files import write_atomically
+    from evalign.storage.atomic import write_atomically
 
     if out is None:
         with until_pipe_closes():

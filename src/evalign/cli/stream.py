@@ -9,20 +9,18 @@ from typing import Any
 import numpy as np
 
 from evalign.cli import data
-from evalign.cli.finish import finish
-from evalign.cli.folder import MODEL, RunFolder
-from evalign.cli.interrupt import Interrupt
+from evalign.cli.console import Interrupt
 from evalign.cli.options import Settings
+from evalign.cli.run_folder import MODEL, RunFolder, finish
 from evalign.comparison import contenders
 from evalign.comparison.aims import Judge
 from evalign.comparison.contenders import Contender
 from evalign.comparison.run import Comparison, Trial
 from evalign.decision import Rule
-from evalign.streaming.fit import Stream, fit_stream, probabilities
-from evalign.streaming.ranks import own_rank, process_group, rank_count
-from evalign.streaming.source import ParquetRows
+from evalign.streaming.fit_stream import Stream, fit_stream, probabilities
+from evalign.streaming.source import ParquetRows, own_rank, process_group, rank_count
 from evalign.tables.columns import TableError
-from evalign.training.progress import Epoch
+from evalign.training.history import Epoch
 
 CHECKPOINT = "checkpoint"
 

@@ -6,7 +6,7 @@
 from evalign.comparison.aims import DECISIONS, Aim, Judge
 from evalign.comparison.contenders import OURS, RIVALS, Contender
 from evalign.comparison.run import Comparison, Row, Table, Trial, compare, evaluate, split
-from evalign.comparison.summary import Line, standard_error, summarise
+from evalign.comparison.significance import Line, standard_error, summarise
 
 __all__ = [
     "DECISIONS",

@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from evalign import metrics
 from evalign.comparison.aims import Aim, Codes, Floats, Judge
-from evalign.comparison.contenders import Contender
-from evalign.comparison.held_out import HeldOut, Keeps
-from evalign.comparison.stock import StockBooster
+from evalign.comparison.contenders import Contender, HeldOut, Keeps, StockBooster
+from evalign.confusion import Confusion
 from evalign.decision import Rule
-from evalign.tables.distinct import split_rows
-from evalign.training.progress import Epoch
+from evalign.tables.split import split_rows
+from evalign.training.history import Epoch
 
 
 @dataclass(frozen=True)
@@ -172,3 +173,49 @@ def compare(
             break
         comparison.add(trials)
     return comparison
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The place of the best trial, every trial's score on the common held-out rows, and how many these are."""
+
+    best: int
+    scores: tuple[float, ...]
+    rows: int
+
+    def reason(self, trials: Sequence[Trial], metric: str) -> str:
+        """Why, in one sentence.
+
+        >>> Choice(0, (0.5,), 7).reason([], "f1")
+        'it was the only one trained'
+        """
+        if len(self.scores) == 1:
+            return "it was the only one trained"
+        said = ", ".join(f"{t.contender.title} {s:.4f}" for t, s in zip(trials, self.scores, strict=True))
+        who = "both" if len(self.scores) == 2 else "all"
+        return f"{metric} on the {self.rows} rows that {who} held out of training: {said}"
+
+
+def choose(trials: Sequence[Trial], judge: Judge) -> Choice:
+    """The trial whose own decisions score best on held-out rows; of equals the first.
+
+    Each classifier's rule was learned on its held-out rows, a network's on these or all and the others' on all rows, so
+    scores here are a little too high, alike for all; they serve to choose only. A blend's weights were chosen there
+    too, which is one more number or two.
+    """
+    common = trials[0].estimator.held_out_
+    for trial in trials[1:]:
+        common = np.intersect1d(common, trial.estimator.held_out_)
+    scores = tuple(_score(trial, common, judge) for trial in trials)
+    return Choice(int(np.argmax(scores)), scores, len(np.unique(common)))
+
+
+def _score(trial: Trial, rows: np.ndarray, judge: Judge) -> float:
+    own, held_out = trial.estimator.validation_, trial.estimator.held_out_
+    at = np.flatnonzero(np.isin(held_out, rows))
+    predicted = trial.estimator.decision_.predict(own.probabilities[at])
+    confusion = Confusion.hard(
+        torch.from_numpy(predicted), torch.from_numpy(own.labels[at]), len(judge.classes),
+        sample_weight=torch.from_numpy(own.weight[at]),
+    )  # fmt: skip
+    return float(metrics.resolve(judge.aim.metric, average=judge.average, beta=judge.beta)(confusion))

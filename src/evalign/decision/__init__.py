@@ -6,8 +6,8 @@ a `Rule`, which predicts and travels as JSON.
 
 from evalign.decision.calibration import fit_temperature
 from evalign.decision.constraints import Constraint, parse_constraint
-from evalign.decision.held_out import tuned
-from evalign.decision.label_free import expected_confusion, plug_in
-from evalign.decision.rules import Rule
+from evalign.decision.plug_in import expected_confusion, plug_in
+from evalign.decision.rule import Rule
+from evalign.decision.tuned import tuned
 
 __all__ = ["Constraint", "Rule", "expected_confusion", "fit_temperature", "parse_constraint", "plug_in", "tuned"]

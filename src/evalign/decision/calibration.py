@@ -5,8 +5,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evalign.decision.arrays import Floats, Labels, Task, as_labels, as_probabilities, as_weights
-from evalign.decision.rules import FLOOR, expit, logit, softmax
+from evalign.decision.rule import (
+    FLOOR,
+    Floats,
+    Labels,
+    Task,
+    as_labels,
+    as_probabilities,
+    as_weights,
+    expit,
+    logit,
+    softmax,
+)
 
 RIDGE = 0.5  # of log slope and offsets: a prior of standard deviation 1.4 about "already calibrated"
 FOLDS = 5

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from evalign.decision.arrays import Floats, Labels
 from evalign.decision.goal import SLACK, Goal, best_of, search
-from evalign.decision.rules import decide
-from evalign.decision.tally import Column, State, Tally
+from evalign.decision.rule import Floats, Labels, decide
+from evalign.decision.search import Column, State, Tally
 from evalign.metrics import MetricFunction
 
 # Steps tried between the old counts and the new ones: even ones, and ever smaller ones near the old.

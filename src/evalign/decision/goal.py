@@ -10,8 +10,8 @@ from torch import Tensor
 
 from evalign import metrics
 from evalign.confusion import Confusion
-from evalign.decision.arrays import Floats
 from evalign.decision.constraints import Constraint, _of_label
+from evalign.decision.rule import Floats
 from evalign.metrics import Average, Beta, MetricFunction
 
 SLACK = 1e-9  # scores this close are equal, and a constraint missed by less is met: counts are sums of floats

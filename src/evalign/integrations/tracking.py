@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from evalign import metrics
+from evalign._batch import Sums
 from evalign.confusion import Confusion
 from evalign.distributed import is_up
 from evalign.losses import MetricLoss
-from evalign.sums import Sums
 
 
 class Tracker:

@@ -17,9 +17,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import EvalLoopOutput
 
 from evalign.accumulation import Accumulation, RandomState
-from evalign.files import write_atomically
 from evalign.integrations.tracking import Tracker
 from evalign.losses import MetricLoss
+from evalign.storage.atomic import write_atomically
 
 LOSS_FILE, SCHEDULE_FILE = "metric_loss.safetensors", "metric_schedule.json"
 

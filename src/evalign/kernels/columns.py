@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from evalign.kernels import dispatch
-from evalign.kernels.interface import once
-from evalign.kernels.points import Settings
+from evalign.kernels.plan import Settings, once
 
 
 class ColumnCounts(NamedTuple):
@@ -27,7 +26,7 @@ def column_counts(
 
     With `two_classes` the one column there is gives counts of both its classes: (G, 2), (2,), and total ().
 
-    >>> from evalign.kernels.points import FivePoints
+    >>> from evalign.kernels.plan import FivePoints
     >>> settings = Settings(FivePoints(low=0.1, reach=0.5), thresholds=(0.5,))
     >>> counts = column_counts(torch.tensor([[0.0], [10.0]]), torch.tensor([[1], [1]]), torch.ones(2, 1), settings)
     >>> counts.tp, counts.total

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from evalign.kernels import compiled
+from evalign.kernels.cpu import jit as compiled
 
 ON_GPU = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -34,12 +34,12 @@ def _module(name: str) -> ModuleType:
 
 
 def rows(z: Tensor) -> ModuleType:
-    return _module("triton_rows" if z.is_cuda else "compiled_rows" if takes(z) else "torch_rows")
+    return _module("gpu.rows" if z.is_cuda else "cpu.row_counts" if takes(z) else "reference")
 
 
 def columns(z: Tensor) -> ModuleType:
-    return _module("triton_columns" if z.is_cuda else "compiled_columns")
+    return _module("gpu.columns" if z.is_cuda else "cpu.column_counts")
 
 
 def whole() -> ModuleType:
-    return _module("triton_whole")
+    return _module("gpu.triton_loss")

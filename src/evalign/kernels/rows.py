@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from evalign.kernels import dispatch
-from evalign.kernels.interface import Counts, once, slopes
-from evalign.kernels.points import Settings
+from evalign.kernels.plan import Counts, Settings, once, slopes
 
 
 def row_counts(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> Counts:
     """Counts of logits (M, C), labels y (M,) and weights (M,); losses are those of labels smoothed over the classes.
 
-    >>> from evalign.kernels.points import FivePoints
+    >>> from evalign.kernels.plan import FivePoints
     >>> settings = Settings(FivePoints(low=0.2, reach=0.5))
     >>> counts = row_counts(torch.eye(3), torch.tensor([0, 1, 1]), torch.ones(3), settings)
     >>> counts.actual.tolist(), round(float(counts.predicted.sum()), 4)

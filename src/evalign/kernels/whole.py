@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from evalign.kernels import dispatch
-from evalign.kernels.interface import Plan
-from evalign.kernels.points import FivePoints
+from evalign.kernels.plan import FivePoints, Plan
 
 if TYPE_CHECKING:
-    from evalign.kernels.compiled_whole import Between
+    from evalign.kernels.cpu.compiled_loss import Between
 
 
 def whole_loss(
@@ -30,13 +29,13 @@ def whole_loss(
     of the classes go through `between` before the metric is taken of them.
 
     >>> import torch
-    >>> from evalign.kernels.closed_forms import closed_form
+    >>> from evalign.kernels.plan import closed_form
     >>> plan, points = Plan(closed_form("f1", "macro", 2)), FivePoints(low=0.2, reach=0.5)
     >>> whole_loss(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 1]), torch.ones(2), points, plan)
     tensor(0.0144)
     """
     if not logits.is_cuda:
-        from evalign.kernels.compiled_whole import compiled_loss  # when first needed: numba takes half a second
+        from evalign.kernels.cpu.compiled_loss import compiled_loss  # when first needed: numba takes half a second
 
         return compiled_loss(logits, y, weight, points, plan, between)  # type: ignore[no-any-return]
     assert between is None

@@ -88,7 +88,7 @@ class Ensemble(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         z = x.expand(self.members, -1, -1)
         for layer, dropout in zip(self.layers, self.dropouts, strict=True):
-            # Rows first, where whoever says what to keep of a batch's rows expects them (training.stacking).
+            # Rows first, where whoever says what to keep of a batch's rows expects them (training.stacked_networks).
             z = dropout(layer(z).relu().transpose(0, 1)).transpose(0, 1)
         z = self.last(z)
         return z if self.training else mean_of_members(z)

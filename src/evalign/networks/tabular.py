@@ -1,13 +1,38 @@
-"""Networks for tables by name: a body, alone or as an ensemble, on the encoded columns or on embeddings of them."""
+"""Where the columns of an encoded table stand, for networks that embed each by itself."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
 from evalign.networks.embedding import Curves, Fields, TableEmbedding
 from evalign.networks.ensemble import Ensemble, Sharing
 from evalign.networks.mlp import mlp
+from evalign.tables.column_encoders import CategoryColumn
+from evalign.tables.encode import TableEncoder
+
+
+def fields_of(encoder: TableEncoder) -> Fields:
+    """Of a number its rank is embedded, with the ranks of its quantiles as edges; where it has none, its scaled value.
+
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame({"age": [20.0, 40.0, 60.0], "job": ["cook", "smith", "cook"]})
+    >>> fields = fields_of(TableEncoder(numeric="both").fit(frame))
+    >>> fields.features, fields.numbers, fields.categories, np.round(fields.edges, 1).tolist()
+    (4, (1,), ((2, 4),), [[-5.2, 0.0, 5.2]])
+    """
+    numbers, edges, categories, start = [], [], [], 0
+    for column in encoder._columns:
+        if isinstance(column, CategoryColumn):
+            categories.append((start, start + column.width))
+        elif column.kind == "number" and column.scale:
+            numbers.append(start + column.both)
+            known = () if column.quantiles is None else np.unique(column._ranked(np.array(column.quantiles))).tolist()
+            edges.append(tuple(known))
+        start += column.width
+    return Fields(start, tuple(numbers), tuple(edges), tuple(categories))
+
 
 Network = Literal["mlp", "embedding", "periodic"]
 CURVES: dict[str, Curves | None] = {"mlp": None, "embedding": "piecewise", "periodic": "periodic"}

@@ -1,5 +1,7 @@
-"""A folder of Parquet files as rows with numbers, read a chunk at a time; row groups are what ranks share out."""
+"""Which part a row belongs to, from its number alone: no pass over the labels, and every rank and run agrees."""
 
+import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +11,103 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
+import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
+from evalign.distributed import is_up
 from evalign.tables.columns import TableError, check_header, quoted
 from evalign.tables.delimited import to_pandas
-from evalign.tables.reading import INDEX, PARQUET, check_file
+from evalign.tables.read import INDEX, PARQUET, check_file
+
+Numbers = NDArray[np.uint64]
+MOST_HELD_OUT = 100_000  # rows: a score of so many is known to 0.002, and they fit into memory
+
+
+def hashed(numbers: Numbers, seed: int) -> Numbers:
+    """What SplitMix64 (Steele et al. 2014) with this seed gives at each of these places, in 64 bits.
+
+    >>> hashed(np.arange(2, dtype=np.uint64), 1234567).tolist()
+    [6457827717110365317, 3203168211198807973]
+    """
+    z = np.uint64(seed) + (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Numbers = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Shares of test and validation rows; the others are for training.
+
+    >>> parts = Parts(test=0.25, valid=0.25, seed=0)
+    >>> numbers = np.arange(1000, dtype=np.uint64)
+    >>> [int(part.sum()) for part in (parts.test_rows(numbers), parts.valid_rows(numbers), parts.train_rows(numbers))]
+    [245, 272, 483]
+    """
+
+    test: float
+    valid: float
+    seed: int
+
+    @classmethod
+    def for_rows(cls, rows: int, test_size: float, validation_fraction: float, seed: int) -> "Parts":
+        """The shares asked for, but no more than `MOST_HELD_OUT` rows of either: the rest serves training better."""
+        most = MOST_HELD_OUT / rows
+        return cls(min(test_size, most), min((1 - test_size) * validation_fraction, most), seed)
+
+    def test_rows(self, numbers: Numbers) -> NDArray[np.bool_]:
+        return self._place(numbers) < self.test
+
+    def valid_rows(self, numbers: Numbers) -> NDArray[np.bool_]:
+        place = self._place(numbers)
+        return (place >= self.test) & (place < self.test + self.valid)
+
+    def train_rows(self, numbers: Numbers) -> NDArray[np.bool_]:
+        return self._place(numbers) >= self.test + self.valid
+
+    def _place(self, numbers: Numbers) -> NDArray[np.float64]:
+        """A number in [0, 1) for every row."""
+        return (hashed(numbers, self.seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def own_rank() -> int:
+    return dist.get_rank() if is_up() else 0
+
+
+def rank_count() -> int:
+    return dist.get_world_size() if is_up() else 1
+
+
+def gathered(value: Any) -> list[Any]:
+    """What every rank has, in the order of the ranks.
+
+    >>> gathered("alone")
+    ['alone']
+    """
+    if rank_count() == 1:
+        return [value]
+    found: list[Any] = [None] * rank_count()
+    dist.all_gather_object(found, value)
+    return found
+
+
+@contextlib.contextmanager
+def process_group(device: str) -> Iterator[None]:
+    """The group that torchrun started this process in, up for as long as it is needed; alone, nothing at all."""
+    if is_up() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
 
 CHUNK = 8192  # rows decoded at a time
 READ_AHEAD = 1 << 20  # bytes of a column; without it Arrow fetches a whole row group's

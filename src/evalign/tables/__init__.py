@@ -4,6 +4,6 @@
 numbers and `encoder` a whole table; `distinct` splits rows so that copies of one row stay together.
 """
 
-from evalign.tables.encoder import TableEncoder
+from evalign.tables.encode import TableEncoder
 
 __all__ = ["TableEncoder"]

@@ -23,7 +23,7 @@ TABS = (".tsv", ".tab")
 def read_text(
     path: Path, columns: Sequence[str] | None, suffix: str, text: Collection[object], missing: Sequence[str]
 ) -> pd.DataFrame:
-    """Read `columns`, or all but a first one without a name; see `evalign.tables.reading.read_table`."""
+    """Read `columns`, or all but a first one without a name; see `evalign.tables.read.read_table`."""
     with text_errors(path):
         delimiter = "\t" if suffix in TABS else header_delimiter(path)
         header = read_header(path, delimiter)

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evalign.training.average import WeightAverage
 from evalign.training.batches import Batches
-from evalign.training.progress import Controller, Epoch
+from evalign.training.history import Controller, Epoch
 from evalign.training.recipes import Stage
-from evalign.training.step import adamw
+from evalign.training.step import WeightAverage, adamw
 
 FORMAT = "evalign.training"
 
@@ -139,7 +138,7 @@ class Checkpoint:
 def _container() -> ModuleType:
     """Imported when a checkpoint is asked for: training itself needs torch alone."""
     try:
-        from evalign import container
+        from evalign.storage import container
     except ImportError:
         raise ValueError("checkpoints need safetensors; install it with: pip install 'evalign[tables]'") from None
     return container

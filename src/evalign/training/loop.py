@@ -9,15 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from evalign._objective import Objective
 from evalign.confusion import Task
-from evalign.objective import Objective
-from evalign.training.batches import Batches
+from evalign.training.batches import Batches, Rows
 from evalign.training.checkpoint import Checkpoint, Progress
-from evalign.training.judging import Score, estimate_offset, predict_logits, validate
-from evalign.training.outputs import Term, Watch, flat
-from evalign.training.progress import Epoch, check_finite
+from evalign.training.evaluation import Score, Term, Watch, estimate_offset, flat, predict_logits, validate
+from evalign.training.history import Epoch, check_finite
 from evalign.training.recipes import Recipe, Stage
-from evalign.training.rows import Rows
 from evalign.training.step import RecordedStep, at_stage, batch_loss
 
 OnEpoch = Callable[[Epoch], None]

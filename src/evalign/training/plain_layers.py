@@ -11,9 +11,32 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from evalign.training.stacking import SharedDropout
-
 SOME = 256  # rows
+
+
+class SharedDropout(nn.Module):
+    """Dropout whose rate and choice come from outside, so that each trial has its own of both: x keep / (1 - rate).
+
+    `keep` is 1 where a value stays and 0 where it is dropped.
+
+    >>> layer = SharedDropout(0.5)
+    >>> layer.keep = torch.tensor([1.0, 0.0])
+    >>> layer(torch.tensor([3.0, 3.0]))
+    tensor([6., 0.])
+    """
+
+    keep: Tensor
+    rate: Tensor
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.register_buffer("rate", torch.tensor(rate))
+        self.register_buffer("keep", torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return (x * self.keep).div_(1 - self.rate)
 
 
 class PlainLayers:

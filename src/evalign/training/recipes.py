@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from evalign import checks
+from evalign import _checks as checks
 
 if TYPE_CHECKING:
-    from evalign.training.progress import Epoch
+    from evalign.training.history import Epoch
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class Stage:
     `epochs` bounds the stage. `patience` epochs without a better validation value end it, or, with a cooling
     `rate`, end one temperature; `cool_to` cools by the form `cooling` over `epochs` instead, whatever validation says.
     `decay` "cosine" takes the learning rate to 0 over `epochs`. `monitor` "last" keeps the last epoch, whatever
-    validation says. With `offset` the metric's class offsets (evalign.offsets) at the validation confusion matrix of
+    validation says. With `offset` the metric's class offsets (`training.offsets`) at the validation confusion matrix of
     the stage's start, times this number, are added to the logits in training and left off when predicting.
 
     `average` is the share of the stage's updates so far, the latest ones, that the weights are averaged over
-    (evalign.training.average): validation looks at the average, the best of it is kept, and the next stage starts
+    (evalign.training.step): validation looks at the average, the best of it is kept, and the next stage starts
     from there. 0 is the last update alone.
     """
 

@@ -1,0 +1,237 @@
+"""`evalign reproduce`: run the papers' tables again, and show them beside the printed ones."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evalign.cli import options as o
+
+if TYPE_CHECKING:
+    from evalign.cli.console import Output
+    from evalign_papers.engine.engine import Done
+    from evalign_papers.engine.store import Cell
+    from evalign_papers.engine.tables import Table
+
+NAME = "reproduce"
+EXAMPLE = "evalign reproduce btg-1 --data-dir ~/data"
+RUN, SHOWN = "What to run", "What to show"
+PROCESSES_ON_A_GPU = 8
+
+
+def command(
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="TABLE", help="btg-1, east-1, … or all.", show_default=False)
+    ] = None,
+    list_tables: Annotated[
+        bool,
+        typer.Option(
+            "--list", help="Every table, what it has cost, and how much of it is there.", rich_help_panel=SHOWN
+        ),
+    ] = False,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report",
+            help="Write one page with every table; runs nothing unless TABLE is given.",
+            rich_help_panel=SHOWN,
+        ),
+    ] = False,
+    out: Annotated[Path, typer.Option("--out", help="The page.", rich_help_panel=SHOWN)] = Path("reproduction.html"),
+    protocol: Annotated[
+        str, typer.Option("--protocol", help="honest, paper (as printed) or both.", rich_help_panel=RUN)
+    ] = "both",
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", help="These data sets alone; repeatable.", rich_help_panel=RUN)
+    ] = None,
+    row: Annotated[
+        list[str] | None,
+        typer.Option("--row", help="These rows alone, by the name of their cell; repeatable.", rich_help_panel=RUN),
+    ] = None,
+    grid: Annotated[
+        str,
+        typer.Option(
+            "--grid", help="small, or paper: as large as EAST's, in configs of their own.", rich_help_panel=RUN
+        ),
+    ] = "small",
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials", min=1, help="At most so many of each cell; later runs add the rest.", rich_help_panel=RUN
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="joblib: processes here; ray: a Ray cluster.", rich_help_panel=RUN)
+    ] = "joblib",
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", min=1, help="Processes at once; one a core, eight on a GPU.", rich_help_panel=RUN),
+    ] = None,
+    device: o.Device = "auto",
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Folder with the files, before $EVALIGN_DATA.", show_default=False)
+    ] = None,
+    papers: Annotated[
+        Path | None,
+        typer.Option("--papers", help="Folder of tables, configs and reports; ./papers.", show_default=False),
+    ] = None,
+    quiet: o.Quiet = False,
+    json: o.Json = False,
+) -> None:
+    """Run tables of the papers again, cell by cell, and print them beside the printed ones.
+
+    A cell is a config under papers/; its report is written beside it after every step, so a run that is killed goes on
+    where it was when the same command is given again. What is complete is not run again.
+    """
+    from evalign._checks import check_choice
+    from evalign.cli.console import Output
+    from evalign_papers.engine.engine import ENGINES
+    from evalign_papers.engine.tables import all_tables, find_papers, load_table
+
+    output = Output(quiet=quiet, as_json=json)
+    check_choice("protocol", protocol, ["honest", "paper", "both"])
+    check_choice("grid", grid, ["small", "paper"])
+    check_choice("engine", engine, ENGINES)
+    home = find_papers(papers)
+    named = list(all_tables(home)) if tables == ["all"] else [load_table(home, name) for name in tables or ()]
+    if not (named or list_tables or report):
+        raise ValueError("expected a table to reproduce, got none; see evalign reproduce --list")
+    failed: list[Done] = []
+    if named:
+        wanted = ("honest", "paper") if protocol == "both" else (protocol,)
+        cells = select(home, named, wanted, dataset, row)
+        if grid == "paper":
+            from evalign_papers.engine.store import with_grid_of_the_paper
+
+            cells = [with_grid_of_the_paper(cell) for cell in cells]
+        failed = work(
+            cells, output, data_dir=None if data_dir is None else str(data_dir), device=o.found_device(device),
+            jobs=jobs, engine=engine, trials=trials,
+        )  # fmt: skip
+    _show(output, home, named, list_tables, data_dir)
+    if report:
+        from evalign_papers.render.page import write_page
+
+        output.show(f"Page: {write_page(home, out, data_dir)}")
+    for one in failed:
+        output.stderr.print(f"evalign: {one.cell} was not run: {one.error}", markup=False)
+    if failed:
+        raise typer.Exit(2)
+
+
+def select(
+    papers: Path, tables: "list[Table]", protocols: tuple[str, ...], datasets: list[str] | None, rows: list[str] | None
+) -> "list[Cell]":
+    """The cells of tables, each once, as far as they are asked for; a name that none has is refused."""
+    from evalign._checks import check_choice
+    from evalign_papers.engine.store import cells_of
+
+    for name in datasets or ():
+        check_choice("dataset", name, sorted({dataset for table in tables for dataset in table.datasets}))
+    for name in rows or ():
+        check_choice("row", name, sorted({row.cell for table in tables for row in table.rows}))
+    found = {cell.path: cell for table in tables for cell in cells_of(papers, table, protocols)}
+    return [
+        cell for cell in found.values()
+        if (not datasets or cell.dataset in datasets) and (not rows or cell.row in rows)
+    ]  # fmt: skip
+
+
+def work(
+    cells: "list[Cell]", output: "Output", *, data_dir: str | None, device: str, jobs: int | None, engine: Any,
+    trials: int | None,
+) -> "list[Done]":  # fmt: skip
+    """Run what is open, with a bar; what could not be run."""
+    from evalign_papers.engine.engine import is_open, pieces_of, run_cells
+
+    todo = [cell for cell in cells if is_open(cell, trials)]
+    if not todo:
+        return []
+    jobs = jobs or (PROCESSES_ON_A_GPU if device.startswith("cuda") else os.cpu_count() or 1)
+    jobs = min(jobs, len(pieces_of(todo, trials)))
+    output.say(f"{len(todo)} of {len(cells)} cells to run, {jobs} at once on {device}; Ctrl-C keeps what is done")
+    failed = []
+    with _bar(output, len(todo)) as advance:
+        for done in run_cells(todo, data_dir=data_dir, device=device, jobs=jobs, engine=engine, trials=trials):
+            advance(done)
+            if done.error is not None:
+                failed.append(done)
+    return failed
+
+
+@contextmanager
+def _bar(output: "Output", total: int) -> Iterator[Any]:
+    """Cells done and time left on a terminal, a line for each cell elsewhere."""
+    if output.quiet or not sys.stderr.isatty():
+        count = iter(range(1, total + 1))
+        yield lambda done: output.say(f"{next(count)}/{total} {done.cell}: {done.error or f'{done.seconds:.0f} s'}")
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"),
+    )  # fmt: skip
+    with Progress(*columns, console=output.stderr, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, advance=1, description=done.cell)
+
+
+def _show(output: "Output", papers: Path, named: "list[Table]", list_tables: bool, data_dir: Path | None) -> None:
+    from evalign_papers.engine.tables import all_tables
+    from evalign_papers.render.cells import fill
+    from evalign_papers.render.facts import count_facts
+    from evalign_papers.render.terminal import show
+
+    rows = [state(papers, table) for table in (all_tables(papers) if list_tables else named)]
+    output.json({"tables": rows})
+    if list_tables:
+        output.show(_overview(rows))
+    for table in named if not output.as_json else ():
+        show(fill(papers, table), output.console, count_facts(table, data_dir) if table.kind == "facts" else ())
+
+
+def state(papers: Path, table: "Table") -> dict[str, Any]:
+    """How much of a table is there, and what it cost."""
+    from evalign_papers.engine.store import cells_of
+
+    cells = cells_of(papers, table)
+    reports = [report for report in (cell.report for cell in cells) if report is not None]
+    planned = len({(row.cell, dataset) for row in table.rows for dataset in table.datasets})
+    complete = sum(report.complete for report in reports)
+    if table.kind == "facts":
+        word = "counted, not trained"
+    elif not cells:
+        word = "no plan yet"
+    else:
+        word = "complete" if complete == len(cells) else "not run" if not reports else "partly run"
+    return {
+        "table": table.name, "title": table.title, "source": table.source, "state": word, "cells": len(cells),
+        "complete": complete, "seconds": round(sum(report.seconds for report in reports), 1), "rows_by_data": planned,
+        "command": table.command,
+    }  # fmt: skip
+
+
+def _overview(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table as Grid
+
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    for name in ("table", "what it is"):
+        grid.add_column(name)
+    for name in ("cells done", "seconds so far"):
+        grid.add_column(name, justify="right")
+    grid.add_column("state")
+    for one in rows:
+        cells = f"{one['complete']}/{one['cells']}" if one["cells"] else ""
+        grid.add_row(one["table"], one["title"], cells, f"{one['seconds']:.0f}" if one["cells"] else "", one["state"])
+    return grid

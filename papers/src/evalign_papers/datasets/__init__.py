@@ -1,0 +1,30 @@
+"""Data sets of the papers and some more: where they come from, their checksums, and the splits.
+
+>>> from evalign_papers.datasets import load
+>>> from evalign_papers.datasets import splits
+>>> blobs = load("synthetic_33")
+>>> train, valid, test = next(splits(blobs, trials=1))
+>>> len(train), len(valid), len(test)
+(4800, 1200, 1500)
+"""
+
+from evalign_papers.datasets.base import PROTOCOLS, Card, DataError, Dataset, Graphs, equitability
+from evalign_papers.datasets.registry import find_card, load, names
+from evalign_papers.datasets.splits import Split, check_split, splits
+from evalign_papers.datasets.store import open_store
+
+__all__ = [
+    "PROTOCOLS",
+    "Card",
+    "DataError",
+    "Dataset",
+    "Graphs",
+    "Split",
+    "check_split",
+    "equitability",
+    "find_card",
+    "load",
+    "names",
+    "open_store",
+    "splits",
+]

@@ -1,0 +1,179 @@
+"""docs/reproduction.md: how far printed numbers are from ours by the paper's protocol, and which quirk moves them."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
+
+from evalign_papers.engine.tables import all_tables
+from evalign_papers.render.cells import FilledTable, Measured, Number, fill, measure, read_report, report_path
+from evalign_papers.render.documents import markdown_table
+from evalign_papers.render.significance import LEVEL, against_printed, holm
+from evalign_papers.render.wording import NONE, measured_number, not_run, printed_number
+
+WITHOUT = "-without-"
+LEAST = 0.0005  # an effect below is none at three decimals
+
+
+class Effect(NamedTuple):
+    """How much one quirk of evaluation adds to one number: with it minus without it, mean over trials."""
+
+    quirk: str
+    cell: Number
+    table: str
+    value: float
+    without: Measured
+
+
+def reproduction_blocks(papers: Path) -> dict[str, str]:
+    everything = [fill(papers, table) for table in all_tables(papers)]
+    filled = [one for one in everything if one.adjusted]
+    moved = [effect for one in filled for effect in effects(papers, one)]
+    return {
+        "reached": reached_block(filled),
+        "fit": fit_block(moved),
+        "quirks": quirks_block(moved),
+        "missed": missed_block(filled, moved),
+        "not-run": not_run_block(everything),
+    }
+
+
+def effects(papers: Path, filled: FilledTable) -> Iterator[Effect]:
+    """Of every quirk that a report has a variant without."""
+    decision = filled.table.decision["paper"]
+    for cell in filled.cells:
+        report = read_report(report_path(papers, cell.row, "paper", cell.dataset))
+        if report is None or cell.printed is None or not report.trials:
+            continue
+        with_it = measure(report, decision, cell.metric).scores
+        for variant in report.trials[0].scores:
+            if variant.startswith(decision + WITHOUT):
+                without = measure(report, variant, cell.metric)
+                common = with_it.keys() & without.scores.keys()
+                if common:
+                    value = fmean(with_it[trial] - without.scores[trial] for trial in common)
+                    yield Effect(variant.removeprefix(decision + WITHOUT), cell, filled.table.name, value, without)
+
+
+def reached_block(filled: Sequence[FilledTable]) -> str:
+    """A line for each table: how many numbers were measured, how many are clearly off, and the median distance."""
+    rows = []
+    for one in filled:
+        tested = [cell for cell in one.cells if cell.tests.get("paper")]
+        if not tested:
+            continue
+        off = sum(_off(one, cell) for cell in tested)
+        gaps = [abs(test.difference) for cell in tested if (test := cell.tests["paper"])]
+        printed = sum(cell.printed is not None for cell in one.cells)
+        rows.append([one.table.name, f"{len(tested)} of {printed}", str(len(tested) - off), str(off),
+                     f"{median(gaps):.3f}", f"{max(gaps):.3f}", f"`{one.table.command}`"])  # fmt: skip
+    if not rows:
+        return "No table has been run under the paper's protocol yet."
+    head = ["table", "numbers measured", "no clear difference", "clearly off", "median distance", "largest", "command"]
+    return markdown_table(head, rows)
+
+
+def fit_block(moved: Sequence[Effect]) -> str:
+    """Whether the printed numbers that a quirk moves are nearer with it or without it."""
+    rows = []
+    for quirk in sorted({effect.quirk for effect in moved}):
+        numbers = {
+            _run(effect.cell): effect for effect in moved if effect.quirk == quirk and abs(effect.value) >= LEAST
+        }
+        tests = [
+            (
+                effect.cell.tests["paper"],
+                against_printed(effect.cell.printed, effect.without.values, effect.cell.decimals),
+            )
+            for effect in numbers.values()
+            if effect.cell.printed is not None
+        ]
+        both = [(one, other) for one, other in tests if one is not None and other is not None]
+        if both:
+            sides = [[pair[side] for pair in both] for side in (0, 1)]
+            off = [str(sum(p < LEVEL for p in holm([test.p for test in side]))) for side in sides]
+            gaps = [f"{median(abs(test.difference) for test in side):.3f}" for side in sides]
+            rows.append([quirk, str(len(both)), *off, *gaps])
+    if not rows:
+        return "No report has a variant without a quirk yet."
+    head = ["quirk", "numbers it moves", "clearly off with it", "clearly off without it", "median distance with it",
+            "median distance without it"]  # fmt: skip
+    return markdown_table(head, rows)
+
+
+def quirks_block(moved: Sequence[Effect]) -> str:
+    """Every quirk by metric and training: how many numbers, the mean effect, and the largest with its place."""
+    groups: Mapping[tuple[str, str, str], dict[tuple[str, ...], Effect]] = defaultdict(dict)
+    for effect in moved:
+        # Batch sizes are one training; a run that several tables show counts once.
+        group = groups[effect.quirk, effect.cell.metric, re.sub(r"-b\d+$", "", effect.cell.row.cell)]
+        group.setdefault(_run(effect.cell), effect)
+    rows = []
+    for (quirk, metric, trained), group in sorted(groups.items()):
+        found = list(group.values())
+        top = max(found, key=lambda effect: abs(effect.value))
+        if abs(top.value) >= LEAST:
+            rows.append([quirk, metric, trained, str(len(found)), _signed(fmean(effect.value for effect in found)),
+                         f"{_signed(top.value)} ({top.cell.dataset}, {top.table})"])  # fmt: skip
+    if not rows:
+        return "No report has a variant without a quirk yet."
+    head = ["quirk", "metric", "trained on", "numbers", "mean effect", "largest effect"]
+    return markdown_table(head, rows)
+
+
+def missed_block(filled: Sequence[FilledTable], moved: Sequence[Effect]) -> str:
+    """Every printed number that is clearly off under the paper's protocol, largest distance first."""
+    largest: dict[tuple[str, str, str, str], Effect] = {}
+    for effect in moved:
+        place = (effect.table, effect.cell.row.label, effect.cell.dataset, effect.cell.metric)
+        if place not in largest or abs(effect.value) > abs(largest[place].value):
+            largest[place] = effect
+    rows, seen = [], set()
+    for one in filled:
+        for cell in one.cells:
+            test = cell.tests.get("paper")
+            number = (cell.row.folder, cell.row.cell, cell.dataset, cell.metric, cell.printed)
+            if test is not None and _off(one, cell) and number not in seen:  # a row may stand in two tables
+                seen.add(number)
+                moving = largest.get((one.table.name, cell.row.label, cell.dataset, cell.metric))
+                mover = (
+                    NONE if moving is None or abs(moving.value) < LEAST else f"{moving.quirk} {_signed(moving.value)}"
+                )
+                line = [one.table.name, cell.row.label, cell.dataset, one.table.metrics[cell.metric],
+                        printed_number(cell.printed, cell.decimals), measured_number(cell.measured["paper"]),
+                        _signed(test.difference), mover, measured_number(cell.measured["honest"])]  # fmt: skip
+                rows.append((abs(test.difference), line))
+    if not rows:
+        return "No measured number is clearly off."
+    head = ["table", "row", "data", "metric", "printed", "paper protocol", "difference", "quirk that moves it most",
+            "honest"]  # fmt: skip
+    return markdown_table(head, [line for _, line in sorted(rows, key=lambda row: -row[0])])
+
+
+def not_run_block(filled: Sequence[FilledTable]) -> str:
+    """Every run that has no report, by table and protocol, with the command that makes it."""
+    rows = []
+    for one in filled:
+        for protocol, state, runs, total in not_run(one):
+            counts = Counter(run.split(":")[0] for run in runs)
+            what = "all" if len(runs) == total else ", ".join(f"{name} ({n} rows)" for name, n in counts.items())
+            how = f"`{one.table.command}`" if state == "not run" else "no config yet"
+            rows.append([one.table.name, protocol, f"{len(runs)} of {total}", what, how])
+    if not rows:
+        return "Everything has been run."
+    return markdown_table(["table", "protocol", "runs", "which", "command"], rows)
+
+
+def _run(cell: Number) -> tuple[str, ...]:
+    """What tells a measured number, whichever table shows it."""
+    return cell.row.folder, cell.row.cell, cell.dataset, cell.metric
+
+
+def _off(filled: FilledTable, cell: Number) -> bool:
+    return filled.adjusted[cell.row.label, cell.dataset, cell.metric, "paper"] < LEVEL
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")

@@ -1,0 +1,143 @@
+"""docs/results.md: what holds and what does not, from the reports of the honest protocol and the benchmarks' rows.
+
+python -m evalign_papers.render.results            write the blocks of docs/results.md and docs/reproduction.md
+python -m evalign_papers.render.results --check    fail where they are not up to date
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from evalign_papers.engine.tables import find_papers, load_table
+from evalign_papers.render.cells import FilledTable, fill
+from evalign_papers.render.documents import markdown_table, write_document
+from evalign_papers.render.duels import ANCHORED, Contender, Duel, duels, tally
+from evalign_papers.render.reproduction import reproduction_blocks
+from evalign_papers.render.significance import holm, over_splits
+from evalign_papers.render.trees import tree_blocks
+from evalign_papers.render.wording import NONE, measured_number, signed
+
+# Block of the document, metric, and whose training is judged by it.
+CONTESTS: tuple[tuple[str, str, Contender], ...] = (
+    ("f1-paper", "f1", Contender("f1", "argmax", "F1 as in the paper, argmax")),
+    ("f1-anchored", "f1", Contender(ANCHORED, "argmax", "anchored, argmax")),
+    ("f1-anchored-plug-in", "f1", Contender(ANCHORED, "plug_in", "anchored, plug-in")),
+    ("accuracy-paper", "accuracy", Contender("accuracy", "argmax", "accuracy as in the paper, argmax")),
+    ("mcc-paper", "mcc", Contender("mcc", "argmax", "MCC as in the paper, argmax")),
+    ("auroc-paper", "auroc", Contender("auroc", "argmax", "AUROC as in the paper")),
+)
+NOTHING = "Nothing has been run for this comparison yet."
+
+
+def results_blocks(papers: Path) -> dict[str, str]:
+    contests = [(name, metric, ours, duels(papers, ours, metric)) for name, metric, ours in CONTESTS]
+    blocks = {name: contest_block(found, ours) for name, _, ours, found in contests}
+    blocks["glance"] = glance_block([(metric, ours, found) for _, metric, ours, found in contests])
+    for name, reference in (("ablation", "full"), ("imbalance", "cross-entropy"), ("cooling", "none")):
+        blocks[name] = check_block(fill(papers, load_table(papers, f"checks-{name}")), reference)
+    tail = fill(papers, load_table(papers, "checks-longtail"))
+    blocks["longtail-balanced"] = check_block(tail, "logit-adjusted cross-entropy", "balanced_accuracy")
+    blocks["longtail-rare"] = check_block(tail, "logit-adjusted cross-entropy", "rare_recall")
+    blocks["longtail-f1"] = check_block(tail, "cross-entropy, offsets tuned for macro F1", "f1_train")
+    return blocks
+
+
+def glance_block(contests: Sequence[tuple[str, Contender, Sequence[Duel]]]) -> str:
+    """A line for each contender and rival: on how many sets of data it is clearly better, clearly worse, neither."""
+    rows = []
+    for metric, ours, found in contests:
+        for rival, of_rival in tally(found).items():
+            gaps = [duel.comparison.difference for duel in found if duel.rival.title == rival]
+            counts = [str(len(of_rival[word])) for word in ("better", "worse", "no clear difference")]
+            mean = f"{fmean(gaps):+.3f} ({min(gaps):+.3f} to {max(gaps):+.3f})".replace("-", "−")
+            rows.append([metric, ours.title, rival, *counts, mean])
+    if not rows:
+        return NOTHING
+    head = ["judged by", "trained on", "against", "better", "worse", "no clear difference", "mean difference (range)"]
+    return markdown_table(head, rows)
+
+
+def contest_block(found: Sequence[Duel], ours: Contender) -> str:
+    """Ours minus each rival on each set of data, and in words where it is clear."""
+    if not found:
+        return NOTHING
+    titles = list(dict.fromkeys(duel.rival.title for duel in found))
+    places = list(dict.fromkeys((duel.field.table, duel.dataset) for duel in found))
+    by_place = {(duel.field.table, duel.dataset, duel.rival.title): duel for duel in found}
+    rows = []
+    for table, dataset in places:
+        own = next(duel for duel in found if (duel.field.table, duel.dataset) == (table, dataset))
+        cells = [by_place.get((table, dataset, title)) for title in titles]
+        trials = str(len(own.ours.scores))
+        rows.append([f"{dataset} ({table})", trials, measured_number(own.ours), *(difference(duel) for duel in cells)])
+    head = ["data (table)", "splits", ours.title, *(f"minus {title}" for title in titles)]
+    note = f"{len(found)} paired comparisons, corrected (Holm) as one family."
+    return "\n\n".join([markdown_table(head, rows), note, "\n".join(verdicts(found))])
+
+
+def difference(duel: Duel | None) -> str:
+    """Mean difference, its corrected standard error, stars by the corrected p."""
+    if duel is None:
+        return NONE
+    return signed(duel.comparison.difference, duel.comparison.error, duel.p)
+
+
+def verdicts(found: Sequence[Duel]) -> list[str]:
+    """A line for each rival: better on, worse on, and how often neither."""
+    lines = []
+    for rival, of_rival in tally(found).items():
+        total = sum(map(len, of_rival.values()))
+        parts = [f"{word} on {', '.join(of_rival[word])}" for word in ("better", "worse") if of_rival[word]]
+        neither = len(of_rival["no clear difference"])
+        parts += [f"no clear difference on {neither} of {total}"] if neither else []
+        lines.append(f"- against {rival}: {'; '.join(parts)}")
+    return lines
+
+
+def check_block(filled: FilledTable, reference: str, metric: str = "f1") -> str:
+    """Means of every row on every set of data, and the difference from one row over the same splits."""
+    table, [base] = filled.table, [row for row in filled.table.rows if row.label == reference]
+    found = {}
+    for row in table.rows:
+        for dataset in table.datasets:
+            cells = [filled.cell(one, dataset, metric).measured["honest"] for one in (row, base)]
+            if row is not base and (compared := over_splits(cells[0].scores, cells[1].scores)):
+                found[row.label, dataset] = compared
+    corrected = dict(zip(found, holm([compared.p for compared in found.values()]), strict=True))
+    rows = []
+    for row in table.rows:
+        line = [row.label]
+        for dataset in table.datasets:
+            text = measured_number(filled.cell(row, dataset, metric).measured["honest"])
+            if compared := found.get((row.label, dataset)):
+                text += f" ({signed(compared.difference, None, corrected[row.label, dataset])})"
+            line.append(text)
+        rows.append(line)
+    if all(text == NONE for line in rows for text in line[1:]):
+        return f"{NOTHING} Run it with `{table.command}`."
+    note = (
+        f"{table.metrics[metric]}, mean ± deviation over splits, in brackets the difference from “{reference}”; "
+        f"{len(found)} paired comparisons, corrected (Holm) as one family. `{table.command}`"
+    )
+    return f"{markdown_table([table.metrics[metric], *table.datasets], rows)}\n\n{note}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--papers", type=Path, help="the folder of tables and reports")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="the folder of results.md and reproduction.md")
+    parser.add_argument("--benchmarks", type=Path, default=Path("benchmarks/results"), help="the folder of their rows")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail where a document is out of date")
+    args = parser.parse_args(arguments)
+    papers = find_papers(args.papers)
+    documents = {
+        "results.md": results_blocks(papers) | tree_blocks(args.benchmarks),
+        "reproduction.md": reproduction_blocks(papers),
+    }
+    current = [write_document(args.docs / name, blocks, check=args.check) for name, blocks in documents.items()]
+    return int(args.check and not all(current))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,115 @@
+"""Numbers, states and significance as text, alike in the terminal, on the page and in the documents."""
+
+from typing import NamedTuple
+
+from evalign_papers.engine.tables import Printed, Table
+from evalign_papers.render.cells import FilledTable, Measured, Number
+from evalign_papers.render.significance import PRINTED_TRIALS
+
+NONE = "–"
+STARS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
+LEGEND = (
+    "▲ and ▼: above or below the printed number by Welch's test against ten printed trials, p corrected (Holm) for all "
+    "numbers of the table under that protocol; * p < 0.05, ** p < 0.01, *** p < 0.001; ≈ no clear difference; ≠ what "
+    "was printed is another quantity (macro F1, F1 of the other class, balanced accuracy called AUROC). A printed "
+    "deviation of 0.00 counts as half a unit of its last place, and half a unit of the printed mean's last "
+    "place is no difference."
+)
+
+
+def printed_number(printed: Printed | None, decimals: tuple[int, int]) -> str:
+    """As it stands in the paper.
+
+    >>> printed_number(Printed(0.5, 0.0), (2, 2)), printed_number(Printed(0.82, None), (2, 2))
+    ('0.50 ± 0.00', '0.82')
+    """
+    if printed is None:
+        return NONE
+    mean = f"{printed.mean:.{decimals[0]}f}"
+    return mean if printed.std is None else f"{mean} ± {printed.std:.{decimals[1]}f}"
+
+
+def measured_number(found: Measured, *, trials: bool = True) -> str:
+    """Mean and deviation over trials; fewer trials than planned, or than the papers' ten, are said.
+
+    >>> measured_number(Measured({0: 0.5, 1: 0.6}, "partial", 10)), measured_number(Measured({}))
+    ('0.550 ± 0.071 (2 of 10)', '–')
+    >>> measured_number(Measured({0: 0.5, 1: 0.6}, "complete", 2))
+    '0.550 ± 0.071 (n = 2)'
+    """
+    if found.mean is None:
+        return NONE
+    text = f"{found.mean:.3f}" if found.std is None else f"{found.mean:.3f} ± {found.std:.3f}"
+    if found.state == "partial" and trials:
+        return f"{text} ({len(found.scores)}{f' of {found.planned}' if found.planned else ' so far'})"
+    if trials and len(found.scores) < PRINTED_TRIALS:
+        return f"{text} (n = {len(found.scores)})"
+    return text
+
+
+def stars(p: float) -> str:
+    """
+    >>> stars(0.0005), stars(0.03), stars(0.2)
+    ('***', '*', '')
+    """
+    return next((mark for level, mark in STARS if p < level), "")
+
+
+def signed(value: float, error: float | None, p: float) -> str:
+    """A difference for a document, fat and with stars where it is clear.
+
+    >>> signed(-0.02, 0.004, 0.2), signed(0.02, None, 0.03)
+    ('−0.020 ± 0.004', '**+0.020**\\\\*')
+    """
+    text = f"{value:+.3f}".replace("-", "−") + ("" if error is None else f" ± {error:.3f}")
+    return f"**{text}**{stars(p).replace('*', chr(92) + '*')}" if stars(p) else text
+
+
+def mark(filled: FilledTable, cell: Number, protocol: str) -> str:
+    """Whether a measured number is off the printed one: ▲ or ▼ with stars, ≈, ≠ of two quantities, or nothing."""
+    test = cell.tests[protocol]
+    if cell.printed and protocol in cell.incomparable and cell.measured[protocol].scores:
+        return "≠"
+    if test is None:
+        return ""
+    p = filled.adjusted[cell.row.label, cell.dataset, cell.metric, protocol]
+    return f"{'▲' if test.difference > 0 else '▼'}{stars(p)}" if stars(p) else "≈"
+
+
+def state_of(filled: FilledTable) -> str:
+    """How much of a table has been run, in words."""
+    if filled.table.kind == "facts":
+        return "counted from the data"
+    parts = []
+    for protocol in filled.table.protocols:
+        states = list(filled.states(protocol).values())
+        done, partial = states.count("complete"), states.count("partial")
+        extra = f", {partial} partly" if partial else ""
+        parts.append(f"{protocol}: {done} of {len(states)} runs{extra}" if done or partial else f"{protocol}: not run")
+    return "; ".join(parts)
+
+
+class Lacking(NamedTuple):
+    """Runs of a table without a report: "data set: row" of each, and whether there is a config to run them by."""
+
+    protocol: str
+    state: str
+    runs: list[str]
+    total: int
+
+
+def not_run(filled: FilledTable) -> list[Lacking]:
+    """What a table lacks, by protocol: what is not run, then what has no config either."""
+    found = []
+    for protocol in filled.table.protocols:
+        states = filled.states(protocol)
+        for wanted in ("not run", "no config"):
+            runs = [f"{dataset}: {label}" for (label, dataset), state in states.items() if state == wanted]
+            if runs:
+                found.append(Lacking(protocol, wanted, runs, len(states)))
+    return found
+
+
+def columns(table: Table) -> tuple[str, ...]:
+    """What is shown of a number, side by side."""
+    return ("printed", *table.protocols) if any(row.printed for row in table.rows) else table.protocols

@@ -1,0 +1,1 @@
+"""The papers' tables: printed numbers, one config for each cell, and the reports beside them."""

@@ -1,0 +1,74 @@
+"""A step that is recorded as a CUDA graph must make no tensor from Python numbers: that would be a copy."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from evalign.networks import mlp
+from evalign.training.batches import Rows
+from evalign.training.recipes import Recipe
+from evalign.training.stacked import Trial, _Stack
+from evalign_papers.engine.config import read_config
+from evalign_papers.engine.evaluate import watch_cuts
+from evalign_papers.engine.losses import build_term, metric_score
+from evalign_papers.engine.tables import find_papers
+
+PAPERS = find_papers()
+
+
+def stacked_methods() -> dict[str, Path]:
+    """One config for every method, set of options and kind of network that the tables train in stacks."""
+    found: dict[str, Path] = {}
+    for path in sorted(PAPERS.glob("*/*/*/*.json")):
+        content = json.loads(path.read_text())
+        if path.name.endswith(".report.json") or content["training"] is None or content["method"]["name"] == "ap_perf":
+            continue
+        if "darknet" in content["network"].get("kind", "mlp"):
+            continue  # trained one by one
+        key = json.dumps(
+            [content["method"], content["network"]["outputs"], "mean_over_thresholds" in content["quirks"]]
+        )
+        found.setdefault(key, path)
+    return found
+
+
+METHODS = stacked_methods()
+
+
+@pytest.mark.parametrize("path", METHODS.values(), ids=lambda path: "/".join(path.parts[-4:]))
+def test_no_tensor_is_made_from_numbers(path, monkeypatch):
+    config = read_config(path)
+    assert config.training is not None
+    assert config.network is not None
+    one = config.network.outputs == "one"
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 3, generator=generator), torch.arange(60) % 2
+    stages = tuple(replace(stage, epochs=1, average=0.5) for stage in config.training.stages)
+    rows = torch.arange(60)
+    trials = [Trial(rows[:40], rows[40:50], Recipe("r", "", stages), watch=rows[50:]) for _ in range(2)]
+    squash = config.method.name != "cross_entropy"
+    stack = _Stack(
+        lambda: mlp(3, 1 if one else 2, (4,), 0.5), Rows.of(x, y), trials,
+        build_term(config.method, "binary" if one else "multiclass"), metric_score(config.decide_for, 2), 20,
+        "binary" if one else "multiclass", False, config.training.oversample,
+        watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None,
+    )  # fmt: skip
+    stack.steps.uses_metric = any(stage.metric for stage in stages)
+    stack.steps.temperature.fill_(0.2)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"a tensor was made from {args[0]!r}")
+
+    real = torch.as_tensor
+    monkeypatch.setattr(torch, "tensor", refuse)
+    monkeypatch.setattr(
+        torch, "as_tensor", lambda data, **kw: real(data, **kw) if isinstance(data, torch.Tensor) else refuse(data)
+    )
+    # As on a GPU: what `is_cuda` guards must be in force here too.
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    stack.steps.step()
+    stack.steps.validate()
+    assert bool(stack.steps.values.isfinite().all())

@@ -1,0 +1,79 @@
+"""The tables on trees in docs/results.md: means, paired differences and who is ahead, from made-up rows."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import sem
+
+from evalign_papers.render.trees import NOTHING, tree_blocks
+
+SPLITS = 10
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two sets: on one the booster is .1 ahead of everything, on the other a forest is ahead of it."""
+    rng, rows = np.random.default_rng(0), []
+    hard = rng.normal(0, 0.02, SPLITS)  # a hard split is hard for all
+    means = {
+        "yeast": {"booster": 0.7, "booster, cross-entropy": 0.6, "random forest": 0.55, "cross-entropy": 0.58},
+        "adult": {"booster": 0.7, "booster, cross-entropy": 0.7, "random forest": 0.8, "anchored": 0.65},
+    }
+    for name, methods in means.items():
+        for method, mean in methods.items():
+            for rule in ("argmax", "plug-in", *(["own"] if "booster" in method else [])):
+                scores = mean + hard + rng.normal(0, 0.003, SPLITS)
+                rows += [(name, method, rule, split, score) for split, score in enumerate(scores)]
+    pd.DataFrame(rows, columns=["set", "method", "decision", "split", "score"]).to_csv(
+        tmp_path / "bench_quality.csv", index=False
+    )
+    return tmp_path
+
+
+def cells(block: str, *starts: str) -> list[str]:
+    """The cells of the one line of a table whose cells begin with these."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if "|" in line]
+    (found,) = [line for line in lines if all(start in line for start in starts)]
+    return found
+
+
+def scores(folder: Path, name: str, method: str, rule: str) -> np.ndarray:
+    rows = pd.read_csv(folder / "bench_quality.csv")
+    own = rows[(rows.set == name) & (rows.method == method) & (rows.decision == rule)]
+    return own.sort_values("split").score.to_numpy()
+
+
+def test_the_metric_is_judged_by_paired_differences(folder: Path) -> None:
+    block = tree_blocks(folder)["trees-metric"]
+    ours, theirs = (scores(folder, "yeast", name, "argmax") for name in ("booster", "booster, cross-entropy"))
+    line = cells(block, "yeast", "argmax")
+    assert line[3] == f"{ours.mean():.3f} ± {sem(ours):.3f}"
+    gap = ours - theirs
+    corrected = np.sqrt((1 / SPLITS + 0.2 / 0.64) * gap.var(ddof=1))  # Nadeau and Bengio
+    assert line[5] == f"**+{gap.mean():.3f} ± {corrected:.3f}**\\*\\*\\*"
+    assert "*" not in cells(block, "adult", "argmax")[5]
+
+
+def test_rivals_are_taken_off_by_each_rule(folder: Path) -> None:
+    block = tree_blocks(folder)["trees-rivals"]
+    assert cells(block, "yeast", "random forest")[3].startswith("**+0.1")
+    assert cells(block, "adult", "random forest")[4].startswith("**−0.")
+    assert "4 paired comparisons" in block
+
+
+def test_the_best_of_ours_meets_the_best_rival(folder: Path) -> None:
+    block = tree_blocks(folder)["trees-best"]
+    yeast, adult = cells(block, "yeast"), cells(block, "adult")
+    assert (yeast[1], adult[1]) == ("booster, as it decides",) * 2
+    assert yeast[3].startswith("cross-entropy")
+    assert adult[3].startswith("random forest")
+    assert "on 1 of 2 sets (yeast), ahead beyond two on 1 (yeast)" in block
+    rule = yeast[3].split(", ")[1]
+    gap = scores(folder, "yeast", "booster", "own") - scores(folder, "yeast", "cross-entropy", rule)
+    assert yeast[5] == f"+{gap.mean():.3f} ± {sem(gap):.3f}"
+
+
+def test_nothing_stored_is_said(tmp_path: Path) -> None:
+    assert set(tree_blocks(tmp_path).values()) == {NOTHING}

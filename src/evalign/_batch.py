@@ -1,0 +1,268 @@
+"""A batch as a user has it -> flat arrays as `Objective` wants them: every check, then views."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from evalign import _checks as checks
+from evalign._numerics import counting_dtype, sum_by_label
+from evalign.confusion import Confusion, Task
+
+Weight = Tensor | int
+
+
+class Flat(NamedTuple):
+    """Logits (M, C), (M,) or (M, L), valid labels, and the weight of every label, 0 where it is ignored.
+
+    A weight that is a number stands for both: labels equal to it do not count, all others count 1.
+    """
+
+    logits: Tensor
+    y: Tensor
+    weight: Weight
+
+
+def dense(y: Tensor, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Labels that are all valid, and the weight of every one, for logits of a dtype.
+
+    >>> dense(torch.tensor([2, -100]), -100, torch.float32)
+    (tensor([2, 0]), tensor([1., 0.]))
+    """
+    if isinstance(weight, Tensor):
+        return y, weight
+    valid = y != weight
+    return torch.where(valid, y, 0).long(), valid.to(counting_dtype(dtype))
+
+
+def flatten(
+    task: Task,
+    input: Tensor,
+    target: Tensor,
+    *,
+    offset: Any = None,
+    weight: Any = None,
+    sample_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    from_logits: bool = True,
+) -> Flat:
+    """Check a batch, and bring it into the shape of one row a label.
+
+    >>> flatten("multiclass", torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4).long()).logits.shape
+    torch.Size([32, 3])
+    """
+    input, target, all_count = _checked(input, target, task, ignore_index, from_logits)
+    dtype = counting_dtype(input.dtype)
+    classes = 2 if task == "binary" else input.shape[1]
+    offset = per_class("offset", offset, classes, input.device, dtype)
+    weight = per_class("weight", weight, classes, input.device, dtype)
+
+    # On a GPU half precision is read as it is by a kernel that counts in float32: no copy of the batch.
+    as_it_is = from_logits and offset is None and input.is_cuda
+    logits = _one_row_a_label(input if as_it_is else input.to(dtype), task, scores=True)
+    if not from_logits:
+        logits = _to_logits(logits, task)
+    if offset is not None:
+        logits = logits + (offset[1] - offset[0] if task == "binary" else offset)
+    if sample_weight is None and weight is None and input.is_cuda:  # nor of the labels
+        return Flat(logits, _one_row_a_label(target, task), ignore_index)
+
+    if all_count:
+        y, counted = target.long(), torch.ones(target.shape, dtype=dtype, device=target.device)
+    else:
+        y, counted = dense(target, ignore_index, dtype)
+    if sample_weight is not None:
+        counted = counted * checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
+    y, counted = _one_row_a_label(y, task), _one_row_a_label(counted, task)
+    if weight is not None:
+        counted = counted * (weight if task == "multilabel" else weight[y])
+    return Flat(logits, y, counted)
+
+
+def _checked(
+    input: Tensor, target: Tensor, task: Task, ignore_index: int, from_logits: bool
+) -> tuple[Tensor, Tensor, bool]:
+    """Input, target, and whether it is known, for free, that no label is ignored."""
+    checks.check_floating("input", input)
+    checks.check_labels(target, soft_allowed=task != "multiclass")
+    if not target.is_floating_point():
+        target = target.long()  # ignore_index -100 is 156 to an unsigned byte
+    if task == "multiclass":
+        checks.check_class_shapes(input, target)
+    else:
+        if task == "binary" and input.dim() == target.dim() + 1 and input.shape[1] == 1:
+            input = input.squeeze(1)
+        checks.check_same_shape("input", input, target)
+        if task == "multilabel" and input.dim() < 2:
+            raise ValueError(
+                f"input must have shape (N, L) or (N, L, d1, ...), got {tuple(input.shape)}; "
+                "for one label use task='binary'"
+            )
+        all_count = checks.check_binary_values(target, ignore_index)
+    if task == "multiclass":
+        all_count = checks.check_label_range(target, input.shape[1], ignore_index)
+    if not from_logits:
+        checks.check_probabilities(input, sum_to_one=task == "multiclass")
+    elif task == "multiclass":
+        checks.check_not_probabilities(input)
+    return input, target, all_count
+
+
+def _one_row_a_label(x: Tensor, task: Task, *, scores: bool = False) -> Tensor:
+    """Labels (M,) or (M, L); scores of classes (M, C)."""
+    if task == "multilabel" or (task == "multiclass" and scores):
+        return x if x.dim() == 2 else _rows_of_pictures(x)
+    return x if x.dim() == 1 else x.reshape(-1)
+
+
+def _to_logits(p: Tensor, task: Task) -> Tensor:
+    if task == "multiclass":
+        return p.clamp_min(torch.finfo(p.dtype).tiny).log()
+    return p.logit(eps=torch.finfo(p.dtype).eps)
+
+
+def per_class(name: str, value: Any, classes: int, device: torch.device, dtype: torch.dtype) -> Any:
+    """A per-class option as a tensor of the right length; beta alone may be one number."""
+    if value is None or (name == "beta" and isinstance(value, (int, float))):
+        return value
+    vector = torch.as_tensor(value, dtype=dtype, device=device)
+    checks.check_per_class(name, vector, classes, number_allowed=name == "beta")
+    return vector
+
+
+def _rows_of_pictures(x: Tensor) -> Tensor:
+    """(N, C, d1, ...) -> (M, C), a pixel a row. On a CPU classes stay runs of their own, as compiled loops like them,
+    and are copied as such; where the classes of a pixel lie side by side already, nothing is.
+
+    >>> _rows_of_pictures(torch.arange(8).reshape(2, 2, 2)).tolist()
+    [[0, 2], [1, 3], [4, 6], [5, 7]]
+    """
+    last = x.movedim(1, -1)
+    if x.is_cuda or last.is_contiguous():
+        return last.reshape(-1, x.shape[1])
+    return x.transpose(0, 1).reshape(x.shape[1], -1).t()
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Soft counts, and the weighted sum of the cross-entropies with the sum of the weights.
+
+    `rows` says how many rows stand behind each class (behind the yes and the no of each label) where weights make the
+    label counts say something else; None where they do not, or where nobody asked.
+
+    >>> c = Confusion.soft(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 1]))
+    >>> sums = Sums(c, entropy=torch.tensor(0.9), weight=torch.tensor(2.0))
+    >>> sums.counts
+    tensor([0.7500, 0.5000, 1.0000, 1.0000, 1.2500, 0.7500])
+    >>> (sums + sums).confusion.total
+    tensor(4.)
+    """
+
+    confusion: Confusion
+    entropy: Tensor
+    weight: Tensor
+    rows: Tensor | None = None
+
+    @property
+    def counts(self) -> Tensor:
+        """The counts as one vector: 3 C numbers, 4 L with labels of their own, and C^2 if the matrix is there."""
+        c = self.confusion
+        parts = [c.tp, c.actual, c.predicted, *([c.total] if c.multilabel else [])]
+        if isinstance(c._matrix, Tensor):
+            parts.append(c._matrix)
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def with_counts(self, counts: Tensor) -> "Sums":
+        """The same kind of sums, with other numbers in place of `counts`."""
+        c = self.confusion
+        shape, size = c.tp.shape, c.tp.numel()
+        vectors = counts[: (3 + c.multilabel) * size].reshape(-1, *shape)
+        tp, actual, predicted = vectors[0], vectors[1], vectors[2]
+        matrix = counts[3 * size :].reshape(c._matrix.shape) if isinstance(c._matrix, Tensor) else None
+        confusion = Confusion(
+            tp,
+            actual,
+            predicted,
+            vectors[3] if c.multilabel else actual.sum(-1),
+            present=actual > 0,
+            multilabel=c.multilabel,
+            matrix=matrix,
+            outcomes=c.outcomes,
+        )
+        return replace(self, confusion=confusion)
+
+    @property
+    def rows_behind_classes(self) -> Tensor:
+        """`rows`, or the label counts where rows have no weights."""
+        if self.rows is not None:
+            return self.rows
+        c = self.confusion
+        actual = c.actual if c.actual.dim() == 1 else c.actual[0]
+        if not c.multilabel or c.outcomes != 2:
+            return actual
+        return torch.cat([actual, (c.total if c.total.dim() == 1 else c.total[0]) - actual])
+
+    @property
+    def vector(self) -> Tensor:
+        """All numbers in one vector, which one message carries."""
+        rows = [] if self.rows is None else [self.rows]
+        return torch.cat([self.counts, self.entropy.reshape(1), self.weight.reshape(1), *rows])
+
+    def with_vector(self, vector: Tensor) -> "Sums":
+        size = self.counts.numel()
+        rows = None if self.rows is None else vector[size + 2 :]
+        return replace(self.with_counts(vector[:size]), entropy=vector[size], weight=vector[size + 1], rows=rows)
+
+    def alone(self) -> "Sums":
+        """Numbers only: without the batch, which a matrix that may still be asked for holds on to."""
+        return self.with_vector(self.vector)
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return self.with_vector(self.vector + other.vector)
+
+    def __radd__(self, other: object) -> "Sums":  # so that sum() works, which starts from 0
+        return self if other == 0 else NotImplemented
+
+
+def rows_behind(y: Tensor, weight: Tensor, task: Task, classes: int) -> Tensor:
+    """How many rows with a weight each class has; for multilabel problems those with and those without a label.
+
+    >>> rows_behind(torch.tensor([0, 1, 1]), torch.tensor([2.0, 0.5, 0.0]), "binary", 2)
+    tensor([1., 1.])
+    """
+    counted = (weight > 0).to(weight.dtype)
+    if task == "multilabel":
+        yes = (counted * y).sum(0)
+        return torch.cat([yes, counted.sum(0) - yes])
+    return sum_by_label(counted, y, classes)
+
+
+def standing_for(value: Tensor, source: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+    """`value`, with the gradient of `scale * source`: a part of a sum stands for the whole of it.
+
+    >>> part = torch.tensor(2.0, requires_grad=True)
+    >>> whole = standing_for(torch.tensor(10.0), part, 5.0)
+    >>> (whole**2).backward()
+    >>> whole.item(), part.grad.item()
+    (10.0, 100.0)
+    """
+    factor = torch.as_tensor(scale, dtype=source.dtype, device=source.device)
+    return _StandingFor.apply(value.to(source.dtype), source, factor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _StandingFor(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, source: Tensor, scale: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        (scale,) = ctx.saved_tensors
+        return None, grad * scale, None

@@ -1,0 +1,289 @@
+"""The loss on flat arrays: no checks and no look at a value, so that it compiles, vmaps and fuses.
+
+`logits` are (M, C) for multiclass, (M,) for binary and (M, L) for multilabel problems; `y` holds labels that
+are all valid, `weight` the weight of every label (0 where it was ignored), both (M,) or (M, L). A weight that is a
+number stands for both: labels equal to it do not count, and all others count 1 (see `flat.dense`).
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evalign import _checks as checks
+from evalign import curves, membership, metrics
+from evalign._batch import Sums, Weight, dense, rows_behind
+from evalign._numerics import counting_dtype, finite_gradient, safe_divide
+from evalign.confusion import Confusion, Task
+from evalign.kernels import dispatch
+from evalign.kernels.columns import ColumnCounts, column_counts
+from evalign.kernels.plan import FivePoints, Plan, Ready, Settings, closed_form, has_closed_form
+from evalign.kernels.rows import row_counts
+from evalign.kernels.whole import whole_loss
+from evalign.metrics import Average, Beta, MetricFunction
+from evalign.steps import StepChoice
+
+if TYPE_CHECKING:
+    from evalign.kernels.cpu.compiled_loss import Between
+
+Backend = Literal["auto", "eager"]
+BACKENDS: tuple[Backend, ...] = ("auto", "eager")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """1 - M(C) + anchor * cross-entropy, with everything decided but the batch, the temperature and beta."""
+
+    metric: str | MetricFunction
+    task: Task
+    step: StepChoice
+    average: Average = "macro"
+    thresholds: float | tuple[float, ...] | None = None  # a tuple is a grid; None is dynamic for multiclass
+    anchor: float = 0.0
+    label_smoothing: float = 0.0
+    backend: Backend = "auto"
+    beta: Beta | None = None
+    # What every batch asks, and the plans of earlier ones.
+    _fusible: bool = field(init=False, repr=False, compare=False)
+    _closed: bool = field(init=False, repr=False, compare=False)
+    _taus: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _plans: dict[tuple[int, Any, int | None], Plan] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        five_points = self.step.step in ("annealed", "linear")
+        any_threshold = self.task != "multiclass" or self.thresholds is None
+        taus = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds or 0.5,)
+        multilabel = self.task == "multilabel"
+        closed = isinstance(self.metric, str) and has_closed_form(self.metric, multilabel=multilabel)
+        object.__setattr__(self, "_fusible", self.backend == "auto" and five_points and any_threshold)
+        object.__setattr__(self, "_closed", self.backend == "auto" and closed)
+        object.__setattr__(self, "_taus", () if self.task == "multiclass" else taus)
+        object.__setattr__(self, "_plans", {})
+
+    def __call__(
+        self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor = 0.2, beta: Beta | None = None
+    ) -> Tensor:
+        beta = self.beta if beta is None else beta
+        if self.is_whole(logits, weight, temperature, beta):
+            return self.whole(logits, y, weight, temperature, beta)
+        y, weight = dense(y, weight, logits.dtype)
+        confusion, entropy = self.counts(logits, y, weight, temperature)
+        loss = self.metric_term(confusion, beta)
+        if self.anchor:
+            if entropy is None:
+                entropy = cross_entropy(logits, y, weight, self.task, self.label_smoothing)
+            loss = loss + self.anchor * entropy
+        return loss
+
+    def is_whole(self, logits: Tensor, weight: Weight, temperature: float | Tensor, beta: Beta | None = None) -> bool:
+        """Whether all of it is one node of autograd: what a small batch costs is operations, not arithmetic."""
+        return (
+            self._has_closed_form(beta)
+            and not isinstance(self.thresholds, tuple)
+            and self._may_fuse(weight, temperature)
+            and dispatch.takes(logits)
+        )
+
+    def whole(
+        self,
+        logits: Tensor,
+        y: Tensor,
+        weight: Weight,
+        temperature: float | Tensor,
+        beta: Beta | None,
+        between: "Between | None" = None,
+    ) -> Tensor:
+        """All of it as one node; on a CPU the sums of a batch go through `between` before the metric is taken."""
+        ignored = None if isinstance(weight, Tensor) else weight
+        plan = self.plan(logits.shape[1] if self.task == "multiclass" else 2, beta, ignored)
+        given = weight if isinstance(weight, Tensor) else None
+        if plan.two_classes:
+            logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
+        return whole_loss(logits, y, given, self.points(temperature), plan, between)
+
+    def ready(self, logits: Tensor, y: Tensor, weight: Weight, temperature: Tensor, beta: Beta | None) -> Ready | None:
+        """What computes this batch on a GPU, as it is, and all of its kind; see `kernels.known`. None if nothing does.
+
+        A temperature that is on the CPU is a number to a kernel, and another one for the next batch.
+        """
+        beta = self.beta if beta is None else beta
+        if self.task != "multiclass" or isinstance(weight, Tensor) or not temperature.is_cuda:
+            return None
+        if not self.is_whole(logits, weight, temperature, beta):
+            return None
+        plan, kernels = self.plan(logits.shape[1], beta, weight), dispatch.whole()
+        z, labels, _ = kernels.in_one_piece(logits, y, None, plan)
+        if z is not logits or labels is not y:
+            return None
+        found: Ready = kernels.ready(z, y, None, self.points(temperature), plan)
+        return found
+
+    def plan(self, classes: int = 2, beta: Any = None, ignored: int | None = None) -> Plan:
+        """What `whole_loss` is told, where `is_whole` says that it can do this; `classes` of a multiclass problem.
+
+        Without weights, labels that are `ignored` do not count.
+        """
+        found = self._plans.get((classes, beta, ignored))
+        if found is None:
+            form = closed_form(str(self.metric), self.average, classes, beta, self.label_smoothing)
+            two = self.task == "binary"
+            found = Plan(form, self.anchor, self.label_smoothing, self._taus, two, ignored or 0)
+            self._plans[classes, beta, ignored] = found
+        return found
+
+    def sums(
+        self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor = 0.2, *, rows: bool = False
+    ) -> Sums:
+        """What a batch adds to the loss of many; with the `rows` of each class, which weights hide from a memory."""
+        y, weight = dense(y, weight, logits.dtype)
+        confusion, entropy = self.counts(logits, y, weight, temperature)
+        self._build_matrix(confusion)
+        mass = weight.sum()
+        if not self.anchor:
+            entropy = torch.zeros_like(mass)
+        elif entropy is None:
+            entropy = cross_entropy(logits, y, weight, self.task, self.label_smoothing)
+        classes = 2 if self.task == "binary" else logits.shape[1]
+        return Sums(confusion, entropy * mass, mass, rows_behind(y, weight, self.task, classes) if rows else None)
+
+    def of_sums(self, sums: Sums, beta: Beta | None = None) -> Tensor:
+        """The loss of everything that was summed; `__call__` is this on the sums of one batch."""
+        loss = self.metric_term(sums.confusion, beta)
+        return loss + self.anchor * safe_divide(sums.entropy, sums.weight) if self.anchor else loss
+
+    def _build_matrix(self, confusion: Confusion) -> None:
+        """Have the matrix built where the metric reads it: a part that was not built is lost in a sum."""
+        if isinstance(self.thresholds, tuple) or confusion.multilabel:
+            return  # no metric of these reads one
+        if self.metric == "quadratic_kappa":
+            _ = confusion.matrix
+        elif callable(self.metric):  # reading `.matrix` builds it; whether a function does, only a call can tell
+            self.metric(confusion)
+
+    def counts(
+        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2
+    ) -> tuple[Confusion, Tensor | None]:
+        """The soft counts of a batch, and its cross-entropy where that came for free."""
+        if self._fuses(logits, weight, temperature):
+            return self._fused(logits, y, weight, temperature)
+        return self.confusion(logits, y, weight, temperature), None
+
+    def _fuses(self, logits: Tensor, weight: Weight, temperature: float | Tensor) -> bool:
+        """Whether a fused form takes this batch."""
+        if not self._may_fuse(weight, temperature):
+            return False
+        return dispatch.takes(logits) or (self.task == "multiclass" and checks.can_look_at(logits))
+
+    def _may_fuse(self, weight: Weight, temperature: float | Tensor) -> bool:
+        """Whether there is a fused form, and none but the logits asks for a gradient: it has no other."""
+        if not self._fusible or (isinstance(weight, Tensor) and weight.requires_grad):
+            return False
+        return not (isinstance(temperature, Tensor) and temperature.requires_grad)
+
+    def _fused(
+        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
+    ) -> tuple[Confusion, Tensor | None]:
+        settings = self._settings(temperature)
+        if self.task == "multiclass":
+            tp, predicted, losses, actual = row_counts(logits, y, weight, settings)
+            total = actual.sum()  # rounded like its parts, so that one class alone has a share of exactly 1
+        else:
+            tp, predicted, losses, actual, total = self._fused_columns(logits, y, weight, settings)
+        entropy = safe_divide(losses, total.sum()) if self.anchor else None
+        if isinstance(self.thresholds, tuple):  # labels are counted as often as predictions: for each threshold
+            actual, total = actual.expand_as(tp), total.expand(tp.shape[0], *total.shape)
+        multilabel = self.task == "multilabel"
+        confusion = Confusion(
+            tp, actual, predicted, total, present=actual > 0, multilabel=multilabel,
+            matrix=None if multilabel else lambda: self.confusion(logits, y, weight, temperature).matrix,
+        )  # fmt: skip
+        return confusion, entropy
+
+    def _settings(self, temperature: float | Tensor) -> Settings:
+        return Settings(self.points(temperature), self.label_smoothing, bool(self.anchor), self._taus)
+
+    def points(self, temperature: float | Tensor) -> FivePoints:
+        if self.step.step == "annealed" and isinstance(temperature, Tensor) and temperature.is_cuda:
+            return FivePoints(0.0, 0.0, temperature)
+        return FivePoints(*self.step.five_points(temperature))
+
+    def _fused_columns(self, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> ColumnCounts:
+        if self.task == "binary":
+            counts = column_counts(logits[:, None], y[:, None], weight[:, None], settings, two_classes=True)
+        else:
+            counts = column_counts(logits, y, weight, settings)
+        if isinstance(self.thresholds, tuple):
+            return counts
+        return counts._replace(tp=counts.tp[0], predicted=counts.predicted[0])
+
+    def confusion(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Confusion:
+        """The soft counts of a batch, eager; with a grid of thresholds, one set of counts for each."""
+        step = self.step.at(temperature)
+        logits = logits.to(counting_dtype(logits.dtype))
+        p = logits.softmax(-1) if self.task == "multiclass" else logits.sigmoid()
+        if isinstance(self.thresholds, tuple):
+            s = membership.grid(p, step, self.thresholds)
+            return Confusion.soft_grid(s, y, self.task, sample_weight=weight)
+        if self.task == "multiclass":
+            return Confusion.soft(membership.dynamic(p, step, self.thresholds), y, sample_weight=weight)
+        s = membership.fixed(p, step, 0.5 if self.thresholds is None else self.thresholds)
+        return Confusion.soft(s, y, sample_weight=weight, task=self.task)
+
+    def metric_term(self, confusion: Confusion, beta: Beta | None = None) -> Tensor:
+        """1 - M(C), and 0 for a batch without a counted label."""
+        beta = self.beta if beta is None else beta
+        tp = confusion.tp
+        if tp.is_cuda and tp.dim() == 1 and self._has_closed_form(beta) and dispatch.takes(tp):
+            from evalign.kernels.gpu.metric_kernels import loss_of_counts
+
+            form = closed_form(str(self.metric), self.average, confusion.outcomes, beta, self.label_smoothing)
+            return loss_of_counts(confusion, form)
+        confusion = confusion.smoothed(self.label_smoothing)
+        score = self.score(confusion, beta)
+        return torch.where(confusion.total.sum() == 0, 0.0 * score, 1 - score)
+
+    def _has_closed_form(self, beta: Beta | None) -> bool:
+        """Whether kernels know the metric, with its slopes, by numbers alone: see `kernels.closed_forms`."""
+        return self._closed and (beta is None or isinstance(beta, (int, float)))
+
+    def score(self, c: Confusion, beta: Beta | None = None) -> Tensor:
+        if self.metric == "auroc":
+            return curves.auroc(c)
+        metric: MetricFunction = self._user_metric
+        if isinstance(self.metric, str):
+            metric = metrics.resolve(self.metric, average=self.average, beta=self.beta if beta is None else beta)
+        if isinstance(self.thresholds, tuple):
+            return curves.mean_over_grid(c, metric, vectorised=not callable(self.metric))
+        return metric(c)
+
+    def _user_metric(self, c: Confusion) -> Tensor:
+        """A user's function, which may divide by the count of a class that the batch lacks.
+
+        Such a nan says that the batch knows nothing of the metric: score 1, gradient 0. A nan that was in the
+        counts already (a network that diverged) stays one.
+        """
+        assert callable(self.metric)
+        tp, predicted = finite_gradient(c.tp), finite_gradient(c.predicted)
+        guarded = Confusion(
+            tp, c.actual, predicted, c.total, present=c.present, multilabel=c.multilabel, matrix=c._matrix
+        )
+        score = self.metric(guarded)
+        if not isinstance(score, Tensor) or score.dim():
+            got = f"shape {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
+            raise ValueError(f"a metric function must return one scalar tensor, got {got}; average over the classes")
+        sound = c.tp.isfinite().all() & c.predicted.isfinite().all()
+        return torch.where(score.isnan() & sound, 1.0, score)
+
+
+def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, task: Task, label_smoothing: float = 0.0) -> Tensor:
+    """Weighted mean of the cross-entropy (multiclass) or the binary one (binary, multilabel)."""
+    logits = logits.to(counting_dtype(logits.dtype))
+    if task == "multiclass":
+        each = F.cross_entropy(logits, y, reduction="none", label_smoothing=label_smoothing)
+    else:
+        soft = (1 - label_smoothing) * y.to(logits.dtype) + label_smoothing / 2
+        each = F.binary_cross_entropy_with_logits(logits, soft, reduction="none")
+    # An ignored row counts for nothing, even where its loss is infinite.
+    return safe_divide(torch.where(weight == 0, 0.0, each * weight).sum(), weight.sum())

@@ -1,0 +1,142 @@
+"""Trees of LightGBM, one round at a time."""
+
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import lightgbm
+import numpy as np
+
+from evalign.boosting.growth import Array, Gradient, Rows, TreeOptions
+from evalign.boosting.objective import RoundCounter, ScoreObjective
+from evalign.boosting.objective import cooling as cooling
+
+
+class LightGBMGrower:
+    """A `Grower`; the model starts from scores of 0."""
+
+    def __init__(self, train: Rows, valid: Rows, options: TreeOptions) -> None:
+        params: dict[str, Any] = {
+            "objective": "none",
+            "learning_rate": options.learning_rate,
+            "num_leaves": options.leaves,
+            "min_data_in_leaf": options.min_rows,
+            "lambda_l2": options.l2,
+            "feature_fraction": options.columns,
+            "bagging_fraction": options.rows,
+            "bagging_freq": int(options.rows < 1),
+            "num_threads": options.threads,
+            "seed": options.seed,
+            # Reproducible, and without a trial of both ways to build histograms, which chooses by the clock.
+            "deterministic": True,
+            "force_row_wise": True,
+            # A column that only a rare class needs has few values that differ; it must not be thrown away.
+            "feature_pre_filter": False,
+            "min_data_in_bin": 1,
+            "verbose": -1,
+        }
+        if options.outputs > 1:
+            params["num_class"] = options.outputs
+        binning = {name: params[name] for name in ("verbose", "feature_pre_filter", "min_data_in_bin", "num_threads")}
+        data = lightgbm.Dataset(
+            train.x, train.y, weight=train.weight, categorical_feature=train.categorical, params=dict(binning)
+        )
+        # Made first: a booster adds its own options to the data set, and a differing set then warns of them.
+        held_out = data.create_valid(valid.x, valid.y, weight=valid.weight, params=dict(binning)).construct()
+        self._booster = lightgbm.Booster(params, data)
+        self._booster.add_valid(held_out, "valid")
+
+    def grow(self, gradient: Gradient) -> None:
+        self._booster.update(fobj=lambda scores, _: gradient(scores.astype(np.float32)))
+
+    def validation_scores(self) -> Array:
+        seen: list[Array] = []
+
+        def look(scores: Array, _: Any) -> tuple[str, float, bool]:  # the one public way to LightGBM's running scores
+            seen.append(scores)
+            return "look", 0.0, True
+
+        self._booster.eval_valid(look)
+        return seen[0]
+
+    def finished(self, rounds: int) -> "LightGBMTrees":
+        return LightGBMTrees.from_text(self._booster.model_to_string(num_iteration=rounds))
+
+
+class LightGBMTrees:
+    """`Trees` read from LightGBM's text, whose numbers have all their digits."""
+
+    def __init__(self, booster: lightgbm.Booster, text: str) -> None:
+        self._booster, self._text = booster, text
+
+    def scores(self, x: Array) -> Array:
+        return np.asarray(self._booster.predict(x, raw_score=True))
+
+    def to_text(self) -> str:
+        return self._text
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        return cls(lightgbm.Booster(model_str=text), text)
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"text": self._text}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        again = self.from_text(state["text"])
+        self._booster, self._text = again._booster, again._text
+
+
+_labels: "WeakKeyDictionary[lightgbm.Dataset, Array]" = WeakKeyDictionary()
+
+
+def with_labels(data: lightgbm.Dataset, labels: Any) -> lightgbm.Dataset:
+    """Give a data set yes/no labels (n, L) for a multilabel objective: LightGBM's own have one column only.
+
+    The data set's own label may be anything, such as zeros.
+
+    >>> data = lightgbm.Dataset(np.zeros((2, 1)), np.zeros(2))
+    >>> with_labels(data, [[0, 1], [1, 1]]) is data
+    True
+    """
+    table = np.asarray(labels)
+    if table.ndim != 2:
+        raise ValueError(f"labels of a multilabel task must have shape (n, L), got {table.shape}")
+    _labels[data] = table
+    return data
+
+
+class MetricObjective(ScoreObjective):
+    """`ScoreObjective` as LightGBM calls it: `objective(scores, data)`, or `objective(y, scores, weight)`.
+
+    All options are those of `ScoreObjective`. It counts rounds by itself, so that `temperature=cooling()` works.
+
+    >>> X, y = np.arange(40.0).reshape(-1, 1), np.arange(40) % 20 > 15
+    >>> objective = MetricObjective("f1", task="binary")
+    >>> small = {"min_data_in_leaf": 2, "min_data_in_bin": 1, "verbose": -1, "num_threads": 1}
+    >>> params = {"objective": objective, **small}
+    >>> booster = lightgbm.train(params, lightgbm.Dataset(X, y), num_boost_round=20)
+    >>> objective.score(booster.predict(X, raw_score=True), y)
+    1.0
+    """
+
+    def __init__(self, metric: Any = "f1", **options: Any) -> None:
+        super().__init__(metric, **options)
+        self._rounds = RoundCounter()
+
+    def __call__(self, first: Any, second: Any, sample_weight: Any = None) -> tuple[Array, Array]:
+        """First and second derivative."""
+        scores, y, weight = self._read(first, second, sample_weight)
+        # LightGBM keeps derivatives in float32, and float32 scores take two thirds of the time.
+        return self.gradient(scores.astype(np.float32), y, weight, round=self._rounds.next(scores))
+
+    def evaluate(self, first: Any, second: Any, sample_weight: Any = None) -> tuple[str, float, bool]:
+        """(name, the metric of hard decisions, True): for `feval` and `eval_metric`, to stop early by."""
+        scores, y, weight = self._read(first, second, sample_weight)
+        return self.name, self.score(scores, y, weight), True
+
+    def _read(self, first: Any, second: Any, weight: Any) -> tuple[Array, Array, Array | None]:
+        if isinstance(second, lightgbm.Dataset):
+            labels, weight = _labels.get(second), second.get_weight()
+            y = np.asarray(second.get_label() if labels is None else labels)
+            return first, y, None if weight is None else np.asarray(weight)
+        return second, first, weight

@@ -1,0 +1,137 @@
+"""Trees of XGBoost, one round at a time."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import xgboost
+
+from evalign.boosting.growth import Array, Gradient, Rows, TreeOptions
+from evalign.boosting.objective import RoundCounter, ScoreObjective
+from evalign.boosting.objective import cooling as cooling
+
+LARGEST = 3e38  # XGBoost holds float32
+
+
+class XGBoostGrower:
+    """A `Grower`; leaves are split best first, as LightGBM does, and the model starts from scores of 0."""
+
+    def __init__(self, train: Rows, valid: Rows, options: TreeOptions) -> None:
+        codes = set(train.categorical)
+        types = ["c" if j in codes else "q" for j in range(train.x.shape[1])]
+        self._train = xgboost.QuantileDMatrix(
+            _bounded(train.x), train.y, weight=train.weight, feature_types=types, nthread=options.threads,
+            enable_categorical=True,
+        )  # fmt: skip
+        self._valid = _matrix(valid.x, types, options.threads)
+        params = {
+            "base_score": 0.0,
+            "disable_default_eval_metric": True,
+            "tree_method": "hist",
+            "grow_policy": "lossguide",
+            "eta": options.learning_rate,
+            "max_depth": 0,
+            "max_leaves": options.leaves,
+            # XGBoost counts second derivatives, not rows: a row in doubt, p = 1/2, weighs a quarter.
+            "min_child_weight": options.min_rows / 100,
+            "lambda": options.l2,
+            "colsample_bytree": options.columns,
+            "subsample": options.rows,
+            "nthread": options.threads,
+            "seed": options.seed,
+        }
+        if options.outputs > 1:
+            params["num_class"] = options.outputs
+        self._booster = xgboost.Booster(params, [self._train])
+        self._rounds = 0
+
+    def grow(self, gradient: Gradient) -> None:
+        scores = self._booster.predict(self._train, output_margin=True, training=True)
+        first, second = gradient(scores)
+        self._booster.boost(self._train, iteration=self._rounds, grad=first, hess=second)
+        self._rounds += 1
+
+    def validation_scores(self) -> Array:
+        return np.asarray(self._booster.predict(self._valid, output_margin=True))
+
+    def finished(self, rounds: int) -> "XGBoostTrees":
+        # Copied through its format, so that a model is the same whether it was saved and loaded or not.
+        return XGBoostTrees.from_text(self._booster[:rounds].save_raw("json").decode())
+
+
+class XGBoostTrees:
+    """`Trees` read from XGBoost's JSON."""
+
+    def __init__(self, booster: xgboost.Booster, text: str) -> None:
+        self._booster, self._text = booster, text
+
+    def scores(self, x: Array) -> Array:
+        return np.asarray(self._booster.predict(_matrix(x, self._booster.feature_types, None), output_margin=True))
+
+    def to_text(self) -> str:
+        return self._text
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        booster = xgboost.Booster()
+        booster.load_model(bytearray(text, "utf-8"))
+        return cls(booster, text)
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"text": self._text}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        again = self.from_text(state["text"])
+        self._booster, self._text = again._booster, again._text
+
+
+def _matrix(x: Array, types: Any, threads: int | None) -> xgboost.DMatrix:
+    return xgboost.DMatrix(_bounded(x), feature_types=types, nthread=threads, enable_categorical=True)
+
+
+def _bounded(x: Array) -> Array:
+    return np.clip(x, -LARGEST, LARGEST).astype(np.float32)
+
+
+class MetricObjective(ScoreObjective):
+    """`ScoreObjective` as XGBoost calls it: `objective(scores, data)`, or `objective(y, scores, sample_weight)`.
+
+    All options are those of `ScoreObjective`. It counts rounds by itself, so that `temperature=cooling()` works.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(40.0).reshape(-1, 1), np.arange(40) % 20 > 15
+    >>> objective, data = MetricObjective("f1", task="binary"), xgboost.DMatrix(X, y)
+    >>> options = {"base_score": 0.0, "disable_default_eval_metric": True, "min_child_weight": 0, "nthread": 1}
+    >>> booster = xgboost.train(options, data, num_boost_round=20, obj=objective)
+    >>> objective.score(booster.predict(data, output_margin=True), y)
+    1.0
+    """
+
+    def __init__(self, metric: Any = "f1", **options: Any) -> None:
+        super().__init__(metric, **options)
+        self._rounds = RoundCounter()
+
+    def __call__(self, first: Any, second: Any, sample_weight: Any = None) -> tuple[Array, Array]:
+        """First and second derivative."""
+        scores, y, weight = self._read(first, second, sample_weight)
+        return self.gradient(scores, y, weight, round=self._rounds.next(scores))
+
+    def evaluate(self, scores: Array, data: xgboost.DMatrix) -> tuple[str, float]:
+        """(name, the metric of hard decisions): for `custom_metric`, to stop early by, with `maximize=True`."""
+        return self.name, self.score(*self._read(scores, data, None))
+
+    @property
+    def evaluation(self) -> Callable[..., float]:
+        """The metric as a function of labels and scores with a name, for `XGBClassifier`'s `eval_metric`."""
+
+        def evaluation(y: Array, scores: Array, sample_weight: Array | None = None) -> float:
+            return self.score(scores, y, sample_weight)
+
+        evaluation.__name__ = self.name
+        return evaluation
+
+    def _read(self, first: Any, second: Any, weight: Any) -> tuple[Array, Array, Array | None]:
+        if isinstance(second, xgboost.DMatrix):
+            given = second.get_weight()
+            return first, second.get_label(), given if given.size else None
+        return second, first, weight

@@ -1,0 +1,139 @@
+"""The folder of a run: what may be written over, and how."""
+
+import json
+import math
+import shlex
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evalign.cli.console import Output
+from evalign.cli.options import Settings
+from evalign.comparison.run import Comparison
+from evalign.report import build_result, render
+from evalign.report.page import score, signed, verdict
+from evalign.report.result import versions
+from evalign.storage.atomic import write_atomically
+from evalign.tables.columns import TableError, quoted
+
+RESULT, REPORT, MODEL = "result.json", "report.html", "model.safetensors"
+FORMAT, VERSION = "evalign.result", 1
+
+
+class RunFolder:
+    """A folder that holds one run and nothing else; a later run may replace an earlier one."""
+
+    def __init__(self, path: Path, *, also: tuple[str, ...] = ()) -> None:
+        self.path, self.known = path, (RESULT, REPORT, MODEL, *also)
+
+    def check(self) -> None:
+        """Refuse a folder that holds anything but an earlier run, before any work is done."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise TableError(f"--out must be a folder, {self.path} is a file; choose another name")
+        names = sorted(entry.name for entry in self.path.iterdir())
+        # What an atomic write leaves behind when its process is killed starts with a dot and the name.
+        foreign = [name for name in names if not name.removeprefix(".").startswith(self.known)]
+        if foreign:
+            raise TableError(
+                f"--out must be a new folder or one of an earlier run, {self.path} also holds "
+                f"{quoted(foreign, most=3)}; choose another one"
+            )
+        if {RESULT, REPORT, MODEL} & set(names) and read_result(self.path) is None:
+            raise TableError(
+                f"--out must be a new folder or one of an earlier run, {self.path} has no {RESULT} of one; "
+                "choose another one, or empty it"
+            )
+
+    def write(self, result: dict[str, Any], report: str) -> None:
+        """The report, then the result, which marks the run as complete."""
+        write_atomically(self.path / REPORT, report)
+        write_atomically(self.path / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The result in a run's folder; None if there is none, or it is not one of ours."""
+    try:
+        result = json.loads((folder / RESULT).read_text())
+    except (OSError, ValueError):
+        return None
+    return result if isinstance(result, dict) and result.get("format") == FORMAT else None
+
+
+def finish(
+    command: str,
+    comparison: Comparison,
+    settings: Settings,
+    data: dict[str, Any],
+    split: dict[str, Any],
+    protocol: str,
+    folder: RunFolder,
+    output: Output,
+    *,
+    decision: str,
+    **more: Any,
+) -> dict[str, Any]:
+    """Write result and report, show the table; returns the result. `decision` is that of our reference."""
+    result: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "command": command,
+        "command_line": shlex.join(["evalign", *(output.words or [command])]),
+        "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "versions": versions(),
+        "settings": settings.to_json() | {"decision": decision},
+        "data": data,
+        "split": split,
+        "protocol": protocol,
+        **build_result(comparison, ("ours", decision), seed=settings.seed),
+        **more,
+        "notes": output.notes,
+    }
+    result = {name: _finite(value) for name, value in result.items()}
+    folder.write(result, render(result))
+    output.show(as_table(result))
+    output.show(verdict(result))
+    output.show(f"Report: {folder.path / REPORT}")
+    output.json(result)
+    return result
+
+
+def as_table(result: dict[str, Any]) -> Any:
+    """The table of a result for a terminal."""
+    from rich import box
+    from rich.table import Table
+
+    several = result["splits"] > 1
+    spread = "std. error" if several else "95 % interval"
+    limits = list(result["table"][0]["limits"])
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("training + decision", no_wrap=True)
+    columns = [result["metric"]["title"], spread, "ours minus it", spread, *(["p"] if several else [])]
+    for name in (*columns, *limits):
+        table.add_column(name, justify="right", no_wrap=not limits)
+    for row in result["table"]:
+        own = [row["contender"], row["decision"]] == result["reference"]
+        if several:
+            spreads = score(row["error"]), score(row["difference_error"])
+        else:
+            low, high = row["interval"]
+            spreads = f"{score(low)} to {score(high)}", " to ".join(map(signed, row["difference_interval"]))
+        held = [score(row["limits"][name]) + " missed" * (name in row["missed"]) for name in limits]
+        gap = ["–", "–"] if own else [signed(row["difference"]), spreads[1]]
+        if several:
+            gap.append("–" if own or row["p"] is None else f"{row['p']:.2g}")
+        table.add_row(
+            row["title"], score(row["score"]), spreads[0], *gap, *held,
+            style="bold" if own else None,
+        )  # fmt: skip
+    return table
+
+
+def _finite(value: Any) -> Any:
+    """Plain JSON has no nan: what is not a number becomes null."""
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

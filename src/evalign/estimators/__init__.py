@@ -1,0 +1,1 @@
+"""Scikit-learn estimators that train and decide for a metric."""

@@ -1,0 +1,247 @@
+"""Trees of a forest as plain arrays, which are saved as they are and read without executing anything."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from evalign import _checks as checks
+from evalign.boosting.tree_table import TreeTable
+from evalign.estimators.base import BetaByLabel, Decision, MetricClassifier
+from evalign.metrics import Average, MetricFunction
+from evalign.tables.columns import as_table
+from evalign.tables.split import Division, distinct_rows, fold_rows
+from evalign.training.history import Epoch
+
+Floats = NDArray[np.float64]
+BLOCK = 2**14  # rows at once: what is looked up for them stays in the cache
+LEAF = -1
+
+
+@dataclass(frozen=True)
+class TreeArrays:
+    """Binary trees one after the other; `roots` says where each begins.
+
+    A node sends a row left where x[`feature`] <= `threshold` (nan where `gap_left`), else right, each a place later in
+    the arrays. At a leaf `feature` is -1 and `left` is its row in `shares`, the classes' shares (leaves, C).
+    """
+
+    roots: NDArray[np.int64]
+    feature: NDArray[np.int32]
+    threshold: Floats
+    left: NDArray[np.int64]
+    right: NDArray[np.int64]
+    gap_left: NDArray[np.bool_]
+    shares: Floats
+
+    @classmethod
+    def of(cls, forest: Any, classes: int) -> Self:
+        """From a fitted forest of scikit-learn, whose labels are codes among 0 to `classes` - 1."""
+        parts: dict[str, list[Any]] = {name: [] for name in cls.__dataclass_fields__}
+        start = leaves = 0
+        for tree in (estimator.tree_ for estimator in forest.estimators_):
+            is_leaf = tree.children_left == LEAF
+            shares = np.zeros((int(is_leaf.sum()), classes))
+            shares[:, forest.classes_] = tree.value[is_leaf, 0]
+            parts["roots"].append([start])
+            parts["feature"].append(np.where(is_leaf, LEAF, tree.feature))
+            parts["threshold"].append(np.where(is_leaf, 0.0, tree.threshold))
+            parts["left"].append(np.where(is_leaf, leaves + np.cumsum(is_leaf) - 1, start + tree.children_left))
+            parts["right"].append(np.where(is_leaf, 0, start + tree.children_right))
+            parts["gap_left"].append(tree.missing_go_to_left.astype(bool) & ~is_leaf)
+            parts["shares"].append(shares / shares.sum(axis=1, keepdims=True))
+            start, leaves = start + len(is_leaf), leaves + len(shares)
+        joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        return cls(**{name: array.astype(TYPES[name]) for name, array in joined.items()})
+
+    def probabilities(self, x: NDArray[Any]) -> Floats:
+        """Mean of the trees' shares, (n, columns) -> (n, C)."""
+        # As scikit-learn has it: thresholds lie between values in float32.
+        rows = x.astype(np.float32)
+        blocks = [self._mean_shares(rows[at : at + BLOCK]) for at in range(0, len(rows), BLOCK)]
+        return np.concatenate(blocks) if blocks else np.empty((0, self.shares.shape[1]))
+
+    def _mean_shares(self, x: NDArray[np.float32]) -> Floats:
+        total = np.zeros((len(x), self.shares.shape[1]))
+        for root in self.roots:
+            node = np.full(len(x), root)
+            open_rows = np.flatnonzero(self.feature[node] != LEAF)
+            while len(open_rows):
+                at = node[open_rows]
+                value = x[open_rows, self.feature[at]]
+                goes_left = (value <= self.threshold[at]) | (np.isnan(value) & self.gap_left[at])
+                node[open_rows] = at = np.where(goes_left, self.left[at], self.right[at])
+                open_rows = open_rows[self.feature[at] != LEAF]
+            total += self.shares[self.left[node]]
+        return total / len(self.roots)
+
+    def check(self, columns: int) -> None:
+        """Refuse arrays that point outside of themselves, or backwards, where a row would never arrive."""
+        inner = np.flatnonzero(self.feature != LEAF)
+        places = np.stack([self.left[inner], self.right[inner]])
+        leaf = self.left[self.feature == LEAF]
+        sound = (
+            len(self.roots)
+            and ((self.roots >= 0) & (self.roots < len(self.feature))).all()
+            and ((self.feature[inner] >= 0) & (self.feature[inner] < columns)).all()
+            and ((places > inner) & (places < len(self.feature))).all()
+            and ((leaf >= 0) & (leaf < len(self.shares))).all()
+        )
+        if not sound:
+            raise ValueError("the trees in this file point outside of themselves; fit and save the model again")
+
+
+TYPES: dict[str, Any] = {
+    "roots": np.int64, "feature": np.int32, "threshold": np.float64, "left": np.int64, "right": np.int64,
+    "gap_left": np.bool_, "shares": np.float64,
+}  # fmt: skip
+
+
+STEP = 25  # trees of every fold between two looks at the clock
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class EASTForest(MetricClassifier):
+    """Scikit-learn's extremely randomised trees, grown on folds, with the decision of `EASTClassifier`.
+
+    A tree tries one random threshold for each column and takes the best; where a class has ten rows, the mean of many
+    such trees draws its border through the middle of the gap beside them, boosted trees next to a row. Nothing is
+    trained on the metric: probabilities are shares, and the decision is all that the metric changes.
+
+    metric, average, beta, pos_label, decision, subject_to, validation_fraction, class_weight: as in `EASTClassifier`.
+    trees: of every fold. columns: share of the columns that a node tries. min_rows: rows of a leaf at least.
+    folds: as in `EASTBooster`: a forest for each, and the decision is learned on what each says of its held-out rows.
+
+    Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `decision_`, `encoder_`, `forests_` (one for each
+    fold), and after `fit` only `held_out_`, as in `EASTBooster`; `history_` is empty, as there are no epochs.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> EASTForest("f1", trees=10, random_state=0).fit(X, y).predict_proba(X).shape
+    (150, 3)
+    """
+
+    temperature_ = None  # there is no soft step in it
+
+    def __init__(
+        self,
+        metric: str | MetricFunction = "f1",
+        *,
+        average: Average | None = None,
+        beta: BetaByLabel = None,
+        pos_label: Any = None,
+        decision: Decision = "plug_in",
+        subject_to: str | Sequence[str] | None = None,
+        trees: int = 200,
+        columns: float = 1.0,
+        min_rows: int = 1,
+        folds: int = 5,
+        validation_fraction: float = 0.2,
+        class_weight: Any = None,
+        random_state: int | np.random.RandomState | None = None,
+        n_jobs: int = -1,
+    ) -> None:
+        self.metric = metric
+        self.average = average
+        self.beta = beta
+        self.pos_label = pos_label
+        self.decision = decision
+        self.subject_to = subject_to
+        self.trees = trees
+        self.columns = columns
+        self.min_rows = min_rows
+        self.folds = folds
+        self.validation_fraction = validation_fraction
+        self.class_weight = class_weight
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+
+    def fit(
+        self,
+        X: Any,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        on_epoch: Callable[[Epoch], None] | None = None,
+    ) -> Self:
+        """Learn columns, trees and decision; `on_epoch` hears whenever every fold has got some more trees.
+
+        Ctrl-C, or an `on_epoch` that raises it, leaves the trees that are there.
+        """
+        self._check_options()
+        X = as_table(X)
+        validate_data(self, X, skip_check_array=True)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        codes, weight = self._labels_and_weights(X, y, sample_weight)
+        kept, weight = distinct_rows(X, codes, weight)
+        codes = codes[kept]
+        self._check_classes(codes)
+        self.encoder_ = TreeTable().fit(X, rows=kept)
+        x = _bounded(self.encoder_.transform(X, rows=kept))
+        divisions = fold_rows(codes, weight, self.folds, seed, fraction=self.validation_fraction)
+        forests = self._grown(x, codes, divisions, seed, on_epoch)
+        self.forests_ = [TreeArrays.of(forest, len(self.classes_)) for forest in forests]
+        valid = np.concatenate([division.valid for division in divisions])
+        self.held_out_ = kept[valid]
+        self.history_: list[dict[str, Any]] = []
+        p = [forest.probabilities(x[d.valid]) for forest, d in zip(self.forests_, divisions, strict=True)]
+        held_out_weight = np.concatenate([division.valid_weight for division in divisions])
+        self.decision_ = self._learn_decision(np.concatenate(p), codes[valid], held_out_weight)
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities of the classes, in the order of `classes_`: the mean over the folds' trees."""
+        check_is_fitted(self)
+        X = as_table(X)
+        validate_data(self, X, skip_check_array=True, reset=False)
+        x = _bounded(self.encoder_.transform(X))
+        p = np.mean([forest.probabilities(x) for forest in self.forests_], axis=0)
+        return np.ascontiguousarray(p[:, self._internal_order])
+
+    def _check_options(self) -> None:
+        self._check_metric_and_decision()
+        for name in ("trees", "min_rows", "folds"):
+            checks.check_number(name, getattr(self, name), low=1)
+        checks.check_number("columns", self.columns, low=0.0, high=1.0, open_low=True)
+
+    def _grown(
+        self,
+        x: NDArray[np.float32],
+        codes: NDArray[np.int64],
+        divisions: Sequence[Division],
+        seed: int,
+        on_epoch: Callable[[Epoch], None] | None,
+    ) -> list[ExtraTreesClassifier]:
+        """A forest for each fold, all of them grown in steps: whenever it ends, the folds have about as many trees."""
+        forests = [self._forest(seed + i) for i in range(len(divisions))]
+        started = time.monotonic()
+        for step, trees in enumerate(range(min(STEP, self.trees), self.trees + STEP, STEP), start=1):
+            try:
+                for forest, own in zip(forests, divisions, strict=True):
+                    forest.set_params(n_estimators=min(trees, self.trees))
+                    forest.fit(x[own.train], codes[own.train], own.train_weight)
+                if on_epoch is not None:
+                    unknown = float("nan")
+                    seconds = time.monotonic() - started
+                    on_epoch(Epoch(step, "trees", 0.0, 0.0, unknown, unknown, unknown, unknown, seconds=seconds))
+            except KeyboardInterrupt:
+                if not all(hasattr(forest, "estimators_") for forest in forests):
+                    raise
+                break
+        return forests
+
+    def _forest(self, seed: int) -> ExtraTreesClassifier:
+        return ExtraTreesClassifier(
+            self.trees, max_features=float(self.columns), min_samples_leaf=self.min_rows, n_jobs=self.n_jobs,
+            random_state=seed % 2**31, warm_start=True,
+        )  # fmt: skip
+
+
+def _bounded(x: NDArray[np.float64]) -> NDArray[np.float32]:
+    return np.clip(x, -LARGEST, LARGEST).astype(np.float32)

@@ -1,0 +1,391 @@
+"""EASTClassifier: a scikit-learn classifier trained on the metric it is judged by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from evalign import _checks as checks
+from evalign import metrics
+from evalign._objective import Objective
+from evalign.decision import Rule
+from evalign.estimators.base import BetaByLabel, Decision, MetricClassifier, both
+from evalign.metrics import Average, MetricFunction
+from evalign.networks.ensemble import SHARING, Sharing
+from evalign.networks.tabular import CURVES, Network, fields_of, table_network
+from evalign.steps import StepChoice
+from evalign.storage.heap import give_back
+from evalign.tables import TableEncoder
+from evalign.tables.column_encoders import Numeric
+from evalign.tables.columns import as_table
+from evalign.tables.packed import Table
+from evalign.tables.split import Division, distinct_rows, fold_rows
+from evalign.training.batches import Rows, default_batch_size
+from evalign.training.evaluation import Score, argmax_score, predict_logits
+from evalign.training.folds import FoldedRows, automatic_folds, check_folds, train_folds
+from evalign.training.history import Epoch, epoch_bar
+from evalign.training.loop import OnEpoch, train
+from evalign.training.recipes import Recipe, find_recipe
+
+
+class EASTClassifier(MetricClassifier):
+    """A network for tables, trained on a confusion-matrix metric and deciding for it.
+
+    Takes arrays and data frames with numbers, strings, categories, booleans and missing values.
+
+    Parameters
+    ----------
+    metric: a name in `metrics.METRICS`, or a function of a `Confusion`.
+    average: None is "binary" for two classes and "macro" for more.
+    beta: of "fbeta": one number, one per class, or a mapping from label to number (1 for the others).
+    pos_label: for two classes the one that counts as positive; None is the second of the sorted classes.
+    recipe: "anchored" (cross-entropy, then metric + cross-entropy), "paper" (EAST as printed), "btg",
+        "cross_entropy", "anchored_offset" (not for decision="plug_in"), or a `Recipe`; docs/recipes.md has reasons.
+    decision: how probabilities become labels: "plug_in" (no labels needed), "tuned" (on the validation part) or
+        "argmax". `subject_to` adds constraints such as "precision >= 0.9".
+    network: what the layers see of a column: "mlp" its numbers, one slope for each; "embedding" a learned piecewise
+        linear curve of each number and a vector for each category; "periodic" waves in place of bins.
+    hidden, dropout: the network's layers.
+    ensemble: so many networks are trained on the same batches and predict the mean of their probabilities.
+    sharing: of an ensemble's weights: "none", or "rank_one": one matrix a layer, scaled by each member (TabM).
+    batch_size: "auto" grows with the table.
+    epochs: at most so many in all; None is the recipe's.
+    learning_rate: factor on the recipe's learning rates is 1; a number here replaces the first stage's and scales
+        the others alike.
+    validation_fraction: share of every class held out for early stopping and for the decision.
+    folds: 1 is one such division. k deals the rows into k folds instead: k networks, each trained on the others' rows
+        and stopped by its own fold, predict the mean of their probabilities, and the decision is learned on what each
+        said of the rows it held out: of every label, where one division has a fifth of them. k times the time on a
+        CPU, about once on a GPU, and k times the time to predict. "auto" is 5 where one division would leave the
+        rarest class fewer than 100 validation rows, by which it is a lottery which epoch is kept and where the
+        decision lies, and the table has at most 300,000 rows, so that five trainings are a matter of minutes; else 1,
+        as with amp=True, class offsets or a metric that is a function, which may not stack.
+    class_weight: None, "balanced" or a mapping, as in scikit-learn.
+    stratified: whether every batch gets its share of every class.
+    refit: train once more on all rows, validation ones too, each stage as long as it was best (twice the time).
+    numeric: numbers "standard" (scaled), "quantile" (ranked to a normal shape) or "both" (a column of each).
+    device: "auto", "cpu", "cuda", ...
+    amp: whether the network runs in bfloat16; worth it for wide layers on a GPU.
+    verbose: 1 shows a progress bar.
+
+    Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `history_` (a row per epoch; of folds that of the
+    first network), `temperature_` (of the weights kept, likewise), `decision_` (the rule), `encoder_`, `network_`,
+    `folds_` (how many networks were trained on folds of their own), and after `fit` only `held_out_` (positions of the
+    rows that the decision was learned on, fold after fold, equal rows by their first).
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = EASTClassifier("f1", hidden=(32,), epochs=20, random_state=0).fit(X, y)
+    >>> model.predict(X).shape, model.predict_proba(X).shape
+    ((150,), (150, 3))
+    >>> curves = EASTClassifier("f1", network="embedding", ensemble=2, hidden=(16,), epochs=20, random_state=0)
+    >>> curves.fit(X, y).predict_proba(X).shape
+    (150, 3)
+    """
+
+    def __init__(
+        self,
+        metric: str | MetricFunction = "f1",
+        *,
+        average: Average | None = None,
+        beta: BetaByLabel = None,
+        pos_label: Any = None,
+        recipe: str | Recipe = "anchored",
+        decision: Decision = "plug_in",
+        subject_to: str | Sequence[str] | None = None,
+        network: Network = "mlp",
+        hidden: Sequence[int] = (512, 256, 128),
+        dropout: float = 0.2,
+        ensemble: int = 1,
+        sharing: Sharing = "none",
+        batch_size: int | Literal["auto"] = "auto",
+        epochs: int | None = None,
+        learning_rate: float | None = None,
+        validation_fraction: float = 0.2,
+        folds: int | Literal["auto"] = "auto",
+        class_weight: Any = None,
+        stratified: bool = False,
+        numeric: Numeric = "both",
+        refit: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+        amp: bool = False,
+        verbose: int = 0,
+    ) -> None:
+        self.metric = metric
+        self.average = average
+        self.beta = beta
+        self.pos_label = pos_label
+        self.recipe = recipe
+        self.decision = decision
+        self.subject_to = subject_to
+        self.network = network
+        self.hidden = hidden
+        self.dropout = dropout
+        self.ensemble = ensemble
+        self.sharing = sharing
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.validation_fraction = validation_fraction
+        self.folds = folds
+        self.class_weight = class_weight
+        self.stratified = stratified
+        self.numeric = numeric
+        self.refit = refit
+        self.random_state = random_state
+        self.device = device
+        self.amp = amp
+        self.verbose = verbose
+
+    def fit(
+        self,
+        X: Any,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        on_epoch: OnEpoch | None = None,
+    ) -> Self:
+        """Learn columns, network and decision; `on_epoch` hears every `Epoch`, of folds that of the first network."""
+        recipe = self._check_options()
+        X = as_table(X)
+        validate_data(self, X, skip_check_array=True)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        codes, weight = self._labels_and_weights(X, y, sample_weight)
+        rows, weight = distinct_rows(X, codes, weight)
+        codes = codes[rows]
+        self._check_classes(codes)
+        divisions = fold_rows(codes, weight, fold_count(self, codes, recipe), seed, fraction=self.validation_fraction)
+        self.folds_ = len(divisions)
+        # Folds share an encoder, which sees no label; alone it learns what the network learns from.
+        self.encoder_ = TableEncoder(numeric=self.numeric).fit(
+            X, rows=rows if self.folds_ > 1 else rows[divisions[0].train]
+        )
+        table = _Labelled(X, rows, codes, divisions)
+        p = (self._train_folds if self.folds_ > 1 else self._train_one)(table, recipe, seed, on_epoch)
+        give_back()
+        self.held_out_ = rows[table.held_out]
+        self.decision_ = self._learn_decision(
+            p, codes[table.held_out], np.concatenate([division.valid_weight for division in divisions])
+        )
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities of the classes, in the order of `classes_`."""
+        check_is_fitted(self)
+        X = as_table(X)
+        validate_data(self, X, skip_check_array=True, reset=False)
+        x = torch.from_numpy(self.encoder_.transform(X)).to(self._device)
+        return np.ascontiguousarray(self._probabilities(x)[:, self._internal_order])
+
+    def _rule_of(self, p: NDArray[np.float64], weight: NDArray[np.float64] | None = None) -> Rule:
+        check_plug_in(find_recipe(self.recipe))
+        return super()._rule_of(p, weight)
+
+    def save(self, path: str | Path) -> Path:
+        """One file: weights as safetensors, the rest as JSON in its header; see `evalign.estimators.saving`."""
+        from evalign.estimators.saving import save_classifier
+
+        check_is_fitted(self)
+        return save_classifier(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The classifier that `save` wrote; nothing in the file is executed."""
+        from evalign.estimators.saving import load_classifier
+
+        model: Self = load_classifier(cls, Path(path))
+        return model
+
+    def export_onnx(self, path: str | Path) -> Path:
+        """The network and its decision as an ONNX graph; see `evalign.estimators.onnx`."""
+        from evalign.estimators.onnx import export_classifier
+
+        check_is_fitted(self)
+        return export_classifier(self, Path(path))
+
+    # -- the parts of fit ---------------------------------------------------------------------------------------
+
+    def _train_one(
+        self, table: "_Labelled", recipe: Recipe, seed: int, on_epoch: OnEpoch | None
+    ) -> NDArray[np.float64]:
+        """Train `network_` on one division; returns the probabilities of its validation rows."""
+        (division,) = table.divisions
+
+        def on_device(part: NDArray[np.int64], weight: NDArray[np.float64]) -> Rows:
+            x = self._encoded(table, part)
+            return Rows(x, self._tensor(table.codes[part]), self._tensor(weight.astype(np.float32)))
+
+        train_rows = on_device(division.train, division.train_weight)
+        valid_rows = on_device(division.valid, division.valid_weight)
+        size = self._batch_size(recipe, len(train_rows))
+        recipe = recipe.for_rows(len(train_rows), size)
+        give_back()
+
+        def trained(rows: Rows, recipe: Recipe) -> list[Epoch]:
+            self.network_ = self._make_network(seed).to(self._device)
+            with epoch_bar(recipe, self._metric_name, enabled=bool(self.verbose)) as show:
+                return train(
+                    self.network_, rows, valid_rows, recipe, self._objective(), self._score(), batch_size=size,
+                    seed=seed, stratified=self.stratified, amp=self.amp, on_epoch=both(show, on_epoch),
+                )  # fmt: skip
+
+        history = trained(train_rows, recipe)
+        self._keep_history(history, recipe)
+        p = self._probabilities(valid_rows.x)
+        if self.refit:  # the decision stays: it is learned on rows that the network had not seen
+            trained(train_rows.joined(valid_rows), recipe.repeated(history))
+        return p
+
+    def _train_folds(
+        self, table: "_Labelled", recipe: Recipe, seed: int, on_epoch: OnEpoch | None
+    ) -> NDArray[np.float64]:
+        """Train a network for every division; returns what each says of the rows that it held out."""
+
+        folded = FoldedRows.of(partial(self._encoded, table), table.codes, table.divisions, self._device)
+        size = folded.batch_size(self._batch_size(recipe, len(folded.train[0])))
+        recipe = recipe.for_rows(len(folded.train[0]), size)
+        give_back()
+        if self.verbose:
+            print(f"{self.folds_} networks are trained, each on its own folds; every row is held out by one of them")
+        with epoch_bar(recipe, self._metric_name, enabled=bool(self.verbose)) as show:
+            trained = train_folds(
+                self._new_network, folded, recipe, self._objective(), self._score(), batch_size=size, seed=seed,
+                stratified=self.stratified, refit=self.refit, on_epoch=both(show, on_epoch),
+            )  # fmt: skip
+        self.network_ = trained.network
+        self._keep_history(trained.histories[0], recipe)
+        return trained.held_out
+
+    def _encoded(self, table: "_Labelled", places: NDArray[np.int64]) -> Table:
+        """Rows of the table as a network takes them. On a CPU they are kept short; a GPU has room to spare."""
+        rows = table.rows[places]
+        if self._device.type == "cpu":
+            return self.encoder_.packed(table.X, rows=rows)
+        return torch.from_numpy(self.encoder_.transform(table.X, rows=rows)).to(self._device)
+
+    def _keep_history(self, history: list[Epoch], recipe: Recipe) -> None:
+        self.history_ = [vars(epoch) for epoch in history]
+        self.temperature_ = next((e.temperature for e in reversed(history) if e.best), recipe.stages[-1].temperature)
+
+    def _batch_size(self, recipe: Recipe, rows: int) -> int:
+        return self.batch_size if self.batch_size != "auto" else recipe.batch_size or default_batch_size(rows)
+
+    def _check_options(self) -> Recipe:
+        self._check_metric_and_decision()
+        return checked_recipe(self)
+
+    def _make_network(self, seed: int) -> nn.Module:
+        """The network for the table that `encoder_` has learned; of folds that of one."""
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            return self._new_network()
+
+    def _new_network(self) -> nn.Module:
+        return table_network(
+            self.network, fields_of(self.encoder_), len(self.classes_), self.hidden, self.dropout,
+            ensemble=self.ensemble, sharing=self.sharing,
+        )  # fmt: skip
+
+    def _score(self) -> Score:
+        return argmax_score(metrics.resolve(self.metric, average=self._average, beta=self._beta))
+
+    def _probabilities(self, x: Table) -> NDArray[np.float64]:
+        p: NDArray[np.float64] = predict_logits(self.network_, x).double().softmax(1).cpu().numpy()
+        return p
+
+    def _objective(self) -> Objective:
+        return Objective(self.metric, "multiclass", StepChoice("annealed"), average=self._average, beta=self._beta)
+
+    @property
+    def _device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    def _tensor(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    """A table, which of its rows are distinct, their labels as codes, and how they are divided."""
+
+    X: Any
+    rows: NDArray[np.int64]
+    codes: NDArray[np.int64]
+    divisions: Sequence[Division]
+
+    @property
+    def held_out(self) -> NDArray[np.int64]:
+        """Places among the distinct rows."""
+        return np.concatenate([division.valid for division in self.divisions])
+
+
+def checked_recipe(model: "EASTClassifier") -> Recipe:
+    """The recipe for the epochs and the learning rate that are asked for, once every option is known to make sense."""
+    _check_network(model)
+    check_folds(model.folds)
+    if model.batch_size != "auto":
+        checks.check_number("batch_size", model.batch_size, low=1)
+    if model.epochs is not None:
+        checks.check_number("epochs", model.epochs, low=1)
+    recipe = find_recipe(model.recipe).limited(model.epochs)
+    if model.decision == "plug_in":
+        check_plug_in(recipe)
+    if model.learning_rate is not None:
+        checks.check_number("learning_rate", model.learning_rate, low=0.0, open_low=True)
+        recipe = recipe.scaled(model.learning_rate / recipe.stages[0].learning_rate)
+    return recipe
+
+
+def check_plug_in(recipe: Recipe) -> None:
+    """Refuse a plug-in decision for probabilities that are not honest."""
+    if _has_offsets(recipe):
+        raise ValueError(
+            f"recipe {recipe.name!r} has class offsets, which move the probabilities to where argmax serves the "
+            "metric; a plug-in decision would count them twice: use decision='argmax' or 'tuned'"
+        )
+
+
+def _check_network(model: "EASTClassifier") -> None:
+    checks.check_number("dropout", model.dropout, low=0.0, high=1.0, open_high=True)
+    checks.check_choice("network", model.network, CURVES)
+    checks.check_choice("sharing", model.sharing, SHARING)
+    checks.check_number("ensemble", model.ensemble, low=1)
+    if model.ensemble != int(model.ensemble):
+        raise ValueError(f"ensemble must be a whole number of networks, got {model.ensemble}")
+    if model.network == "embedding" and model.numeric == "standard":
+        raise ValueError(
+            "network 'embedding' cuts numbers at their quantiles, which numeric 'standard' does not learn; "
+            "use numeric='both' or 'quantile', or network='periodic'"
+        )
+
+
+def fold_count(model: "EASTClassifier", codes: NDArray[np.int64], recipe: Recipe) -> int:
+    """How many folds are asked for; "auto" does not ask for what cannot be stacked."""
+    alone = _trains_alone(model, recipe)
+    if model.folds != "auto":
+        if alone and model.folds > 1:
+            raise ValueError(f"folds train as one stack, which does not go with {alone}; use folds=1")
+        return int(model.folds)
+    return 1 if alone or callable(model.metric) else automatic_folds(codes, model.validation_fraction)
+
+
+def _trains_alone(model: "EASTClassifier", recipe: Recipe) -> str | None:
+    """What keeps a network from being trained in a stack, in a word or two."""
+    if model.amp:
+        return "amp=True"
+    return f"the class offsets of recipe {recipe.name!r}" if _has_offsets(recipe) else None
+
+
+def _has_offsets(recipe: Recipe) -> bool:
+    return any(stage.offset for stage in recipe.stages)

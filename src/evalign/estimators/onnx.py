@@ -1,0 +1,136 @@
+"""A fitted classifier as an ONNX graph: numbers in, probabilities and the decided class out.
+
+A table of numbers goes in as it is: scaling and missing values are part of the graph. A table with categories or
+quantile scaling goes in as `encoder_.transform` makes it, since ONNX has no data frame.
+"""
+
+import io
+import json
+import logging
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from evalign.decision.rule import Rule
+from evalign.storage.atomic import write_atomically
+from evalign.tables import TableEncoder
+from evalign.tables.column_encoders import BOUND, NumberColumn
+
+if TYPE_CHECKING:
+    from evalign.estimators.network import EASTClassifier
+
+
+def export_classifier(model: "EASTClassifier", path: Path) -> Path:
+    """Write inputs "x" (n, F) float32 -> outputs "probabilities" (n, C) and "label" (n,), an index into the classes.
+
+    The graph's metadata hold the classes and the names of the input's columns, as JSON.
+    """
+    try:
+        import onnx
+        import onnxscript  # noqa: F401  torch's exporter is built on it
+    except ImportError as error:
+        raise ImportError("export_onnx needs onnx and onnxscript; pip install 'evalign[onnx]'") from error
+
+    scaling = _scaling(model.encoder_)
+    names = (
+        [str(name) for name in getattr(model, "feature_names_in_", range(model.n_features_in_))]
+        if scaling is not None
+        else model.encoder_.feature_names_out
+    )
+    graph = nn.Sequential(
+        scaling or nn.Identity(), model.network_, _Decide(model.decision_, model._internal_order.tolist())
+    )
+    graph = graph.to("cpu").eval()
+    try:
+        with warnings.catch_warnings(), _quiet("torch.onnx"), _quiet("onnxscript"), _quiet("onnx_ir"):
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                graph, (torch.zeros(2, len(names)),), input_names=["x"], output_names=["probabilities", "label"],
+                dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False,
+            )  # fmt: skip
+    finally:
+        model.network_.to(model._device)
+    assert program is not None
+    proto = program.model_proto
+    for key, value in (("classes", model.classes_.tolist()), ("columns", names)):
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = key, json.dumps(value)
+    buffer = io.BytesIO()
+    onnx.save_model(proto, buffer)
+    return write_atomically(path, buffer.getvalue())
+
+
+class _Scale(nn.Module):
+    """What `TableEncoder` does to numbers, for a matrix of them."""
+
+    shift: Tensor
+    scale: Tensor
+    fill: Tensor
+    order: Tensor
+
+    def __init__(self, columns: list[NumberColumn]) -> None:
+        super().__init__()
+        for name in ("shift", "scale", "fill"):
+            self.register_buffer(name, torch.tensor([getattr(c, name) for c in columns], dtype=torch.float64))
+        # Values come first, then all marks of missing ones; `order` brings them to where training had them.
+        marks = iter(range(len(columns), 2 * len(columns)))
+        pairs = [(i, next(marks) if c.indicator else None) for i, c in enumerate(columns)]
+        self.marked = [i for i, c in enumerate(columns) if c.indicator]
+        self.register_buffer("order", torch.tensor([j for pair in pairs for j in pair if j is not None]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        missing = x.isnan()
+        wide = x.double()
+        scaled = ((wide - self.shift) / torch.where(self.scale == 0, 1.0, self.scale)).clamp(-BOUND, BOUND)
+        scaled = torch.where(missing, self.fill, scaled)
+        scaled = torch.where(self.scale == 0, 0.0, scaled)
+        both = torch.cat([scaled, missing[:, self.marked].double()], 1) if self.marked else scaled
+        return both[:, self.order].float()
+
+
+class _Decide(nn.Module):
+    """Logits -> probabilities in the order of the classes, and the class that the rule decides for."""
+
+    def __init__(self, rule: Rule, order: list[int]) -> None:
+        super().__init__()
+        self.rule, self.order = rule, order
+
+    def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        p = logits.double().softmax(1)
+        return p[:, self.order].float(), torch.tensor(self.order)[self.decide(p)]
+
+    def decide(self, p: Tensor) -> Tensor:
+        rule = self.rule
+        q = p
+        if rule.temperature != 1.0 or (rule.offsets is not None):
+            z = p.clamp_min(rule.floor).log() / rule.temperature
+            q = (z if rule.offsets is None else z + torch.tensor(rule.offsets, dtype=p.dtype)).softmax(1)
+        if rule.threshold is not None:
+            return (q[:, 1] >= rule.threshold).long()
+        if rule.kind == "affine":
+            q = q * torch.tensor(rule.weights, dtype=p.dtype) + torch.tensor(rule.biases, dtype=p.dtype)
+        elif rule.kind == "gain":
+            q = q @ torch.tensor(rule.gain, dtype=p.dtype)
+        return q.argmax(1)
+
+
+def _scaling(encoder: TableEncoder) -> _Scale | None:
+    columns = [c for c in encoder._columns if isinstance(c, NumberColumn) and c.quantiles is None]
+    return _Scale(columns) if len(columns) == len(encoder._columns) else None
+
+
+class _quiet:
+    """The exporter reports its progress through the log; a library's user did not ask for it."""
+
+    def __init__(self, name: str) -> None:
+        self.log = logging.getLogger(name)
+
+    def __enter__(self) -> None:
+        self.level = self.log.level
+        self.log.setLevel(logging.ERROR)
+
+    def __exit__(self, *_: object) -> None:
+        self.log.setLevel(self.level)

@@ -1,0 +1,1 @@
+"""Fused loss on a CPU: loops compiled by numba."""

@@ -1,0 +1,128 @@
+"""The loops behind `columns`: yes/no problems, every column a run of its own, any number of thresholds."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalign.kernels.cpu.exponential import HALF, ONE, ZERO, exp
+from evalign.kernels.cpu.jit import loop
+
+F = np.float32
+BLOCK = 512  # entries whose float32 sums are added before they join a float64 one
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+# log(1 + e) = 2 artanh(e / (2 + e)): a series in at most (1/3)^2
+S1, S3, S5, S7, S9, S11, S13 = (F(2 / k) for k in (1, 3, 5, 7, 9, 11, 13))
+S15 = F(2 / 15)
+
+
+@loop()
+def log1p(e: F) -> F:
+    s = e / (F(2) + e)
+    q = s * s
+    return s * (S1 + q * (S3 + q * (S5 + q * (S7 + q * (S9 + q * (S11 + q * (S13 + q * S15)))))))
+
+
+@loop()
+def sigmoid(z: F) -> tuple[F, F]:
+    """p and 1 - p, neither as a difference."""
+    e = exp(-abs(z))
+    large = ONE / (ONE + e)
+    small = e * large
+    return (large if z >= ZERO else small), (small if z >= ZERO else large)
+
+
+@loop()
+def forward(
+    z: Floats,
+    y: NDArray[np.generic],
+    w: Floats,
+    lines: Floats,
+    smoothing: F,
+    with_losses: bool,
+    start: int,
+    stop: int,
+    sums: Doubles,
+) -> float:
+    """Adds of entries start to stop of one column: tp of every threshold to sums[0], predicted to sums[1], and
+    actual and total to sums[2, :2]; returns the sum of their cross-entropies."""
+    p, q, label = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    losses = 0.0
+    for begin in range(start, stop, BLOCK):
+        end = min(begin + BLOCK, stop)
+        # Slices, since an index that might be negative keeps a loop from vector instructions.
+        logits, yes, weight = z[begin:end], y[begin:end], w[begin:end]
+        size = end - begin
+        actual, total = ZERO, ZERO
+        for i in range(size):
+            p[i], q[i] = sigmoid(ZERO if weight[i] == ZERO else logits[i])  # what is ignored may be nan
+            label[i] = weight[i] * F(yes[i])
+            actual += label[i]
+            total += weight[i]
+        sums[2, 0] += actual
+        sums[2, 1] += total
+        if with_losses:
+            losses += float(entropies(logits, yes, weight, p, q, smoothing))
+        for g in range(lines.shape[0]):
+            left, room, tau = lines[g, 0], lines[g, 1], lines[g, 2]
+            below, middle, above = lines[g, 3], lines[g, 4], lines[g, 5]
+            tp, predicted = ZERO, ZERO
+            for i in range(size):
+                h = HALF + middle * (p[i] - tau)
+                h = ONE - above * q[i] if q[i] < room else h
+                h = below * p[i] if p[i] < left else h
+                tp += h * label[i]
+                predicted += h * weight[i]
+            sums[0, g] += tp
+            sums[1, g] += predicted
+    return losses
+
+
+@loop()
+def entropies(logits: Floats, yes: NDArray[np.generic], weight: Floats, p: Floats, q: Floats, smoothing: F) -> F:
+    total = ZERO
+    for i in range(logits.shape[0]):
+        soft = (ONE - smoothing) * F(yes[i]) + HALF * smoothing
+        x = logits[i]
+        small, large = (q[i], p[i]) if x >= ZERO else (p[i], q[i])
+        each = (x if x > ZERO else ZERO) - x * soft + log1p(small / large)
+        # An ignored entry counts for nothing even where its loss is infinite.
+        total += ZERO if weight[i] == ZERO else weight[i] * each
+    return total
+
+
+@loop()
+def backward(
+    z: Floats,
+    y: NDArray[np.generic],
+    w: Floats,
+    lines: Floats,
+    smoothing: F,
+    start: int,
+    stop: int,
+    by_tp: Floats,
+    by_predicted: Floats,
+    by_losses: F,
+    out: Floats,
+) -> None:
+    """dL/dz = w p (1 - p) sum_g h'(p, tau_g) (dL/dpredicted_g + y dL/dtp_g) + dL/dlosses w (p - y)."""
+    p, q = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    label, slope = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    for begin in range(start, stop, BLOCK):
+        end = min(begin + BLOCK, stop)
+        logits, yes, weight, gradient = z[begin:end], y[begin:end], w[begin:end], out[begin:end]
+        size = end - begin
+        for i in range(size):
+            p[i], q[i] = sigmoid(ZERO if weight[i] == ZERO else logits[i])  # what is ignored may be nan
+            label[i] = F(yes[i])
+            slope[i] = ZERO
+        for g in range(lines.shape[0]):
+            left, room, below, middle, above = lines[g, 0], lines[g, 1], lines[g, 3], lines[g, 4], lines[g, 5]
+            a, b = by_predicted[g], by_tp[g]
+            for i in range(size):
+                rise = above if q[i] < room else middle
+                rise = below if p[i] < left else rise
+                slope[i] += rise * (a + b * label[i])
+        for i in range(size):
+            soft = (ONE - smoothing) * label[i] + HALF * smoothing
+            each = weight[i] * (p[i] * q[i] * slope[i] + by_losses * (p[i] - soft))
+            gradient[i] = ZERO if weight[i] == ZERO else each

@@ -1,0 +1,1 @@
+"""Fused loss on a GPU: Triton kernels and their launches."""

@@ -1,0 +1,258 @@
+"""The two five-point steps as numbers that a kernel can take."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
+from torch.compiler import is_compiling
+
+from evalign import metrics
+from evalign.confusion import Confusion
+
+
+class FivePoints(NamedTuple):
+    """A step whose threshold is tau <= 1/2 of its row: lines that meet at tau (1 -+ reach) with values low, 1 - low.
+
+    With x = p / tau: h = a x below 1 - reach, 1/2 + b (x - 1) up to 1 + reach. `annealed` has low = T and
+    reach = 5 T / 2, `linear` low = delta and reach = 1/2. On a GPU the annealed step's `temperature` is read where it
+    is, in place of both numbers: asking for its value would stop the queue, and freeze it in a CUDA graph.
+    """
+
+    low: float
+    reach: float
+    temperature: Tensor | None = None
+
+    @property
+    def a(self) -> float:  # of no effect where the outer line has no length (T = 0.4)
+        return self.low / (1 - self.reach) if self.reach < 1 else 0.0
+
+    @property
+    def b(self) -> float:
+        return (0.5 - self.low) / self.reach
+
+    def numbers(self) -> tuple[float, float, float, float, float]:
+        """a, b, low, and the ends of the middle line over tau, the left one below 0 where there is no outer line."""
+        assert self.temperature is None
+        return self.a, self.b, self.low, 1 - self.reach if self.reach < 1 else -1.0, 1 + self.reach
+
+
+class Lines(NamedTuple):
+    """A step with a threshold of its own: three lines, joined at `left` and at 1 - `room`.
+
+    h = below p, 1/2 + middle (p - tau), 1 - above (1 - p).
+    """
+
+    left: float
+    room: float
+    tau: float
+    below: float
+    middle: float
+    above: float
+
+    @classmethod
+    def at(cls, tau: float, points: FivePoints) -> "Lines":
+        """The step at a threshold on either side of 1/2: beyond it, the mirror image.
+
+        >>> Lines.at(0.5, FivePoints(low=0.1, reach=0.5))
+        Lines(left=0.25, room=0.25, tau=0.5, below=0.4, middle=1.6, above=0.4)
+        """
+        half = points.reach * min(tau, 1 - tau)
+        left, room = tau - half, 1 - tau - half
+        below, above = (points.low / end if end > 0 else 0.0 for end in (left, room))
+        return cls(left, room, tau, below, (1 - 2 * points.low) / (2 * half), above)
+
+
+class Settings(NamedTuple):
+    """What a fused loss is told besides its batch; `thresholds` are those of yes/no problems."""
+
+    points: FivePoints
+    smoothing: float = 0.0
+    losses: bool = True  # whether cross-entropies are wanted
+    thresholds: tuple[float, ...] = ()
+
+
+FORMS = ("macro", "micro", "weighted", "binary", "mcc", "cohen_kappa")  # kernels know them by their places
+AGREEMENTS = FORMS[4:]
+# Where classes exclude each other, these are others under a name of their own.
+SAME = {"accuracy": ("recall", "micro"), "balanced_accuracy": ("recall", "macro")}
+
+
+class Linear:
+    """A multiple of tp, plus one of actual, of predicted and of total; what a metric may do to it before dividing."""
+
+    dtype, device = torch.float64, torch.device("cpu")
+
+    def __init__(self, *numbers: float, classes: int) -> None:
+        self.numbers, self.shape = numbers, (classes,)
+
+    def __add__(self, other: "Linear") -> "Linear":
+        added = (a + b for a, b in zip(self.numbers, other.numbers, strict=True))
+        return Linear(*added, classes=self.shape[0])
+
+    def __sub__(self, other: "Linear") -> "Linear":
+        return self + -1.0 * other
+
+    def __mul__(self, number: Any) -> "Linear":
+        return Linear(*(float(number) * x for x in self.numbers), classes=self.shape[0])
+
+    __rmul__ = __mul__
+
+    def unsqueeze(self, dim: int) -> "Linear":
+        return self
+
+
+class ClosedForm(NamedTuple):
+    """Coefficients of tp, actual, predicted and total in three linear forms of the counts of a class.
+
+    For an average over classes: both parts of the quotient, and the label counts that may weigh classes. For an
+    agreement: tp, predicted and actual.
+    """
+
+    name: str  # of FORMS
+    top: tuple[float, ...]
+    bottom: tuple[float, ...]
+    weight: tuple[float, ...]
+
+    @property
+    def code(self) -> int:
+        return FORMS.index(self.name)
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return tuple(float(x) for part in (self.top, self.bottom, self.weight) for x in part)
+
+
+def has_closed_form(metric: str, *, multilabel: bool) -> bool:
+    """Whether value and slopes of a metric come from linear forms, without its dozens of operations.
+
+    >>> has_closed_form("mcc", multilabel=False), has_closed_form("mcc", multilabel=True)
+    (True, False)
+    """
+    return metrics.is_averaged(metric) or (not multilabel and (metric in AGREEMENTS or metric in SAME))
+
+
+@lru_cache
+def closed_form(
+    metric: str, average: str, classes: int, beta: float | None = None, label_smoothing: float = 0.0
+) -> ClosedForm:
+    """The linear forms behind a metric that has them, its labels smoothed.
+
+    >>> closed_form("f1", "macro", 3)
+    ClosedForm(name='macro', top=(2.0, 0.0, 0.0, 0.0), bottom=(0.0, 1.0, 1.0, 0.0), weight=(0.0, 1.0, 0.0, 0.0))
+    """
+    unit: list[Any] = [Linear(*(float(i == k) for i in range(4)), classes=classes) for k in range(4)]
+    tp, actual, predicted, total = unit
+    counts = Confusion(tp, actual, predicted, total, outcomes=classes).smoothed(label_smoothing)
+    metric, name = SAME.get(metric, (metric, average))
+    pair: tuple[Any, Any]
+    if metric in AGREEMENTS:
+        name, pair = metric, (counts.tp, counts.predicted)
+    else:
+        pair = metrics.quotient(metric, counts, beta=beta)
+    parts: tuple[Any, ...] = *pair, counts.actual
+    return ClosedForm(name, *(part.numbers for part in parts))
+
+
+Kept = tuple[Any, ...]  # what a backward needs: tensors, or None
+
+
+class Plan(NamedTuple):
+    """What to compute: the metric of a multiclass problem, or with thresholds that of one or many yes/no problems."""
+
+    metric: ClosedForm
+    anchor: float = 0.0
+    smoothing: float = 0.0
+    thresholds: tuple[float, ...] = ()
+    two_classes: bool = False
+    ignored: int = 0  # where there are no weights, the label that does not count
+
+    def settings(self, points: FivePoints) -> Settings:
+        return Settings(points, self.smoothing, bool(self.anchor), self.thresholds)
+
+
+class Counts(NamedTuple):
+    """Soft counts of a batch, and the weighted sum of its cross-entropies; `actual` has no gradient."""
+
+    tp: Tensor
+    predicted: Tensor
+    losses: Tensor
+    actual: Tensor
+
+
+class Ready(Protocol):
+    """The loss of batches of one kind on a GPU, which are in one piece."""
+
+    def loss(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> Tensor:
+        """The temperature, where the step has one, is read on the device."""
+
+
+class Slopes(NamedTuple):
+    """dL of the first three; None is 0."""
+
+    tp: Tensor
+    predicted: Tensor
+    losses: Tensor | None
+
+
+def slopes(counts_like: Tensor, tp: Tensor | None, predicted: Tensor | None, losses: Tensor | None) -> Slopes:
+    def dense(x: Tensor | None) -> Tensor:
+        return torch.zeros_like(counts_like) if x is None else x.contiguous()
+
+    return Slopes(dense(tp), dense(predicted), losses)
+
+
+def bare(function: type[torch.autograd.Function]) -> Any:
+    """`function.apply` without what small batches wait for.
+
+    That is forward what torch does for transforms of functions, which `dispatch.takes` refuses, a tenth of a small
+    batch's time; and backward the search, every time, for the function that does it.
+    """
+    node = getattr(function, "_backward_cls", None)
+    if node is not None:
+        node.apply = function.backward
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+class NoSecondDerivative(torch.autograd.Function):
+    """A gradient that depends on its inputs in a way that no one wrote down: asking for it is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, mark: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise RuntimeError("the fused loss has no second derivative; take it from MetricLoss(..., backend='eager')")
+
+
+def once(gradient: Tensor) -> Tensor:
+    """`gradient`, which refuses to be differentiated where someone might (`create_graph=True`)."""
+    if not torch.is_grad_enabled():
+        return gradient
+    mark = gradient.new_empty(0, requires_grad=True)
+    return NoSecondDerivative.apply(gradient, mark)  # type: ignore[no-any-return, no-untyped-call]
+
+
+Kind = tuple[Any, ...]
+MOST = 1024  # kinds: batches of ever new sizes shall not fill the memory
+
+
+def kind(z: Tensor, y: Tensor) -> Kind | None:
+    """All of a batch that its loss depends on, but values; None on a CPU and under `torch.compile` or `vmap`."""
+    if is_compiling() or type(z) is not Tensor or type(y) is not Tensor or not z.is_cuda or is_wrapped(z):
+        return None
+    return z.shape, z.stride(), z.dtype, z.data_ptr() % 16, z.get_device(), y.shape, y.stride(), y.dtype, y.get_device()
+
+
+class Known(dict[Kind, Ready]):
+    """Launches by `kind`; a loss that is changed, copied or saved starts without."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Known, ()
+
+    def learn(self, kind: Kind, ready: Ready) -> None:
+        if len(self) >= MOST:
+            self.clear()
+        self[kind] = ready

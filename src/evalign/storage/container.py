@@ -1,0 +1,115 @@
+"""A fitted model as one file: arrays as safetensors, everything else as JSON in its header, a checksum over both.
+
+One file cannot be half updated. The header names a format and its version; loading reads numbers and text and
+executes nothing.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from evalign.storage.atomic import write_atomically
+
+VERSION = 1
+
+
+def write(path: Path, format: str, arrays: dict[str, torch.Tensor], fitted: dict[str, Any]) -> Path:
+    """Write a model to `path`, replacing what was there in one step; the same model gives the same bytes."""
+    text = json.dumps(fitted, default=_plain)
+    header = {"format": format, "version": VERSION, "sha256": _checksum(arrays, text), "classifier": text}
+    # One entry, since safetensors writes several in no fixed order.
+    return write_atomically(path, save(arrays, metadata={"evalign": json.dumps(header)}))
+
+
+def read(path: Path, format: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What `write` wrote, or in one sentence why not."""
+    arrays, header = _open(path)
+    found = header.get("format")
+    if found != format:
+        kind = "an evalign classifier" if not str(found).startswith("evalign.") else f"of the format {format}"
+        raise ValueError(f"{path} is a safetensors file, but not {kind}; give the file that save() wrote")
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has format version {header.get('version')}, this evalign reads version {VERSION}; "
+            "load it with the evalign that saved it, or fit again"
+        )
+    text = str(header.get("classifier"))
+    if header.get("sha256") != _checksum(arrays, text):
+        raise ValueError(f"{path} is damaged: its checksum does not match its content; fit and save it again")
+    return arrays, json.loads(text)
+
+
+def format_of(path: Path) -> Any:
+    """The format that a file names, None if it names none."""
+    return _open(path)[1].get("format")
+
+
+def text_as_array(text: str) -> torch.Tensor:
+    """Text as bytes, for a file of arrays.
+
+    >>> array_as_text(text_as_array("tree"))
+    'tree'
+    """
+    return torch.from_numpy(np.frombuffer(text.encode(), dtype=np.uint8).copy())
+
+
+def array_as_text(array: torch.Tensor) -> str:
+    return array.numpy().tobytes().decode()
+
+
+def classes_to_json(classes: np.ndarray) -> dict[str, Any]:
+    kind = "object" if classes.dtype == object else classes.dtype.str
+    values = classes.tolist()
+    if not all(isinstance(v, (str, int, float, bool)) for v in values):
+        raise ValueError(f"only labels that are text, numbers or booleans can be saved, got {type(values[0]).__name__}")
+    return {"dtype": kind, "values": values}
+
+
+def classes_from_json(data: dict[str, Any]) -> np.ndarray:
+    return np.array(data["values"], dtype=np.dtype(data["dtype"]))
+
+
+def saved_params(model: Any) -> dict[str, Any]:
+    """An estimator's options, which must be plain; a seed that is a generator cannot be written down."""
+    if not isinstance(model.metric, str):
+        raise ValueError(f"only a metric given by name can be saved, got the function {model._metric_name!r}")
+    if not isinstance(getattr(model, "recipe", ""), str):  # a forest has none
+        raise ValueError(f"only a recipe given by name can be saved, got the recipe object {model.recipe.name!r}")
+    params: dict[str, Any] = model.get_params()
+    params["random_state"] = params["random_state"] if isinstance(params["random_state"], int) else None
+    return params
+
+
+def _open(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no model file at {path}; give the file that save() wrote")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("evalign", "{}"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged or no model file ({error}); fit and save it again") from None
+    return arrays, header if isinstance(header, dict) else {}
+
+
+def _checksum(arrays: dict[str, torch.Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(arrays[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's; whatever else is refused by name."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"cannot save a {type(value).__name__}")

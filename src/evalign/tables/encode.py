@@ -1,0 +1,266 @@
+"""A data frame or an array -> a float32 matrix for a network: column types, missing values, unseen categories.
+
+The matrix is allocated once and filled column by column, so that beside it only one column is held at a time.
+"""
+
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from sklearn.exceptions import NotFittedError
+
+from evalign import _checks as checks
+from evalign.tables.column_encoders import (
+    NUMERIC,
+    AnyColumn,
+    Blocks,
+    CategoryColumn,
+    Numeric,
+    column_from_json,
+    column_to_json,
+    fit_categories,
+    fit_numbers,
+)
+from evalign.tables.columns import (
+    Column,
+    Label,
+    Table,
+    as_table,
+    column_kind,
+    column_names,
+    column_of,
+    did_you_mean,
+    labels_of,
+    quoted,
+)
+from evalign.tables.packed import Layout, PackedTable
+
+FORMAT, VERSION = "evalign.tables", 1
+
+
+class TableEncoder:
+    """Learns from the training table how each column becomes numbers; a frame's or an array's columns alike.
+
+    - Numbers: (x - mean) / std, cut at ±1e4; with `numeric="quantile"` the normal quantile of the rank, for heavy
+      tails, to the three digits of float16; with "both" one column of each. A missing value becomes the mean (the
+      median), with a column that marks it if training had missing ones.
+    - True/false: 1 and 0; a missing value becomes the share of 1, marked likewise.
+    - Text and pandas categories: one column per category; beyond the `max_categories` most frequent all go to one
+      column "<other>", and so do unseen ones; without that column an unseen category is all zeros. A missing value
+      has a column of its own if training had missing ones, else it is all zeros.
+    - A constant number becomes zeros. Infinity, dates, lists, mixed types and columns without any value are refused.
+
+    After `fit`: `n_features_in_`; `feature_names_in_`, only for a frame with string names; `constant_columns_`;
+    `id_like_columns_`, text columns of which most values are distinct; `text_columns_`, what a file's reader must
+    not take for numbers.
+
+    >>> frame = pd.DataFrame({"age": [20.0, 40.0, None], "job": ["cook", "smith", "cook"]})
+    >>> encoder = TableEncoder().fit(frame)
+    >>> encoder.feature_names_out
+    ['age', 'age=<missing>', 'job=cook', 'job=smith']
+    >>> encoder.transform(pd.DataFrame({"age": [50.0, None], "job": ["smith", "baker"]}))
+    array([[2., 0., 0., 1.],
+           [0., 1., 0., 0.]], dtype=float32)
+    """
+
+    n_features_in_: int
+    feature_names_in_: NDArray[np.object_]
+    constant_columns_: list[Label]
+    id_like_columns_: list[Label]
+    text_columns_: list[Label]
+
+    def __init__(self, *, numeric: Numeric = "standard", max_categories: int = 64) -> None:
+        checks.check_choice("numeric", numeric, NUMERIC)
+        checks.check_number("max_categories", max_categories, low=1)
+        self.numeric, self.max_categories = numeric, max_categories
+
+    def fit(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> Self:
+        """Learn from the table, or from those `rows` of it, without copying them out."""
+        table = as_table(X)
+        for count, what in zip(table.shape, ("sample", "feature"), strict=True):
+            if count == 0:  # scikit-learn's words, which its checks look for
+                raise ValueError(
+                    f"Found array with 0 {what}(s) (shape={table.shape}) while a minimum of 1 is required."
+                )
+        names = column_names(table)
+        labels = labels_of(names, table.shape[1])
+        fitted = [self._fit_column(column_of(table, j, rows), label) for j, label in enumerate(labels)]
+        if empty := [label for label, column in zip(labels, fitted, strict=True) if column is None]:
+            one = len(empty) == 1
+            raise ValueError(
+                f"column{'' if one else 's'} {quoted(empty)} {'has' if one else 'have'} no value at all; "
+                f"drop {'it' if one else 'them'}"
+            )
+        self._learned(names, [column for column in fitted if column is not None])
+        return self
+
+    def _fit_column(self, column: Column, label: Label) -> AnyColumn | None:
+        kind = column_kind(column, label)
+        if kind == "text" or isinstance(column.dtype, pd.CategoricalDtype):
+            return fit_categories(column, kind, label, max_categories=self.max_categories)
+        return None if kind == "empty" else fit_numbers(column, kind, label, numeric=self.numeric)
+
+    def _learned(self, names: list[str] | None, columns: list[AnyColumn]) -> None:
+        """Set all that is learned, at the end: a fit that fails leaves the encoder as it was."""
+        self.n_features_in_ = len(columns)
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):  # from an earlier fit
+            del self.feature_names_in_
+        self._columns = columns
+        pairs = list(zip(self._labels, columns, strict=True))
+        self.constant_columns_ = [label for label, column in pairs if column.constant]
+        categories = [(label, column) for label, column in pairs if isinstance(column, CategoryColumn)]
+        self.id_like_columns_ = [label for label, column in categories if column.id_like]
+        self.text_columns_ = [label for label, column in categories if column.text]
+
+    def transform(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
+        """(n, F), C-contiguous. A frame's columns are found by name, in any order; none may lack or be too many."""
+        table, order = self._checked(X)
+        count = table.shape[0] if rows is None else len(rows)
+        out = np.zeros((count, sum(column.width for column in self._columns)), dtype=np.float32)
+        ends = np.cumsum([column.width for column in self._columns])[:-1]
+        blocks = [
+            Blocks(*np.split(block, np.cumsum(column.widths)[:2], axis=1))
+            for block, column in zip(np.split(out, ends, axis=1), self._columns, strict=True)
+        ]
+        self._write(table, order, rows, blocks)
+        return out
+
+    def packed(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> PackedTable:
+        """The same numbers as `transform` gives, kept in fewer bytes until a batch of them is asked for.
+
+        >>> frame = pd.DataFrame({"age": [20.0, 40.0, 60.0], "job": ["cook", "smith", "cook"]})
+        >>> encoder = TableEncoder(numeric="both").fit(frame)
+        >>> table = encoder.packed(frame)
+        >>> table.layout.row_bytes, bool((table[:].numpy() == encoder.transform(frame)).all())
+        (8, True)
+        """
+        table, order = self._checked(X)
+        layout = self._layout
+        data = layout.zeros(table.shape[0] if rows is None else len(rows))
+        ends = np.cumsum([column.widths for column in self._columns], axis=0)[:-1]
+        views: tuple[NDArray[Any], ...] = layout.views(data)
+        parts = [np.split(view, own, axis=1) for view, own in zip(views, ends.T, strict=True)]
+        self._write(table, order, rows, [Blocks(*blocks) for blocks in zip(*parts, strict=True)])
+        return PackedTable(torch.from_numpy(data), layout)
+
+    def _write(self, table: Table, order: list[int], rows: NDArray[np.int64] | None, blocks: list[Blocks]) -> None:
+        for j, label, encoder, out in zip(order, self._labels, self._columns, blocks, strict=True):
+            column = column_of(table, j, rows)
+            encoder.write(column, column_kind(column, label), label, out)
+
+    @property
+    def _layout(self) -> Layout:
+        kinds = np.concatenate([np.repeat(range(3), column.widths) for column in self._columns])
+        return Layout(*(tuple(np.flatnonzero(kinds == kind).tolist()) for kind in range(3)))
+
+    def fit_transform(self, X: Any) -> NDArray[np.float32]:
+        return self.fit(X).transform(X)
+
+    def select(self, X: Any) -> tuple[Table, list[str]]:
+        """The columns of training in their order, and the names of those that `X` has beyond them.
+
+        >>> encoder = TableEncoder().fit(pd.DataFrame({"a": [1, 2], "b": [3, 4]}))
+        >>> table, extra = encoder.select(pd.DataFrame({"id": [7], "b": [5], "a": [6]}))
+        >>> list(table.columns), extra
+        (['a', 'b'], ['id'])
+        """
+        self._check_fitted()
+        table = as_table(X)
+        names = column_names(table)
+        known = self._names
+        if names is None or known is None or not isinstance(table, pd.DataFrame):
+            return table, []
+        self._check_missing(names)
+        seen = set(known)
+        return (table if names == known else table[known]), [name for name in names if name not in seen]
+
+    @property
+    def feature_names_out(self) -> list[str]:
+        """One name per column of the matrix; `x0`, `x1`, ... stand for columns without a name."""
+        self._check_fitted()
+        names = self._names or [f"x{j}" for j in range(self.n_features_in_)]
+        return [out for name, column in zip(names, self._columns, strict=True) for out in column.names(name)]
+
+    def to_json(self) -> dict[str, Any]:
+        """All that was learned, in plain JSON types."""
+        self._check_fitted()
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "numeric": self.numeric,
+            "max_categories": self.max_categories,
+            "names": self._names,
+            "columns": [column_to_json(column) for column in self._columns],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """The encoder that `to_json` wrote; nothing in `data` is executed, and what is not understood is refused.
+
+        >>> encoder = TableEncoder().fit([[1.0, "x"], [2.0, "y"]])
+        >>> TableEncoder.from_json(encoder.to_json()).feature_names_out
+        ['x0', 'x1=x', 'x1=y']
+        """
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError(f"a table encoder must be a JSON object of format {FORMAT!r}, got something else")
+        if data.get("version") != VERSION:
+            raise ValueError(
+                f"a table encoder of version {VERSION} is expected, got {data.get('version')!r}; "
+                "load it with the evalign that saved it"
+            )
+        try:
+            encoder = cls(numeric=data["numeric"], max_categories=data["max_categories"])
+            columns = [column_from_json(column) for column in data["columns"]]
+            names = None if data["names"] is None else [str(name) for name in data["names"]]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"the table encoder is damaged ({error}); save it anew") from None
+        if not columns or (names is not None and len(set(names)) != len(columns)):
+            raise ValueError(f"the table encoder is damaged ({len(columns)} columns, other names); save it anew")
+        encoder._learned(names, columns)
+        return encoder
+
+    @property
+    def _names(self) -> list[str] | None:
+        return self.feature_names_in_.tolist() if hasattr(self, "feature_names_in_") else None
+
+    @property
+    def _labels(self) -> list[Label]:
+        return labels_of(self._names, self.n_features_in_)
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "n_features_in_"):
+            raise NotFittedError("This TableEncoder instance is not fitted yet; call fit first")
+
+    def _check_missing(self, names: list[str]) -> None:
+        given, known = set(names), set(self._labels)
+        if missing := [name for name in self._names or () if name not in given]:
+            hint = did_you_mean(missing[0], [name for name in names if name not in known])
+            raise ValueError(f"X must have the columns of training, it lacks {quoted(missing)}{hint}")
+
+    def _checked(self, X: Any) -> tuple[Table, list[int]]:
+        self._check_fitted()
+        table = as_table(X)
+        return table, self._order(table)
+
+    def _order(self, table: Table) -> list[int]:
+        """Where in `table` each column of training stands; by position unless both have names."""
+        names, known = column_names(table), self._names
+        if names is not None and known is not None:
+            self._check_missing(names)
+            if extra := set(names) - set(known):
+                more = quoted(name for name in names if name in extra)
+                raise ValueError(
+                    f"X must have the columns of training only, it also has {more}; drop them or use select"
+                )
+            at = {name: j for j, name in enumerate(names)}
+            return [at[name] for name in known]
+        if table.shape[1] != self.n_features_in_:  # scikit-learn's words, which its checks look for
+            raise ValueError(
+                f"X has {table.shape[1]} features, "
+                f"but TableEncoder is expecting {self.n_features_in_} features as input."
+            )
+        return list(range(self.n_features_in_))

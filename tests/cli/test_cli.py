@@ -1,0 +1,681 @@
+"""The command line as a user meets it: results, files, notes, and one line for whatever is wrong."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import f1_score, fbeta_score, precision_score, recall_score
+
+from evalign import EASTClassifier
+from evalign.cli.app import main
+from evalign.cli.console import Output
+
+FAST = ["--epochs", "4", "--hidden", "16", "--device", "cpu"]
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Said]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command line in this process."""
+
+    def run(*arguments: object) -> Said:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Said(int(stopped.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+def command(*arguments: object, cwd: Path | None = None) -> Said:
+    """Run the real command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "evalign", *map(str, arguments)],
+        capture_output=True, text=True, cwd=cwd, timeout=300, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def animals(n: int, seed: int) -> pd.DataFrame:
+    """Three classes, one of them rare; numbers, a category, a flag, missing values."""
+    rng = np.random.default_rng(seed)
+    kind = rng.choice(["cat", "dog", "emu"], n, p=[0.55, 0.35, 0.1])
+    weight = rng.normal(size=n) + np.select([kind == "cat", kind == "dog"], [-1.0, 1.0], 2.5)
+    weight[:3] = np.nan
+    return pd.DataFrame(
+        {
+            "weight": weight,
+            "height": rng.normal(size=n) + 2.0 * (kind == "emu"),
+            "colour": np.where(rng.random(n) < 0.8, np.where(kind == "cat", "grey", "brown"), "white"),
+            "tame": rng.random(n) < 0.7,
+            "kind": kind,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data")
+    animals(240, 0).to_csv(path / "train.csv", index=False)
+    animals(120, 1).to_csv(path / "test.csv", index=False)
+    animals(120, 1).to_parquet(path / "test.parquet")
+    animals(60, 2).drop(columns="kind").to_csv(path / "new.tsv", sep="\t", index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(folder: Path) -> Path:
+    """One run that many tests look at."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", str(folder / "train.csv"), "-t", "kind", "-o", str(folder / "run"), "-q", *FAST,
+              "--test", str(folder / "test.csv")])  # fmt: skip
+    assert stopped.value.code == 0
+    return folder / "run"
+
+
+def result_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return found
+
+
+def row_of(result: dict[str, Any], contender: str, decision: str) -> dict[str, Any]:
+    [row] = [r for r in result["table"] if (r["contender"], r["decision"]) == (contender, decision)]
+    return dict(row)
+
+
+def labels_of(matrix: list[list[int]]) -> tuple[list[int], list[int]]:
+    pairs = [(i, j) for i, line in enumerate(matrix) for j, n in enumerate(line) for _ in range(n)]
+    return [i for i, _ in pairs], [j for _, j in pairs]
+
+
+# -- fit --------------------------------------------------------------------------------------------------------------
+
+
+def test_fit_writes_model_report_and_result(fitted: Path) -> None:
+    assert sorted(path.name for path in fitted.iterdir()) == ["model.safetensors", "report.html", "result.json"]
+    result = result_of(fitted)
+    assert result["split"]["training_and_validation_rows"] == 240
+    assert result["split"]["test_rows"] == 120
+    assert result["split"]["validation_rows"] == 240  # by folds, since no class would have 100 of one division
+    assert result["settings"]["seed"] == 0
+    assert result["versions"]["evalign"]
+    assert result["command_line"].startswith("evalign fit ")
+    assert "--epochs 4" in result["command_line"]
+    assert {(row["contender"], row["decision"]) for row in result["table"]} == {
+        ("ours", "plug_in"), ("cross_entropy", "argmax"), ("cross_entropy", "plug_in"), ("majority", "argmax"),
+    }  # fmt: skip
+
+
+def test_scores_are_scikit_learns(fitted: Path, folder: Path, call: Call) -> None:
+    truth = pd.read_csv(folder / "test.csv")["kind"]
+    assert call("predict", fitted, folder / "test.csv", "-o", folder / "p.csv", "-q").code == 0
+    result = result_of(fitted)
+    ours = row_of(result, "ours", "plug_in")
+    predicted = pd.read_csv(folder / "p.csv")["prediction"]
+    assert ours["score"] == pytest.approx(f1_score(truth, predicted, average="macro"), abs=1e-12)
+    for row in result["table"]:
+        y, d = labels_of(row["confusion"])
+        assert row["score"] == pytest.approx(f1_score(y, d, average="macro"), abs=1e-12)
+        assert row["difference"] == pytest.approx(ours["score"] - row["score"], abs=1e-12)
+        low, high = row["interval"]
+        assert low <= row["score"] <= high
+    each = precision_score(truth, predicted, average=None), recall_score(truth, predicted, average=None)
+    [detail] = [rule for rule in result["per_class"] if rule["contender"] == "ours"]
+    assert [value for value, _, _ in detail["precision"]] == pytest.approx(each[0], abs=1e-12)
+    assert [value for value, _, _ in detail["recall"]] == pytest.approx(each[1], abs=1e-12)
+
+
+def test_fit_prints_the_honest_table(folder: Path, call: Call, tmp_path: Path) -> None:
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
+    assert said.code == 0, said.err
+    for words in ("ours (anchored) + plug-in", "cross-entropy + argmax", "cross-entropy + plug-in", "majority class"):
+        assert words in said.out
+    assert str(tmp_path / "run" / "report.html") in said.out
+    assert "rows that were not tested on" in said.out
+    assert result_of(tmp_path / "run")["split"]["test_rows"] == 48
+
+
+def test_same_seed_same_result_other_seed_other_split(folder: Path, call: Call, tmp_path: Path) -> None:
+    tables = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        data = folder / "train.csv"
+        said = call("fit", data, "-t", "kind", "-o", tmp_path / name, *FAST, "--seed", seed, "--json")
+        assert said.code == 0, said.err
+        assert said.err == ""
+        result = json.loads(said.out)  # nothing but JSON on stdout
+        assert result == result_of(tmp_path / name)
+        tables.append([(row["title"], row["confusion"]) for row in result["table"]])
+    assert tables[0] == tables[1]
+    assert tables[0] != tables[2]
+
+
+def test_beta_by_label_positive_and_average(folder: Path, call: Call, tmp_path: Path) -> None:
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "a", *FAST, "--json",
+                "--metric", "fbeta", "--beta", "emu=5", "--beta", "dog=2")  # fmt: skip
+    assert said.code == 0, said.err
+    result = json.loads(said.out)
+    y, d = labels_of(row_of(result, "ours", "plug_in")["confusion"])
+    each = [fbeta_score(y, d, beta=beta, labels=[k], average="macro") for k, beta in enumerate((1, 2, 5))]
+    assert row_of(result, "ours", "plug_in")["score"] == pytest.approx(np.mean(each), abs=1e-12)
+
+    two = animals(200, 5)
+    two["kind"] = np.where(two["kind"] == "cat", "cat", "other")
+    two.to_csv(tmp_path / "two.csv", index=False)
+    said = call("fit", tmp_path / "two.csv", "-t", "kind", "-o", tmp_path / "b", *FAST, "--json", "--positive", "cat")
+    assert said.code == 0, said.err
+    result = json.loads(said.out)
+    assert result["classes"] == ["other", "cat"]
+    y, d = labels_of(row_of(result, "ours", "plug_in")["confusion"])
+    assert row_of(result, "ours", "plug_in")["score"] == pytest.approx(f1_score(y, d), abs=1e-12)
+    assert [curve["contender"] for curve in result["curves"]] == ["ours", "cross_entropy"]
+
+
+def test_counting_the_frequent_class_is_noted(call: Call, tmp_path: Path) -> None:
+    two = animals(200, 5)
+    two["kind"] = np.where(two["kind"] == "emu", "emu", "other")
+    two.to_csv(tmp_path / "two.csv", index=False)
+    said = call("fit", tmp_path / "two.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
+    assert "note: f1 counts 'other', the more frequent class; --positive emu would count the other" in said.err
+    said = call("fit", tmp_path / "two.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--positive", "other")
+    assert "more frequent" not in said.err
+
+
+def test_constraints_are_shown_with_what_they_reached(folder: Path, call: Call, tmp_path: Path) -> None:
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "a", *FAST, "--json",
+                "--maximize", "recall", "--subject-to", "precision>=0.3",
+                "--subject-to", "recall[emu]>=0.999")  # fmt: skip
+    assert said.code == 0, said.err
+    result = json.loads(said.out)
+    row = row_of(result, "ours", "plug_in")
+    y, d = labels_of(row["confusion"])
+    expected = precision_score(y, d, average="macro", zero_division=0.0), recall_score(y, d, average=None)[2]
+    assert list(row["limits"].values()) == pytest.approx(expected, abs=1e-12)
+    assert ("recall[emu]>=0.999" in row["missed"]) == (expected[1] < 0.999)
+
+
+def test_decision_and_recipe_are_taken(folder: Path, call: Call, tmp_path: Path) -> None:
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "a", *FAST, "--json",
+                "--decision", "tuned", "--recipe", "paper", "--metric", "mcc", "--drop", "tame")  # fmt: skip
+    assert said.code == 0, said.err
+    result = json.loads(said.out)
+    assert result["reference"] == ["ours", "tuned"]
+    assert row_of(result, "cross_entropy", "tuned")["title"] == "cross-entropy + tuned"
+    assert result["data"]["features"] == 3
+
+
+def test_network_and_ensemble_are_taken(folder: Path, call: Call, tmp_path: Path) -> None:
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--network", "embedding",
+                "--ensemble", "3", "--folds", "1")  # fmt: skip
+    assert said.code == 0, said.err
+    model = EASTClassifier.load(tmp_path / "run" / "model.safetensors")
+    assert (model.network, model.ensemble, model.network_[1].members) == ("embedding", 3, 3)
+    result = result_of(tmp_path / "run")
+    assert (result["settings"]["network"], result["settings"]["ensemble"]) == ("embedding", 3)
+    assert result["split"]["validation_rows"] < 60  # a part of 240 rows
+
+
+def test_folds_are_taken_and_told(folder: Path, call: Call, tmp_path: Path) -> None:
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--folds", "2")
+    assert said.code == 0, said.err
+    model = EASTClassifier.load(tmp_path / "run" / "model.safetensors")
+    assert (model.folds, model.folds_, len(model.network_)) == (2, 2, 2)
+    result = result_of(tmp_path / "run")
+    assert result["settings"]["folds"] == 2
+    assert result["split"]["validation_rows"] == result["split"]["training_and_validation_rows"]
+    assert "each of one of 2 networks" in result["protocol"]
+    assert any(note.startswith("2 networks were trained") for note in result["notes"])
+
+
+def test_constant_column_works_with_a_note(folder: Path, call: Call, tmp_path: Path) -> None:
+    animals(200, 0).assign(planet="earth").to_csv(tmp_path / "a.csv", index=False)
+    said = call("fit", tmp_path / "a.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
+    assert said.code == 0, said.err
+    assert "note: always the same value, so of no use: 'planet'" in said.err
+    assert any("planet" in note for note in result_of(tmp_path / "run")["notes"])
+    quiet = call("fit", tmp_path / "a.csv", "-t", "kind", "-o", tmp_path / "run", "--quiet", *FAST)
+    assert (quiet.code, quiet.err) == (0, "")  # and a later run may replace an earlier one
+
+
+def test_a_folder_with_something_else_is_left_alone(folder: Path, call: Call, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path, *FAST)
+    assert_wrong(said, "'thesis.tex'")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.safetensors").write_text("another tool's")
+    assert_wrong(call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "other", *FAST), "no result.json")
+    assert (tmp_path / "other" / "model.safetensors").read_text() == "another tool's"
+    assert_wrong(call("fit", folder / "train.csv", "-t", "kind", "-o", folder / "train.csv", *FAST), "is a file")
+
+
+# -- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def pressing_ctrl_c(monkeypatch: pytest.MonkeyPatch, at: tuple[str, int]) -> Iterator[None]:
+    """Press Ctrl-C when the contender whose title starts so has finished that epoch."""
+
+    @contextmanager
+    def progress(self: Output, steps: int, epochs: int) -> Iterator[Any]:
+        def step(title: str, split: int) -> Any:
+            def on_epoch(epoch: Any) -> None:
+                if title.startswith(at[0]) and epoch.epoch == at[1]:
+                    signal.raise_signal(signal.SIGINT)
+
+            return on_epoch
+
+        yield step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Output, "progress", progress)
+        yield
+
+
+def test_ctrl_c_keeps_the_best_so_far(
+    folder: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pressing_ctrl_c(monkeypatch, ("ours", 3)):
+        said = call(
+            "fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", "--epochs", "50", "--hidden", "16"
+        )
+    assert said.code == 0, said.err
+    assert "Ctrl-C ended the training of ours (anchored); its best weights so far were kept" in said.err
+    assert "cross-entropy was not trained" in said.err
+    result = result_of(tmp_path / "run")
+    assert result["interrupted"]
+    assert len(result["history"]["ours (anchored)"]) == 3
+    assert {row["contender"] for row in result["table"]} == {"ours", "majority"}
+    assert call("predict", tmp_path / "run", folder / "test.csv", "-q").code == 0
+
+
+def test_ctrl_c_in_the_rival_keeps_ours_whole(
+    folder: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pressing_ctrl_c(monkeypatch, ("cross-entropy", 2)):
+        said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
+    assert said.code == 0, said.err
+    assert "Ctrl-C ended the training of cross-entropy" in said.err
+    assert len(result_of(tmp_path / "run")["history"]["ours (anchored)"]) == 4
+
+
+def test_ctrl_c_with_nothing_to_keep_is_130(
+    folder: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(*arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("evalign.cli.data.read_table", pressed)
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
+    assert (said.code, said.err.strip()) == (130, "evalign: interrupted; nothing was written")
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_in_compare_keeps_complete_splits(
+    folder: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalign.comparison.contenders.RIVALS", {})
+    pressed: list[int] = []
+
+    @contextmanager
+    def progress(self: Output, steps: int, epochs: int) -> Iterator[Any]:
+        def step(title: str, split: int) -> Any:
+            return lambda epoch: signal.raise_signal(signal.SIGINT) if split == 1 and not pressed else None
+
+        yield step
+
+    monkeypatch.setattr(Output, "progress", progress)
+    said = call("compare", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--splits", "3")
+    assert said.code == 0, said.err
+    assert "after 1 of 3 splits" in said.err
+
+
+# -- predict ----------------------------------------------------------------------------------------------------------
+
+
+def test_predict_in_every_format(fitted: Path, folder: Path, call: Call, tmp_path: Path) -> None:
+    tables = []
+    for name in ("p.csv", "p.tsv", "p.parquet"):
+        said = call("predict", fitted, folder / "new.tsv", "--out", tmp_path / name)
+        assert said.code == 0, said.err
+        assert said.out == f"60 predictions: {tmp_path / name}\n"
+        read = pd.read_parquet if name.endswith("parquet") else pd.read_csv
+        tables.append(read(tmp_path / name, **({"sep": "\t"} if name.endswith("tsv") else {})))
+    for table in tables:
+        assert list(table) == ["prediction", "probability_cat", "probability_dog", "probability_emu"]
+        assert len(table) == 60
+        assert table.iloc[:, 1:].to_numpy() == pytest.approx(tables[0].iloc[:, 1:].to_numpy())
+        assert table["prediction"].tolist() == tables[0]["prediction"].tolist()
+    assert tables[0].iloc[:, 1:].sum(axis=1).to_numpy() == pytest.approx(np.ones(60))
+
+
+def test_predict_to_stdout_without_probabilities(fitted: Path, folder: Path, call: Call) -> None:
+    said = call("predict", fitted, folder / "new.tsv", "--no-proba")
+    lines = said.out.splitlines()
+    assert (said.code, said.err, lines[0], len(lines)) == (0, "", "prediction", 61)
+    assert set(lines[1:]) <= {"cat", "dog", "emu"}
+
+
+def test_predict_says_the_score_and_what_it_ignores(fitted: Path, folder: Path, call: Call, tmp_path: Path) -> None:
+    extra = animals(120, 1).assign(id=range(120))
+    extra = extra[["id", "kind", "tame", "colour", "height", "weight"]]  # another order
+    extra.to_csv(tmp_path / "extra.csv", index=False)
+    said = call("predict", fitted, tmp_path / "extra.csv", "-o", tmp_path / "p.csv", "--keep", "id")
+    assert (said.code, said.err) == (0, "")  # the target is known, the id is asked for
+    assert list(pd.read_csv(tmp_path / "p.csv"))[:2] == ["id", "prediction"]
+    said = call("predict", fitted, tmp_path / "extra.csv", "-o", tmp_path / "p.csv", "--target", "kind")
+    assert "columns that the model does not know are ignored: 'id'" in said.err
+    score = row_of(result_of(fitted), "ours", "plug_in")["score"]
+    assert f"f1 on these rows: {score:.4f}" in said.err
+    said = call("predict", fitted, folder / "test.parquet", "-o", tmp_path / "p.csv", "--target", "kind", "--json")
+    assert json.loads(said.out)["score"] == pytest.approx(score, abs=1e-12)
+    assert said.err == ""
+
+
+def test_predict_together_is_the_models_and_so_is_its_score(
+    fitted: Path, folder: Path, call: Call, tmp_path: Path
+) -> None:
+    said = call("predict", fitted, folder / "test.parquet", "-o", tmp_path / "p.csv", "--target", "kind", "--together")
+    assert said.code == 0, said.err
+    found, frame = pd.read_csv(tmp_path / "p.csv"), pd.read_parquet(folder / "test.parquet")
+    model = EASTClassifier.load(fitted / "model.safetensors")
+    assert found["prediction"].tolist() == model.predict_together(frame[model.feature_names_in_]).tolist()
+    expected = f1_score(frame["kind"], found["prediction"], average="macro")
+    assert f"f1 on these rows: {expected:.4f}" in said.err
+
+
+def test_predict_wants_the_columns_of_training(fitted: Path, folder: Path, call: Call, tmp_path: Path) -> None:
+    frame = pd.read_csv(folder / "new.tsv", sep="\t")
+    frame.rename(columns={"weight": "wieght"}).to_csv(tmp_path / "a.csv", index=False)
+    assert_wrong(call("predict", fitted, tmp_path / "a.csv"), "lacks 'weight'; did you mean 'wieght'?")
+    frame.assign(weight="heavy").to_csv(tmp_path / "b.csv", index=False)
+    assert_wrong(call("predict", fitted, tmp_path / "b.csv"), "'weight' held numbers in training, got 'heavy'")
+    frame.assign(weight=np.inf).to_csv(tmp_path / "c.csv", index=False)
+    assert_wrong(call("predict", fitted, tmp_path / "c.csv"), "'weight' holds infinity")
+    assert_wrong(call("predict", fitted, folder / "new.tsv", "-o", tmp_path / "a.xlsx"), "must end in .csv")
+    assert_wrong(call("predict", fitted, folder / "new.tsv", "--json"), "--out")
+    assert_wrong(call("predict", fitted, folder / "new.tsv", "--target", "kind"), "not 'kind'")
+    assert_wrong(call("predict", fitted, folder / "new.tsv", "--keep", "naem"), "not 'naem'")
+
+
+def test_damaged_and_foreign_models(fitted: Path, folder: Path, call: Call, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    whole = (fitted / "model.safetensors").read_bytes()
+    new = folder / "new.tsv"
+    assert_wrong(call("predict", tmp_path / "nowhere", new), "does not exist")
+    assert_wrong(call("predict", tmp_path, new), "no model.safetensors")
+    (tmp_path / "a.safetensors").write_bytes(whole[:-100])
+    assert_wrong(call("predict", tmp_path / "a.safetensors", new), "damaged")
+    (tmp_path / "b.safetensors").write_bytes(whole[:-8] + bytes(8))
+    assert_wrong(call("predict", tmp_path / "b.safetensors", new), "damaged")
+    import torch
+
+    save_file({"a": torch.ones(2)}, tmp_path / "c.safetensors")
+    assert_wrong(call("predict", tmp_path / "c.safetensors", new), "not an evalign classifier")
+    header = json.dumps({"format": "evalign.classifier", "version": 99})
+    save_file({"a": torch.ones(2)}, tmp_path / "d.safetensors", metadata={"evalign": header})
+    assert_wrong(call("predict", tmp_path / "d.safetensors", new), "version 99")
+
+
+# -- compare and demo -------------------------------------------------------------------------------------------------
+
+
+def test_compare_adds_trees_over_splits(folder: Path, call: Call, tmp_path: Path) -> None:
+    said = call("compare", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--splits", "2", "--json")
+    assert said.code == 0, said.err
+    result = json.loads(said.out)
+    pairs = {(row["contender"], row["decision"]) for row in result["table"]}
+    assert len(pairs) == 7 * 3 + 1  # both of ours, cross-entropy, LightGBM, XGBoost, forest, boosting; majority
+    assert ("random_forest", "tuned") in pairs
+    assert ("gradient_boosting", "plug_in") in pairs
+    for row in result["table"]:
+        assert row["error"] == pytest.approx(np.std(row["scores"], ddof=1) / np.sqrt(2), abs=1e-12)
+    assert (tmp_path / "run" / "report.html").stat().st_size > 20_000
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_demo_from_end_to_end(call: Call, tmp_path: Path) -> None:
+    for _ in range(2):  # the second one replaces the first
+        said = call("demo", "-o", tmp_path / "demo", "--splits", "2", "--epochs", "2")
+        assert said.code == 0, said.err
+    assert str(tmp_path / "demo" / "report.html") in said.out
+    assert "random forest + plug-in" in said.out
+    assert len(pd.read_csv(tmp_path / "demo" / "patients.csv")) == 442
+
+
+# -- wrong input ------------------------------------------------------------------------------------------------------
+
+
+def assert_wrong(said: Said, words: str) -> None:
+    """One line on stderr that says so, exit code 2, nothing on stdout."""
+    assert said.code == 2, said
+    assert said.err.startswith("evalign: "), said.err
+    assert said.err.count("\n") == 1, said.err
+    assert words in said.err
+    assert said.out == ""
+
+
+def edited(change: Callable[[pd.DataFrame], Any]) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        frame = animals(60, 0)
+        made = change(frame)
+        (frame if made is None else made).to_csv(path, index=False)
+
+    return write
+
+
+def raw(text: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_text(text)
+
+    return write
+
+
+WRONG_TABLES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "missing file": (lambda path: None, "does not exist"),
+    "empty file": (raw(""), "is empty"),
+    "header only": (raw("a,kind\n"), "no rows"),
+    "wrong target": (edited(lambda f: f.rename(columns={"kind": "kinds"})), "did you mean 'kinds'?"),
+    "one class": (edited(lambda f: f.assign(kind="cat")), "two classes or more"),
+    "a class with one row": (edited(lambda f: f.assign(kind=["yak", *f["kind"][1:]])), "'yak' has fewer"),
+    "label missing": (edited(lambda f: f.assign(kind=f["kind"].where(f.index > 0))), "must have a label in every row"),
+    "all-missing column": (edited(lambda f: f.assign(age=None)), "'age' has no value at all"),
+    "infinity": (edited(lambda f: f.assign(weight=np.inf)), "'weight' holds infinity"),
+    "duplicate column": (raw("a,a,kind\n1,2,x\n3,4,y\n5,6,x\n7,8,y\n"), "'a' more than once"),
+    "ragged rows": (raw("a,kind\n1,x\n2,y,z\n"), "line 3"),
+    "regression target": (edited(lambda f: f.assign(kind=f["height"])), "regression"),
+    "target alone": (edited(lambda f: f[["kind"]]), "features are expected"),
+    "dates": (edited(lambda f: f.assign(day=pd.Timestamp("2026-01-01"))), "'day' holds"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TABLES)
+def test_wrong_tables(name: str, call: Call, tmp_path: Path) -> None:
+    write, words = WRONG_TABLES[name]
+    write(tmp_path / "a.csv")
+    assert_wrong(call("fit", tmp_path / "a.csv", "--target", "kind", "--out", tmp_path / "run", *FAST), words)
+    assert not (tmp_path / "run").exists()
+
+
+WRONG_OPTIONS = {
+    "unknown metric": (["--metric", "f2"], "did you mean 'fbeta'?"),
+    "beta of another metric": (["--beta", "2"], "--beta goes with --metric fbeta"),
+    "negative beta": (["--metric", "fbeta", "--beta", "-1"], "--beta must be a number above 0"),
+    "beta in words": (["--metric", "fbeta", "--beta", "two"], "such as 2 or dog=5, got 'two'"),
+    "two betas": (["--metric", "fbeta", "--beta", "2", "--beta", "dog=3"], "LABEL=NUMBER for each label"),
+    "beta twice": (["--metric", "fbeta", "--beta", "dog=2", "--beta", "dog=3"], "'dog' twice"),
+    "beta of no label": (["--metric", "fbeta", "--beta", "dgo=2"], "did you mean 'dog'?"),
+    "positive of three": (["--positive", "dog"], "two classes"),
+    "unknown average": (["--average", "makro"], "did you mean 'macro'?"),
+    "average of mcc": (["--metric", "mcc", "--average", "macro"], "leave --average out"),
+    "binary of three": (["--average", "binary"], "needs two classes"),
+    "constraint without a number": (["--subject-to", "precision>=high"], "ends in a number"),
+    "constraint of no form": (["--subject-to", "precision"], "reads like 'recall >= 0.9'"),
+    "strict constraint": (["--subject-to", "precision>0.9"], "did you mean '>='?"),
+    "constraint on no metric": (["--subject-to", "presicion>=0.9"], "did you mean 'precision'?"),
+    "constraint on no class": (["--subject-to", "recall[cow]>=0.9"], "the class in"),
+    "constraint and argmax": (["--subject-to", "recall>=0.9", "--decision", "argmax"], "--subject-to needs"),
+    "unknown recipe": (["--recipe", "anchor"], "did you mean 'anchored'?"),
+    "unknown decision": (["--decision", "plugin"], "did you mean 'plug_in'?"),
+    "unknown device": (["--device", "gpu"], "--device must be one this machine has"),
+    "no epochs": (["--epochs", "0"], "epochs must lie in [1"),
+    "unknown network": (["--network", "embeding"], "did you mean 'embedding'?"),
+    "no member": (["--ensemble", "0"], "see evalign fit --help"),
+    "no folds": (["--folds", "many"], "--folds must be auto or a number from 1 to 100"),
+    "no layers": (["--hidden", "a,b"], "--hidden must be widths"),
+    "test size": (["--test-size", "1.5"], "--test-size must lie between 0 and 1"),
+    "unknown drop": (["--drop", "hieght"], "did you mean 'height'?"),
+    "missing test file": (["--test", "nowhere.csv"], "nowhere.csv does not exist"),
+    "usage": (["--bogus"], "see evalign fit --help"),
+    "not a number": (["--seed", "x"], "see evalign fit --help"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_OPTIONS)
+def test_wrong_options(name: str, folder: Path, call: Call, tmp_path: Path) -> None:
+    options, words = WRONG_OPTIONS[name]
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", "--hidden", "16", *options)
+    assert_wrong(said, words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_infinity_in_a_test_row_is_told_before_training(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = animals(200, 0)
+    frame.loc[7, "weight"] = np.inf
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    monkeypatch.setattr("evalign.comparison.run.evaluate", lambda *arguments, **options: pytest.fail("trained"))
+    assert_wrong(call("fit", tmp_path / "a.csv", "-t", "kind", "-o", tmp_path / "run", *FAST), "infinity in 1 row")
+
+
+def test_wrong_test_files(folder: Path, call: Call, tmp_path: Path) -> None:
+    animals(30, 3).assign(kind="yak").to_csv(tmp_path / "yak.csv", index=False)
+    animals(30, 3).drop(columns="height").to_csv(tmp_path / "flat.csv", index=False)
+    start = ["fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--test"]
+    assert_wrong(call(*start, tmp_path / "yak.csv"), "has the label 'yak' in 'kind'")
+    assert_wrong(call(*start, tmp_path / "flat.csv"), "not 'height'")
+
+
+def test_parquet_with_lists_is_refused(call: Call, tmp_path: Path) -> None:
+    animals(60, 0).assign(tags=[["a", "b"]] * 60).to_parquet(tmp_path / "a.parquet")
+    assert_wrong(call("fit", tmp_path / "a.parquet", "-t", "kind", "-o", tmp_path / "run"), "'tags' holds")
+
+
+def test_bugs_are_told_from_wrong_input(
+    folder: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalign.cli.data.load", lambda *arguments, **options: np.concatenate([]))
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run")
+    assert said.code == 1
+    assert "this is a bug (ValueError: need at least one array" in said.err
+    assert "EVALIGN_TRACEBACK=1" in said.err
+    monkeypatch.setenv("EVALIGN_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="need at least one array"):
+        main(["fit", str(folder / "train.csv"), "-t", "kind", "-o", str(tmp_path / "run")])
+
+
+# -- the real command -------------------------------------------------------------------------------------------------
+
+
+def test_real_command_fits_and_predicts(folder: Path, tmp_path: Path) -> None:
+    done = command("fit", folder / "train.csv", "--target", "kind", "--out", "run", *FAST, cwd=tmp_path)
+    assert (done.code, "majority class" in done.out) == (0, True), done.err
+    assert "Traceback" not in done.err
+    done = command("predict", "run", folder / "new.tsv", cwd=tmp_path)
+    assert (done.code, len(done.out.splitlines())) == (0, 61), done.err
+
+
+def test_closed_pipe_ends_quietly(fitted: Path, folder: Path) -> None:
+    pd.concat([pd.read_csv(folder / "new.tsv", sep="\t")] * 200).to_csv(folder / "long.csv", index=False)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evalign", "predict", str(fitted), str(folder / "long.csv")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline().startswith("prediction,")
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=300), error) == (141, "")
+
+
+def test_real_command_fails_in_one_line(folder: Path, tmp_path: Path) -> None:
+    done = command("fit", folder / "train.csv", "--target", "Knid", "--out", tmp_path / "run")
+    assert_wrong(done, "did you mean 'kind'?")
+    assert_wrong(command("fit", folder / "train.csv"), "see evalign fit --help")
+
+
+def test_help_is_quick_and_complete(call: Call) -> None:
+    code = (
+        "import sys, evalign.cli.app\n"
+        "slow = {'torch', 'numpy', 'pandas', 'sklearn', 'matplotlib', 'pyarrow'} & set(sys.modules)\n"
+        "sys.exit(f'imported {slow}' if slow else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for name in ("fit", "predict", "compare", "demo"):
+        said = call(name, "--help")
+        assert said.code == 0
+        assert f"Example: evalign {name}" in said.out
+    assert "Commands" in call().out
+
+
+def test_version(call: Call) -> None:
+    from evalign import __version__
+
+    assert call("--version") == (0, f"evalign {__version__}\n", "")
+
+
+def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from evalign.training.history import Epoch
+
+    output, screen = Output(quiet=False, as_json=False), io.StringIO()
+    output.stderr = Console(file=screen, force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    with output.progress(1, 10) as step:
+        assert step("ours", 0) is None  # stdout is no terminal here
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with Output(quiet=True, as_json=False).progress(1, 10) as step:
+        assert step("ours", 0) is None
+    with output.progress(1, 10) as step:
+        on_epoch = step("ours", 0)
+        assert on_epoch is not None
+        on_epoch(Epoch(3, "metric", 0.16, 3e-4, 0.4, 0.5, 0.3, 0.81))
+    assert "ours" in screen.getvalue()
+    assert "validation 0.8100" in screen.getvalue()
+
+
+def test_bench_times_both_losses_in_one_run(call: Call):
+    done = call("bench", "--size", "64x5", "--rounds", 3, "--device", "cpu", "--json")
+    assert done.code == 0, done.err
+    (row,) = json.loads(done.out)["sizes"]
+    assert (row["rows"], row["classes"]) == (64, 5)
+    assert row["ratio"] > 0
+    assert row["control"] > 0
+    for arguments, message in ((["--size", "64"], "ROWSxCLASSES"), (["--metric", "luck"], "metric must be")):
+        refused = call("bench", *arguments)
+        assert refused.code == 2
+        assert message in refused.err
+        assert refused.err.count("\n") == 1

@@ -1,0 +1,22 @@
+"""scikit-learn's own checks, every one of them."""
+
+from typing import Any
+
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from evalign.estimators.network import EASTClassifier
+
+SMALL = {"hidden": (32,), "dropout": 0.0, "epochs": 40, "learning_rate": 1e-2}
+
+
+@parametrize_with_checks(
+    [
+        EASTClassifier(**SMALL),
+        EASTClassifier(**SMALL, network="embedding", ensemble=2),
+        EASTClassifier(**SMALL, folds=2),
+    ]
+)
+@pytest.mark.filterwarnings("ignore:Estimator's parameters changed after set_params raised")
+def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
+    assert check(estimator) is None

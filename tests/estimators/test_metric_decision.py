@@ -1,0 +1,232 @@
+"""MetricDecision: scikit-learn's own checks, its tools around it, and its two-class counterpart beside it."""
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_iris
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score, f1_score, fbeta_score, precision_score, recall_score
+from sklearn.model_selection import (
+    GridSearchCV,
+    ShuffleSplit,
+    TunedThresholdClassifierCV,
+    cross_val_predict,
+    cross_val_score,
+    train_test_split,
+)
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+from sklearn.tree import DecisionTreeClassifier
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from evalign.decision import plug_in, tuned
+from evalign.estimators.decided import METHODS, MetricDecision
+
+
+@parametrize_with_checks([MetricDecision(LogisticRegression())])
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def two_classes():
+    """Labels drawn from a logistic model, a tenth of them positive: the classifier can be honest."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 6))
+    z = X @ np.array([1.5, -1.0, 0.5, 0.5, 0.0, 0.0]) - 3.5
+    return X, (rng.random(3000) < 1 / (1 + np.exp(-z))).astype(int)
+
+
+@pytest.fixture(scope="module")
+def four_classes():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 5))
+    z = X @ rng.normal(size=(5, 4)) + np.array([3.0, 1.5, 0.5, 0.0]) + rng.gumbel(size=(3000, 4))
+    return X, np.array(["ant", "bee", "cat", "dog"])[z.argmax(axis=1)]
+
+
+def test_rule_is_learned_from_out_of_fold_probabilities(two_classes):
+    X, y = two_classes
+    p = cross_val_predict(LogisticRegression(), X, y, cv=5, method="predict_proba")
+    assert MetricDecision(LogisticRegression()).fit(X, y).decision_ == plug_in(p, "f1", margin=1e-4)
+    assert MetricDecision(LogisticRegression(), method="tuned").fit(X, y).decision_ == tuned(p, y, "f1")
+    model = MetricDecision(LogisticRegression(), method="argmax").fit(X, y)
+    assert (model.predict(X) == LogisticRegression().fit(X, y).predict(X)).all()
+
+
+def test_beside_scikit_learns_tuned_threshold(two_classes):
+    """Six splits: within noise of TunedThresholdClassifierCV, and above the threshold 1/2."""
+    X, y = two_classes
+    scores = {"plug_in": [], "tuned": [], "argmax": [], "theirs": []}
+    for seed in range(6):
+        X_fit, X_test, y_fit, y_test = train_test_split(X, y, test_size=0.4, stratify=y, random_state=seed)
+        models = {method: MetricDecision(LogisticRegression(), method=method) for method in METHODS}
+        models["theirs"] = TunedThresholdClassifierCV(LogisticRegression(), scoring="f1", thresholds=50)
+        for name, model in models.items():
+            scores[name].append(f1_score(y_test, model.fit(X_fit, y_fit).predict(X_test)))
+    mean = {name: np.mean(values) for name, values in scores.items()}
+    for name in ("plug_in", "tuned"):
+        assert mean[name] > mean["theirs"] - 0.01
+        assert mean[name] > mean["argmax"] + 0.02
+
+
+@pytest.mark.parametrize(
+    ("metric", "score"), [("balanced_accuracy", balanced_accuracy_score), ("f1", partial(f1_score, average="macro"))]
+)
+def test_more_classes_with_names(metric, score, four_classes):
+    X, y = four_classes
+    X_fit, X_test, y_fit, y_test = train_test_split(X, y, test_size=0.4, stratify=y, random_state=0)
+    model = MetricDecision(LogisticRegression(), metric=metric).fit(X_fit, y_fit)
+    assert model.classes_.tolist() == ["ant", "bee", "cat", "dog"]
+    assert model.score(X_test, y_test) == pytest.approx(score(y_test, model.predict(X_test)))
+    assert model.score(X_test, y_test) > score(y_test, model.estimator_.predict(X_test)) + 0.01
+    assert model.predict_proba(X_test).shape == (len(y_test), 4)
+
+
+@pytest.mark.parametrize("method", ["plug_in", "tuned"])
+def test_constraints(method, two_classes):
+    X, y = two_classes
+    careful = MetricDecision(LogisticRegression(), metric="recall", subject_to="precision >= 0.8", method=method).fit(
+        X, y
+    )
+    thorough = MetricDecision(LogisticRegression(), metric="precision", subject_to="recall >= 0.8", method=method).fit(
+        X, y
+    )
+    assert careful.decision_.feasible
+    assert precision_score(y, careful.predict(X)) > 0.74
+    assert recall_score(y, thorough.predict(X)) > 0.74
+    assert thorough.decision_.threshold < careful.decision_.threshold
+
+
+def test_score_is_the_metric(two_classes):
+    X, y = two_classes
+    model = MetricDecision(LogisticRegression(), metric="fbeta", beta=2.0, average="macro").fit(X, y)
+    weight = np.random.default_rng(0).random(len(y))
+    expected = fbeta_score(y, model.predict(X), beta=2.0, average="macro", sample_weight=weight)
+    assert model.score(X, y, sample_weight=weight) == pytest.approx(expected)
+
+
+def test_function_as_metric(four_classes):
+    X, y = four_classes
+    model = MetricDecision(GaussianNB(), metric=lambda c: c.tp[3] / (c.actual[3] + c.predicted[3]), method="tuned").fit(
+        X, y
+    )
+    assert model.score(X, y) == pytest.approx(f1_score(y, model.predict(X), labels=["dog"], average="macro") / 2)
+
+
+def test_class_weights_are_noticed_and_mended(two_classes):
+    X, y = two_classes
+    inner = LogisticRegression(class_weight="balanced")
+    with pytest.warns(UserWarning, match=r"they are not calibrated .*; use method='tuned'"):
+        believing = MetricDecision(inner).fit(X, y)
+    mended = MetricDecision(inner, method="tuned").fit(X, y)
+    assert mended.score(X, y) > believing.score(X, y) + 0.05
+
+
+def test_calibrate(two_classes):
+    X, y = two_classes
+    thrice = np.hstack([X, X, X])  # naive Bayes takes that for three times the evidence
+    model = MetricDecision(GaussianNB(), calibrate="auto", metric="mcc").fit(thrice, y)
+    assert 1.5 < model.decision_.temperature < 3
+
+
+def test_held_out_share_prefit_and_splits(two_classes):
+    X, y = two_classes
+    share = MetricDecision(LogisticRegression(), cv=0.3, random_state=0).fit(X, y)
+    assert share.decision_ == clone(share).fit(X, y).decision_
+    assert share.decision_ != clone(share).set_params(random_state=1).fit(X, y).decision_
+    fitted = LogisticRegression().fit(X[:1500], y[:1500])
+    prefit = MetricDecision(fitted, cv="prefit").fit(X[1500:], y[1500:])
+    assert prefit.estimator_ is fitted
+    assert prefit.decision_ == plug_in(fitted.predict_proba(X[1500:]), "f1", margin=1e-4)
+    assert MetricDecision(LogisticRegression(), cv=ShuffleSplit(2, random_state=0)).fit(X, y).decision_.feasible
+    assert MetricDecision(LogisticRegression(), cv=3, n_jobs=1).fit(X, y).decision_.feasible
+
+
+def test_sample_weight(two_classes):
+    X, y = two_classes
+    weight = np.where(y == 1, 3.0, 1.0)
+    model = MetricDecision(LogisticRegression()).fit(X, y, sample_weight=weight)
+    inner = LogisticRegression().fit(X, y, sample_weight=weight)
+    assert np.allclose(model.predict_proba(X), inner.predict_proba(X))
+    assert model.decision_ != MetricDecision(LogisticRegression()).fit(X, y).decision_
+    with pytest.warns(UserWarning, match=r"KNeighborsClassifier\.fit takes no sample_weight"):
+        MetricDecision(KNeighborsClassifier(30), method="tuned").fit(X, y, sample_weight=weight)
+
+
+def test_metadata_routing(two_classes):
+    X, y = two_classes
+    weight = np.where(y == 1, 3.0, 1.0)
+    with sklearn.config_context(enable_metadata_routing=True):
+        routed = MetricDecision(LogisticRegression().set_fit_request(sample_weight=True)).fit(
+            X, y, sample_weight=weight
+        )
+        kept = MetricDecision(LogisticRegression().set_fit_request(sample_weight=False), method="tuned")
+        kept.fit(X, y, sample_weight=weight)
+    direct = MetricDecision(LogisticRegression()).fit(X, y, sample_weight=weight)
+    assert routed.decision_ == direct.decision_
+    assert np.allclose(kept.predict_proba(X), LogisticRegression().fit(X, y).predict_proba(X))
+
+
+def test_in_pipelines_and_searches(two_classes):
+    X, y = two_classes
+    frame = pd.DataFrame(X, columns=[f"x{k}" for k in range(X.shape[1])])
+    inner = make_pipeline(StandardScaler(), LogisticRegression())
+    search = GridSearchCV(
+        MetricDecision(inner), {"estimator__logisticregression__C": [0.01, 1.0], "method": ["plug_in", "tuned"]}, cv=2
+    ).fit(frame, y)  # fmt: skip
+    assert search.best_estimator_.feature_names_in_.tolist() == list(frame.columns)
+    assert search.best_score_ > 0.3
+    outer = make_pipeline(StandardScaler(), MetricDecision(LogisticRegression()))
+    assert cross_val_score(outer, X, y, cv=2, scoring="f1").mean() > 0.3
+    assert MetricDecision(CalibratedClassifierCV(LinearSVC())).fit(X, y).score(X, y) > 0.3
+
+
+def test_classes_with_few_rows():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(62, 3))
+    y = np.array([0] * 40 + [1] * 20 + [2] * 1 + [3] * 1)
+    model = MetricDecision(DecisionTreeClassifier(max_depth=2, random_state=0), method="tuned").fit(X, y)
+    assert set(model.predict(X)) <= {0, 1, 2, 3}
+    tiny = MetricDecision(GaussianNB(), method="tuned").fit(X[[0, 50]], y[[0, 50]])
+    assert tiny.predict(X).shape == (62,)
+
+
+def test_labels_unseen_in_fit_count_as_wrong():
+    X, y = load_iris(return_X_y=True)
+    model = MetricDecision(GaussianNB(), metric="accuracy").fit(X[y < 2], y[y < 2])
+    assert model.score(X, y) == pytest.approx(np.mean(model.predict(X) == y))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (MetricDecision(LinearSVC()), "CalibratedClassifierCV"),
+        (MetricDecision(GaussianNB(), method="plugin"), "did you mean 'plug_in'"),
+        (MetricDecision(GaussianNB(), metric="f-1"), "metric must be one of"),
+        (MetricDecision(GaussianNB(), cv="loo"), "cv must be"),
+        (MetricDecision(GaussianNB(), method="argmax", subject_to="recall >= 0.9"), "cannot meet constraints"),
+        (MetricDecision(GaussianNB(), method="tuned", calibrate=True), "goes with method 'plug_in'"),
+        (MetricDecision(GaussianNB(), subject_to="recal >= 0.9"), "did you mean 'recall'"),
+    ],
+)
+def test_errors(model, message, two_classes):
+    with pytest.raises(ValueError, match=message):
+        model.fit(*two_classes)
+
+
+def test_more_errors(two_classes):
+    X, y = two_classes
+    with pytest.raises(ValueError, match="one label a row"):
+        MetricDecision(GaussianNB()).fit(X, np.stack([y, y], axis=1))
+    with pytest.raises(ValueError, match="does not know"):
+        MetricDecision(GaussianNB().fit(X, y), cv="prefit").fit(X, y + 1)
+    assert not hasattr(MetricDecision(LinearSVC()), "predict_proba")
