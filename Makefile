@@ -3,19 +3,26 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check lint types docs bench bench-peers clean
+.PHONY: demo test test-slow test-all check lint types docs bench bench-peers clean
 
 demo: $(INSTALLED)
 	$(BIN)/evalign demo
 
+# The quick part, in minutes; test-all has the rest too.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-check: lint types test
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 -m slow
+
+test-all: test test-slow
+
+check: lint types test-all
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 
 types: $(INSTALLED)
 	$(BIN)/mypy
