@@ -5,7 +5,7 @@
 
 A split deals the rows, stratified, into 51 % training, 13 % early stopping, 16 % selection and 20 % test; the test
 rows are never looked at. A configuration is scored on the selection rows, by the most probable class and by the
-plug-in rule for F1, which is fitted to the probabilities of the early-stopping rows. docs/recipes.md has the
+plug-in rule for F1, which is fitted to the probabilities of the early-stopping rows. docs/research/recipes.md has the
 findings. One row of the CSV is one split of one configuration on one data set.
 """
 

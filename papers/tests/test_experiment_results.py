@@ -14,7 +14,8 @@ from evalign_papers.render.duels import ANCHORED, ANCHORED_FIELDS, PAPER_FIELDS,
 from evalign_papers.render.reproduction import effects, reproduction_blocks
 from evalign_papers.render.results import CONTESTS, main, results_blocks
 
-DOCS = PAPERS.parent / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs/research"
 OURS = Contender("anchored", "plug_in", "ours")
 
 
@@ -172,7 +173,7 @@ def test_the_command_writes_both_documents(papers: Path, tmp_path: Path) -> None
     docs.mkdir()
     for name in ("results.md", "reproduction.md"):
         (docs / name).write_text((DOCS / name).read_text())
-    arguments = ["--papers", str(papers), "--docs", str(docs), "--benchmarks", str(DOCS.parent / "benchmarks/results")]
+    arguments = ["--papers", str(papers), "--docs", str(docs), "--benchmarks", str(ROOT / "benchmarks/results")]
     assert main([*arguments, "--check"]) == 1  # made-up reports are not what the documents were written from
     assert main(arguments) == 0
     assert main([*arguments, "--check"]) == 0

@@ -1,4 +1,4 @@
-"""The tables on trees in docs/results.md: means, paired differences and who is ahead, from made-up rows."""
+"""The tables on trees in docs/research/results.md: means, paired differences and who is ahead, from made-up rows."""
 
 from pathlib import Path
 

@@ -214,7 +214,7 @@ class Settings:
         """Options that our blend and its cross-entropy rival share."""
         rounds = {} if self.epochs is None else {"rounds": self.epochs}
         own = {"ensemble": self.ensemble, "hidden": self.hidden, "epochs": self.epochs}
-        # Beside trees a network with embeddings has most to add (docs/boosting.md).
+        # Beside trees a network with embeddings has most to add (docs/research/boosting.md).
         network = {"network": "embedding" if self.network == "mlp" else self.network, **own}
         folds = {} if self.folds == "auto" else {"folds": self.folds}
         return {

@@ -60,7 +60,7 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
 
         The rule that `fit` learned expects of new rows what it saw of those held out, which say little about a class
         that has five of them. Which of these very rows are likely to be of that class, their probabilities tell. What
-        a row gets depends on the rows beside it, so give all of them at once; docs/recipes.md has what it gains.
+        a row gets depends on the rows beside it, so give all of them at once (docs/research/recipes.md).
         """
         p = self.predict_proba(X)[:, self._internal_order]
         return self.classes_[self._internal_order][self._rule_of(p).predict(p)]

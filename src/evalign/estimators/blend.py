@@ -132,8 +132,7 @@ class EASTBlend(MetricClassifier):
     """The mean of what several classifiers say, each good at what the others miss, deciding for a metric.
 
     Every member is trained on the same folds, so that all of them held out the same rows in the same order: there the
-    weights of the mean are chosen, by log-loss, and the decision is learned on the mean. docs/boosting.md has what
-    this wins.
+    weights of the mean are chosen, by log-loss, and the decision is learned on the mean. See docs/research/boosting.md.
 
     Parameters
     ----------

@@ -232,7 +232,7 @@ class EASTBooster(MetricClassifier):
         rule = super()._learn_decision(p, codes, weight)
         if self.decision != "tuned" or self.subject_to is not None:
             return rule
-        # Not asked for more: a rule that looks worse by a little is often better on new rows (docs/boosting.md).
+        # A rule that looks slightly worse is often better on new rows (docs/research/boosting.md).
         plain = Rule("argmax", len(self.classes_))
         decided, most_probable = rule.predict(p), plain.predict(p)
         differs = np.count_nonzero(decided != most_probable) > FEW

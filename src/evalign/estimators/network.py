@@ -48,7 +48,7 @@ class EASTClassifier(MetricClassifier):
     beta: of "fbeta": one number, one per class, or a mapping from label to number (1 for the others).
     pos_label: for two classes the one that counts as positive; None is the second of the sorted classes.
     recipe: "anchored" (cross-entropy, then metric + cross-entropy), "paper" (EAST as printed), "btg",
-        "cross_entropy", "anchored_offset" (not for decision="plug_in"), or a `Recipe`; docs/recipes.md has reasons.
+        "cross_entropy", "anchored_offset" (not for decision="plug_in"), or a `Recipe`; see docs/research/recipes.md.
     decision: how probabilities become labels: "plug_in" (no labels needed), "tuned" (on the validation part) or
         "argmax". `subject_to` adds constraints such as "precision >= 0.9".
     network: what the layers see of a column: "mlp" its numbers, one slope for each; "embedding" a learned piecewise

@@ -82,7 +82,7 @@ def default_batch_size(n: int) -> int:
     """The power of two nearest to 4 sqrt(n), 32 at least and 4096 at most, for `n` training rows.
 
     A batch must hold some of every class for its metric to mean something, and an epoch must have enough batches
-    to learn from: both grow with sqrt(n). Half and twice as much were measured in docs/recipes.md.
+    to learn from: both grow with sqrt(n). Half and twice as much were measured in docs/research/recipes.md.
 
     >>> [default_batch_size(n) for n in (100, 1000, 10_000, 200_000)]
     [32, 128, 512, 2048]

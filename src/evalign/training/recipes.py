@@ -1,4 +1,4 @@
-"""Recipes: what is minimised when, as data. docs/recipes.md tells what was tried and measured."""
+"""Recipes: what is minimised when, as data. docs/research/recipes.md tells what was tried and measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -101,7 +101,7 @@ class Recipe:
         return replace(self, stages=stages)
 
 
-# The numbers were chosen for F1 on held-out training data of six tables; docs/recipes.md has the measurements.
+# The numbers were chosen for F1 on held-out training data of six tables; docs/research/recipes.md has the measurements.
 UPDATES = 4000  # 45 epochs of 182,000 rows; a set of that size gained nothing from 100 epochs over 40
 
 CROSS_ENTROPY = Stage(

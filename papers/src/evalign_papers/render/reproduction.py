@@ -1,4 +1,4 @@
-"""docs/reproduction.md: how far printed numbers are from ours by the paper's protocol, and which quirk moves them."""
+"""docs/research/reproduction.md: printed numbers beside ours by the paper's protocol, and the quirks that move them."""
 
 import re
 from collections import Counter, defaultdict

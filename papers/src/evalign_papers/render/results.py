@@ -1,6 +1,6 @@
-"""docs/results.md: what holds and what does not, from the reports of the honest protocol and the benchmarks' rows.
+"""docs/research/results.md: what holds and what does not, from honest reports and the benchmarks' rows.
 
-python -m evalign_papers.render.results            write the blocks of docs/results.md and docs/reproduction.md
+python -m evalign_papers.render.results            write the blocks of results.md and reproduction.md
 python -m evalign_papers.render.results --check    fail where they are not up to date
 """
 
@@ -126,7 +126,9 @@ def check_block(filled: FilledTable, reference: str, metric: str = "f1") -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--papers", type=Path, help="the folder of tables and reports")
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="the folder of results.md and reproduction.md")
+    parser.add_argument(
+        "--docs", type=Path, default=Path("docs/research"), help="the folder of results.md and reproduction.md"
+    )
     parser.add_argument("--benchmarks", type=Path, default=Path("benchmarks/results"), help="the folder of their rows")
     parser.add_argument("--check", action="store_true", help="write nothing, fail where a document is out of date")
     args = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Where metric training helps trees: blocks of docs/results.md from the rows of the quality benchmarks.
+"""Where metric training helps trees: blocks of docs/research/results.md from the rows of the quality benchmarks.
 
 The rows are those of `benchmarks/bench_trees.py` and `benchmarks/bench_quality.py`: ten splits, default settings, test
 rows read once. A method that lacks a set is left out there.
@@ -63,7 +63,7 @@ def read_results(folder: Path) -> Results:
 
 
 def tree_blocks(folder: Path) -> dict[str, str]:
-    """The blocks of docs/results.md that are about trees."""
+    """The blocks of docs/research/results.md that are about trees."""
     results = read_results(folder)
     return {
         "trees-metric": metric_block(results),
