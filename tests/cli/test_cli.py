@@ -150,7 +150,7 @@ def test_fit_prints_the_honest_table(folder: Path, call: Call, tmp_path: Path) -
     for words in ("ours (anchored) + plug-in", "cross-entropy + argmax", "cross-entropy + plug-in", "majority class"):
         assert words in said.out
     assert str(tmp_path / "run" / "report.html") in said.out
-    assert "rows that were not tested on" in said.out
+    assert "rows outside the test set" in said.out
     assert result_of(tmp_path / "run")["split"]["test_rows"] == 48
 
 
@@ -194,7 +194,7 @@ def test_counting_the_frequent_class_is_noted(call: Call, tmp_path: Path) -> Non
     two["kind"] = np.where(two["kind"] == "emu", "emu", "other")
     two.to_csv(tmp_path / "two.csv", index=False)
     said = call("fit", tmp_path / "two.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
-    assert "note: f1 counts 'other', the more frequent class; --positive emu would count the other" in said.err
+    assert "note: 'other' is the positive class, the more frequent one; use --positive emu for the other" in said.err
     said = call("fit", tmp_path / "two.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--positive", "other")
     assert "more frequent" not in said.err
 
@@ -249,7 +249,7 @@ def test_constant_column_works_with_a_note(folder: Path, call: Call, tmp_path: P
     animals(200, 0).assign(planet="earth").to_csv(tmp_path / "a.csv", index=False)
     said = call("fit", tmp_path / "a.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
     assert said.code == 0, said.err
-    assert "note: always the same value, so of no use: 'planet'" in said.err
+    assert "note: constant columns carry no information: 'planet'" in said.err
     assert any("planet" in note for note in result_of(tmp_path / "run")["notes"])
     quiet = call("fit", tmp_path / "a.csv", "-t", "kind", "-o", tmp_path / "run", "--quiet", *FAST)
     assert (quiet.code, quiet.err) == (0, "")  # and a later run may replace an earlier one
@@ -381,7 +381,7 @@ def test_predict_says_the_score_and_what_it_ignores(fitted: Path, folder: Path, 
     assert (said.code, said.err) == (0, "")  # the target is known, the id is asked for
     assert list(pd.read_csv(tmp_path / "p.csv"))[:2] == ["id", "prediction"]
     said = call("predict", fitted, tmp_path / "extra.csv", "-o", tmp_path / "p.csv", "--target", "kind")
-    assert "columns that the model does not know are ignored: 'id'" in said.err
+    assert "columns unknown to the model were ignored: 'id'" in said.err
     score = row_of(result_of(fitted), "ours", "plug_in")["score"]
     assert f"f1 on these rows: {score:.4f}" in said.err
     said = call("predict", fitted, folder / "test.parquet", "-o", tmp_path / "p.csv", "--target", "kind", "--json")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evalign.storage.heap import give_back
+from evalign.storage.heap import release_memory
 
 
 def resident_mib() -> float:
@@ -21,7 +21,7 @@ def test_holes_between_what_is_in_use_go_back() -> None:
     kept = pieces[::100]
     held = resident_mib()
     del pieces
-    give_back()
+    release_memory()
     assert resident_mib() < held - 60
     assert sum(piece.sum() for piece in kept) == 20 * 8000
 
@@ -35,5 +35,5 @@ def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch, error: t
         raise error("not here")
 
     monkeypatch.setattr(ctypes, "CDLL", no_library)
-    give_back()
+    release_memory()
     assert asked == [None]

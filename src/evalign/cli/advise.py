@@ -1,4 +1,4 @@
-"""`evalign advise`: how large a batch, or a memory, a metric needs on this table."""
+"""`evalign advise`: batch size or memory that a metric needs on a table."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,16 +24,15 @@ def command(
     beta: o.Beta = None,
     positive: o.Positive = None,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", help="Error of the metric that is to be borne.", rich_help_panel=o.GOAL)
+        float, typer.Option("--tolerance", help="Acceptable standard error of the metric.", rich_help_panel=o.GOAL)
     ] = 0.05,
     json: o.Json = False,
 ) -> None:
-    """Say how large a batch must be for a metric of it to mean something, and how long a memory where it is smaller.
+    """Recommend a batch size for training on a metric, or a memory for smaller batches.
 
-    A batch must hold rows of every class, and enough of them: the table shows, for some batch sizes, how many rows of
-    the rarest class they hold, how often they lack a class, the metric's standard error in one batch, and the decay
-    of counts that MetricLoss(memory="auto") would use. The bound of EAST Theorem 5.8 holds for any classifier, and is
-    accordingly large.
+    A batch needs enough rows of every class. For several batch sizes the table shows the expected rows of the rarest
+    class, how often a class is missing, the standard error of the metric in one batch, and the decay that
+    MetricLoss(memory="auto") uses. The bound of EAST Theorem 5.8 holds for any classifier and is therefore large.
     """
     from evalign import _checks as checks
     from evalign.cli.console import Output
@@ -76,7 +75,7 @@ def batch_table(result: dict[str, Any]) -> "Table":
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD)
-    for title in ("batch", "rows of the rarest", "lacks a class", f"error of {result['metric']}", "memory's decay"):
+    for title in ("batch", "rows of rarest class", "class missing", f"error of {result['metric']}", "memory decay"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in result["batches"]:
         table.add_row(
@@ -88,9 +87,9 @@ def batch_table(result: dict[str, Any]) -> "Table":
 
 def sentence(result: dict[str, Any], rarest: str) -> str:
     return (
-        f"A batch of {result['batch_with_every_class']} rows has every class in 99 of 100 cases; one of "
-        f"{result['batch_for_tolerance']} knows {result['metric']} to ± {result['tolerance']:g}, one standard error "
-        f"({result['batch_for_tolerance_guaranteed']} by Theorem 5.8, for any classifier with probability 95 %). "
-        f'With smaller ones use MetricLoss({result["metric"]!r}, memory="auto"), which remembers '
-        f"rows of {rarest!r} from earlier batches."
+        f"{result['batch_with_every_class']} rows contain every class in 99 of 100 batches; "
+        f"{result['batch_for_tolerance']} rows estimate {result['metric']} with a standard error of "
+        f"{result['tolerance']:g} ({result['batch_for_tolerance_guaranteed']} rows by Theorem 5.8, for any classifier "
+        f'with probability 95 %). For smaller batches use MetricLoss({result["metric"]!r}, memory="auto"), which keeps '
+        f"counts of {rarest!r} from earlier batches."
     )

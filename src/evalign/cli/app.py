@@ -1,4 +1,4 @@
-"""The application and its outermost layer, where wrong input becomes one line and exit code 2."""
+"""The `evalign` command: registers the commands and turns wrong input into one line and exit code 2."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ TRACEBACK = "EVALIGN_TRACEBACK"
 
 app = typer.Typer(
     name="evalign",
-    help="Train classifiers on the metric they are judged by, and see honestly whether it helps.",
+    help="Train classifiers for the metric they are judged by, and compare them with baselines.",
     epilog="Start with: evalign demo",
     add_completion=False,
     rich_markup_mode="markdown",
@@ -30,7 +30,7 @@ for module in (demo, fit, predict, compare, advise, bench):
 
 
 def _add_commands_of_papers() -> None:
-    """Add the commands that `evalign-papers` registers; without it their names say what to install."""
+    """Add the commands that `evalign-papers` registers, or stubs that say what to install."""
     found = {point.name: point for point in entry_points(group="evalign.commands")}
     for name in PAPER_COMMANDS:
         if name in found:
@@ -69,14 +69,14 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 wrong input, 130 Ctrl-C with nothing kept."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # Read by torch's thread pool when a command first imports it: threads that spin while they wait fight over busy
-    # cores, and a fit that takes seconds takes minutes.
+    # Read by torch's thread pool on import. Threads that spin while waiting slow a fit from seconds to minutes on a
+    # busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        # The words as given travel as the context's `obj`, for a result to say how it can be repeated.
+        # The arguments travel as the context's `obj`: result.json records how to repeat the run.
         with until_pipe_closes():
             code = app(args=given, prog_name="evalign", standalone_mode=False, obj=given)
-        if code == EXIT_INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+        if code == EXIT_INTERRUPTED:  # typer's translation of a KeyboardInterrupt
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         _fail("interrupted; nothing was written", EXIT_INTERRUPTED)
@@ -88,14 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _explain(error: Exception) -> NoReturn:
-    # Typer's own errors, told by their shape: their classes have moved between its versions.
+    # Typer's own errors, recognised by this method: their classes have moved between versions.
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)
         where = "evalign" if context is None else context.command_path
         _fail(f"{error.format_message().rstrip('.')}; see {where} --help", EXIT_WRONG_INPUT)
     if isinstance(error, MemoryError):
         _fail("the table does not fit into memory; drop columns, or take a sample of its rows", EXIT_WRONG_INPUT)
-    # What checks raise, ours or scikit-learn's; a diverging loss is a FloatingPointError with advice in it.
+    # Raised by checks, ours or scikit-learn's; a diverging loss is a FloatingPointError with advice in it.
     if isinstance(error, OSError) or (isinstance(error, ValueError | FloatingPointError) and _is_checked(error)):
         _fail(str(error), EXIT_WRONG_INPUT)
     kind = type(error).__name__
@@ -103,7 +103,7 @@ def _explain(error: Exception) -> NoReturn:
 
 
 def _is_checked(error: Exception) -> bool:
-    """Whether a check raised this: a ValueError from the depths of numpy is a bug of ours, not wrong input."""
+    """Whether a check raised this; a ValueError from inside numpy is a bug of ours, not wrong input."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -112,6 +112,6 @@ def _is_checked(error: Exception) -> bool:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    # Not through rich: it would fold the line at the width of the window.
+    # Not through rich, which would wrap the line at the width of the terminal.
     print(f"evalign: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(code)

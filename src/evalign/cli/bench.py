@@ -1,4 +1,4 @@
-"""`evalign bench`: what the loss costs on this machine, beside cross-entropy."""
+"""`evalign bench`: time of MetricLoss relative to cross-entropy on this machine."""
 
 import statistics
 import time
@@ -19,29 +19,27 @@ OURS, CONTROL = "ours", "cross-entropy again"
 
 
 def command(
-    metric: Annotated[str, typer.Option("--metric", "-m", help="A metric of MetricLoss.")] = "f1",
+    metric: Annotated[str, typer.Option("--metric", "-m", help="Metric of the loss.")] = "f1",
     size: Annotated[
-        list[str] | None, typer.Option("--size", help="ROWSxCLASSES; repeatable.", show_default=False)
+        list[str] | None, typer.Option("--size", help="Batch size as ROWSxCLASSES; repeatable.", show_default=False)
     ] = None,
-    anchor: Annotated[
-        float, typer.Option("--anchor", min=0.0, help="Weight of cross-entropy beside the metric.")
-    ] = 0.0,
-    rounds: Annotated[int, typer.Option("--rounds", min=3, help="Turns that each loss takes.")] = 15,
+    anchor: Annotated[float, typer.Option("--anchor", min=0.0, help="Weight of the cross-entropy term.")] = 0.0,
+    rounds: Annotated[int, typer.Option("--rounds", min=3, help="Timed repetitions of each loss.")] = 15,
     device: o.Device = "auto",
     json: o.Json = False,
 ) -> None:
-    """Time MetricLoss forward and backward as a multiple of cross-entropy, taking turns in one run.
+    """Time MetricLoss, forward and backward, as a multiple of cross-entropy; losses alternate within one run.
 
-    The control is cross-entropy once more: as far as it is from 1, so far are the others from sure.
+    The control is cross-entropy timed a second time: its distance from 1.0 is the noise level.
     """
     import torch
 
     from evalign import MetricLoss
     from evalign.cli.console import Output
-    from evalign.cli.options import found_device
+    from evalign.cli.options import resolve_device
 
     output = Output(quiet=False, as_json=json)
-    place = torch.device(found_device(device))
+    place = torch.device(resolve_device(device))
     losses: dict[str, Callable[..., torch.Tensor]] = {
         "cross-entropy": torch.nn.functional.cross_entropy,
         OURS: MetricLoss(metric, anchor=anchor).to(place),
@@ -49,8 +47,8 @@ def command(
     losses[CONTROL] = losses["cross-entropy"]
     rows = []
     for text in size or SIZES:
-        n, d = parsed(text)
-        times = taken_in_turns(losses, n, d, rounds, place)
+        n, d = parse_size(text)
+        times = alternating_times(losses, n, d, rounds, place)
         base = times["cross-entropy"]
         ratios = {name: statistics.median(a / b for a, b in zip(own, base, strict=True)) for name, own in times.items()}
         rows.append(
@@ -64,9 +62,10 @@ def command(
     output.show(_table(rows, metric))
 
 
-def parsed(size: str) -> tuple[int, int]:
-    """
-    >>> parsed("8192x1000")
+def parse_size(size: str) -> tuple[int, int]:
+    """Parse --size.
+
+    >>> parse_size("8192x1000")
     (8192, 1000)
     """
     numbers = size.lower().split("x")
@@ -75,10 +74,10 @@ def parsed(size: str) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
-def taken_in_turns(
+def alternating_times(
     losses: dict[str, Callable[..., "torch.Tensor"]], n: int, d: int, rounds: int, device: "torch.device"
 ) -> dict[str, list[float]]:
-    """Seconds of every loss in every round; each takes one turn a round, so that noise falls on all alike."""
+    """Seconds per loss and round; losses alternate, so that noise affects all alike."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

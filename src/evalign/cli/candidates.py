@@ -1,4 +1,4 @@
-"""What `evalign fit` trains: ours, by --model, then what it is held against."""
+"""Train the models of `evalign fit`: those named by --model, then the baselines."""
 
 import time
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from typing import Any
 from evalign.cli.console import Interrupt
 from evalign.cli.options import Settings
 
-ROUNDS = 1000  # of boosted trees at most; what the progress bar counts to
+ROUNDS = 1000  # maximum of boosting rounds, the end of the progress bar
 
 
 def train(
     judge: Any, settings: Settings, development: Any, test: Any, output: Any, interrupt: Interrupt
 ) -> tuple[list[Any], str, str | None]:
-    """Trials, ours first; which model is kept; and why, where there was a choice.
+    """Train all candidates; returns the trials, the kept model's name, and the reason if there was a choice.
 
-    Ours come first, so that Ctrl-C leaves something to keep.
+    Our models are trained first, so that Ctrl-C leaves a model to save.
     """
     from evalign.comparison.run import choose, evaluate
 
@@ -58,7 +58,7 @@ def train(
 
 
 class Clock:
-    """Passes epochs on, and after its time is over ends training as Ctrl-C would: the best so far is kept."""
+    """Epoch callback with a time limit; ends training like Ctrl-C, which keeps the best state so far."""
 
     def __init__(self, listener: Callable[[Any], None] | None, seconds: float | None) -> None:
         self.listener, self.seconds = listener, seconds
@@ -73,14 +73,14 @@ class Clock:
 
 
 def _models(settings: Settings, note: Callable[[str], None]) -> list[str]:
-    """In the order in which they are trained: trees are done first mostly, and leave the network their time."""
+    """Names of the models to train, in order: trees first, because they rarely use up their time."""
     if settings.model != "auto":
         return [settings.model]
     from evalign.boosting.libraries import is_installed
 
     if is_installed("lightgbm"):
         return ["boost", "network", "blend"]
-    note("only a network was trained: LightGBM is not installed; pip install 'evalign[boost]' brings it")
+    note("only a network was trained, because LightGBM is not installed; run pip install 'evalign[boost]'")
     return ["network"]
 
 
@@ -105,7 +105,7 @@ def _ours(judge: Any, settings: Settings, model: str) -> Any:
 
 
 def _rivals(judge: Any, settings: Settings, model: str) -> list[Any]:
-    """Cross-entropy with the same model, and the majority class."""
+    """Baselines: the same model trained on cross-entropy, and the majority class."""
     from evalign.comparison import contenders as c
 
     own = settings.decision_of(model)

@@ -1,4 +1,4 @@
-"""`evalign compare`: ours, cross-entropy and trees over several splits, each with every decision rule."""
+"""`evalign compare`: our models against common baselines over several splits."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,16 +11,16 @@ from evalign.cli.console import Interrupt, watch_interrupt
 NAME = "compare"
 EXAMPLE = "evalign compare adult.csv --target income --metric f1 --splits 5"
 
-Splits = Annotated[int, typer.Option("--splits", help="Random splits to average over.", min=1, rich_help_panel=o.DATA)]
+Splits = Annotated[int, typer.Option("--splits", help="Number of random splits.", min=1, rich_help_panel=o.DATA)]
 
 
 def command(
     context: typer.Context,
     data: o.Data,
     target: o.Target,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.", rich_help_panel=o.OUTPUT)] = Path(
-        "evalign-compare"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder to write the report to.", rich_help_panel=o.OUTPUT)
+    ] = Path("evalign-compare"),
     metric: o.Metric = "f1",
     average: o.Average = None,
     beta: o.Beta = None,
@@ -37,18 +37,18 @@ def command(
     hidden: o.Hidden = "512,256,128",
     blend: Annotated[
         bool,
-        typer.Option("--blend", help="Compare our blend too: several times the time.", rich_help_panel=o.TRAINING),
+        typer.Option("--blend", help="Include our blend; takes several times as long.", rich_help_panel=o.TRAINING),
     ] = False,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
-    """Compare our network and our boosted trees with cross-entropy, LightGBM, XGBoost, a random forest and histogram
-    gradient boosting over several splits.
+    """Compare our models with cross-entropy, LightGBM, XGBoost, a random forest and histogram gradient boosting over
+    several splits.
 
-    Each gets argmax, a tuned and a plug-in decision, learned on rows held out of its training part. With --test the
-    test rows stay the same, and a split only draws another seed. Ctrl-C keeps the splits that are complete. Writes
+    Each model is scored with argmax, tuned and plug-in decision rules, learned on rows held out of its training part.
+    With --test the test rows are fixed and splits differ by their seed only. Ctrl-C keeps the completed splits. Writes
     report.html and result.json to the --out folder.
     """
     from evalign.cli.console import Output
@@ -81,7 +81,7 @@ def run(
     boosted: bool = True,
     blend: bool = False,
 ) -> None:
-    """Compare on a loaded table and finish; `evalign demo` comes here too, without what is `boosted`."""
+    """Compare on a loaded table and write the results; shared with `evalign demo`, which leaves out `boosted`."""
     import numpy as np
 
     from evalign.cli.data import note_classes, note_columns, note_positive
@@ -133,13 +133,13 @@ def run(
 
 
 def boosters(judge: Any, settings: o.Settings, note: Any, *, blend: bool) -> list[Any]:
-    """Our boosted trees, our blend, and the libraries as they come; what is not installed is left out and told."""
+    """Our boosted trees and blend, and the stock libraries; a note says which are not installed."""
     from evalign.boosting.libraries import is_installed
     from evalign.comparison import contenders as c
 
     here = {name: is_installed(name) for name in c.BOOSTED}
     if lacking := [name for name, found in here.items() if not found]:
-        note(f"left out: {' and '.join(lacking)}, not installed; pip install 'evalign[boost]' brings them")
+        note(f"{' and '.join(lacking)} not installed and left out; run pip install 'evalign[boost]'")
     listed = []
     if here["lightgbm"]:
         listed = [c.ours_boosted(judge, recipe=settings.recipe, **settings.for_trees())]

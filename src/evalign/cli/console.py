@@ -1,4 +1,4 @@
-"""Ends from outside: Ctrl-C, which training takes as its end while it keeps its best weights, and a closed pipe."""
+"""Terminal output of commands: notes, tables, progress; and the handling of Ctrl-C and closed pipes."""
 
 import json
 import math
@@ -10,23 +10,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evalign.training.history import Epoch
+if TYPE_CHECKING:
+    from evalign.training.history import Epoch
 
 EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 130, 141
 
 
 @dataclass
 class Interrupt:
-    """Whether Ctrl-C was pressed since watching began."""
+    """Whether Ctrl-C was pressed inside `watch_interrupt`."""
 
     pressed: bool = False
 
 
 @contextmanager
 def watch_interrupt() -> Iterator[Interrupt]:
-    """Note Ctrl-C on its way to becoming a KeyboardInterrupt, as usual."""
+    """Record Ctrl-C, and raise KeyboardInterrupt as usual."""
     seen = Interrupt()
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -42,16 +43,16 @@ def watch_interrupt() -> Iterator[Interrupt]:
 
 @contextmanager
 def until_pipe_closes() -> Iterator[None]:
-    """Stop quietly where nobody reads on, as in `evalign predict ... | head`."""
+    """Exit silently when the reader of a pipe closes it, as in `evalign predict ... | head`."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit complains again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the flush at exit raises again
         raise SystemExit(EXIT_PIPE_CLOSED) from None
 
 
-Step = Callable[[str, int], Callable[[Epoch], None] | None]
+Step = Callable[[str, int], "Callable[[Epoch], None] | None"]
 
 
 class Output:
@@ -69,17 +70,17 @@ class Output:
         self.stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Something the user should know; also kept for the report."""
+        """Print a note and keep it for the report."""
         self.notes.append(text)
         self.say(f"note: {text}")
 
     def say(self, text: str) -> None:
-        """Something of the moment, not for the report."""
+        """Print a message that is not kept for the report."""
         if not self.quiet:
             self.stderr.print(text, style="dim", markup=False)
 
     def show(self, shown: Any) -> None:
-        """A table or a line of the result."""
+        """Print a table or a line of the result."""
         if not self.as_json:
             self.console.print(shown, soft_wrap=isinstance(shown, str), markup=False)
 
@@ -89,7 +90,7 @@ class Output:
 
     @contextmanager
     def warnings_as_notes(self) -> Iterator[None]:
-        """A library's warnings as notes, each once: a constraint that cannot be met is told that way."""
+        """Turn warnings into notes, each once; an infeasible constraint arrives as a warning."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
@@ -110,12 +111,12 @@ class Output:
             inner = bar.add_task("", total=epochs, visible=False)
             begun = [0]
 
-            def step(title: str, split: int) -> Callable[[Epoch], None]:
+            def step(title: str, split: int) -> "Callable[[Epoch], None]":
                 bar.update(whole, completed=begun[0], description=f"{title}, split {split + 1}")
                 bar.update(inner, completed=0, visible=False)
                 begun[0] += 1
 
-                def on_epoch(epoch: Epoch) -> None:
+                def on_epoch(epoch: "Epoch") -> None:
                     known = math.isfinite(epoch.score)  # trees that are not boosted do not look at it
                     seen = f"  validation {epoch.score:.4f}  T {epoch.temperature:.3f}" if known else ""
                     words = f"  {epoch.stage}{seen}"

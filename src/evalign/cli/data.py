@@ -1,4 +1,4 @@
-"""Files -> development and test tables, with notes on what a user would want to know."""
+"""Load the tables of a run and note what a user should know about them."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """The tables of a run and where they came from; `test` is None where it is to be split off."""
+    """Tables of a run and their files; `test` is None if it has to be split off."""
 
     table: Table
     test: Table | None
@@ -29,7 +29,7 @@ class Loaded:
     target: str
 
     def describe(self) -> dict[str, Any]:
-        """What to write down: names, sizes, checksums."""
+        """Names, sizes and checksums for result.json."""
         labels, counts = np.unique(self.table.y, return_counts=True)
         facts: dict[str, Any] = {
             "file": str(self.path),
@@ -64,14 +64,14 @@ def load(path: Path, target: str, *, test: Path | None, drop: Sequence[str], tes
 
 
 def check_columns(frame: pd.DataFrame) -> None:
-    """Refuse in any row, before training, what would be refused in a test row after it."""
+    """Raise before training for any value that would be refused after it, in a test row."""
     for name in frame.columns:
         if column_kind(frame[name], name) == "number":
             floats(frame[name], name)
 
 
 def check_labels(column: pd.Series, known: Any, path: Path) -> Any:
-    """The labels of another file, all of which must be among the known ones."""
+    """Labels of another file, which must all be known."""
     if lacking := int(column.isna().sum()):
         raise TableError(f"{path} has {lacking} rows without a label in {column.name!r}; drop them")
     labels, seen = column.infer_objects().to_numpy(), set(np.unique(known).tolist())
@@ -84,7 +84,7 @@ def check_labels(column: pd.Series, known: Any, path: Path) -> Any:
 
 
 def is_text(column: pd.Series) -> bool:
-    """Whether a column of a file was read as text."""
+    """Whether a column was read as text."""
     return bool(pd.api.types.is_string_dtype(column.dtype))
 
 
@@ -99,36 +99,36 @@ def _dropped(frame: pd.DataFrame, drop: Sequence[str], path: Path) -> pd.DataFra
 
 
 def note_columns(encoder: Any, note: Note) -> None:
-    """Say which columns are of no use, or look as if they were row numbers."""
+    """Note constant columns and columns that look like identifiers."""
     if constant := encoder.constant_columns_:
-        note(f"always the same value, so of no use: {quoted(constant)}")
+        note(f"constant columns carry no information: {quoted(constant)}")
     if ids := encoder.id_like_columns_:
-        note(f"nearly every row has its own text in {quoted(ids)}; if it only names the row, leave it out with --drop")
+        note(f"nearly every row has a different text in {quoted(ids)}; if it identifies the row, ignore it with --drop")
 
 
 def note_positive(judge: Judge, counts: dict[str, int], note: Note) -> None:
-    """Of two classes the rare one mostly is the one to find; say so where the sorted order chose the other."""
+    """Note that the default positive class is the more frequent one; usually the rare one is meant."""
     if judge.aim.positive is not None or judge.average != "binary" or not metrics.is_averaged(judge.aim.name):
         return
     other, positive = judge.names
     if counts[positive] > counts[other]:
-        note(f"{judge.aim.name} counts {positive!r}, the more frequent class; --positive {other} would count the other")
+        note(f"{positive!r} is the positive class, the more frequent one; use --positive {other} for the other")
 
 
 def note_classes(judge: Judge, truth: Any, note: Note) -> None:
-    """Say which classes the test rows cannot tell about."""
+    """Note classes with too few test rows."""
     counts = np.bincount(truth, minlength=len(judge.classes))
     if absent := [name for name, count in zip(judge.names, counts, strict=True) if count == 0]:
-        note(f"no test row has the class {quoted(absent)}; a macro average counts it as 0")
+        note(f"no test row has the class {quoted(absent)}, which counts as 0 in a macro average")
     if few := [name for name, count in zip(judge.names, counts, strict=True) if 0 < count < 10]:
-        note(f"fewer than 10 test rows have the class {quoted(few)}; its scores say little")
+        note(f"fewer than 10 test rows have the class {quoted(few)}, whose scores are unreliable")
 
 
 def note_batches(judge: Judge, counts: dict[str, int], batch_size: int, note: Note) -> None:
-    """Say which classes a batch will usually miss: their part of the metric is learned from few batches."""
+    """Note classes that most batches will not contain."""
     total = sum(counts.values())
     if missed := [name for name in judge.names if (1 - counts[name] / total) ** batch_size > 0.5]:
         note(
-            f"a batch of {batch_size} rows will usually have no row of the class {quoted(missed)}; "
-            "evalign advise tells how large a batch the metric needs"
+            f"most batches of {batch_size} rows will not contain the class {quoted(missed)}; "
+            "evalign advise shows the batch size that the metric needs"
         )

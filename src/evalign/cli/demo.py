@@ -1,4 +1,4 @@
-"""`evalign demo`: the comparison from end to end on data that come with scikit-learn."""
+"""`evalign demo`: a complete comparison on a table that comes with scikit-learn."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,16 +18,18 @@ FILE, TARGET, POSITIVE = "patients.csv", "progression", "fast"
 
 def command(
     context: typer.Context,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for data and report.")] = Path("evalign-demo"),
-    splits: Annotated[int, typer.Option("--splits", help="Random splits to average over.", min=1)] = 5,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write data and report to.")] = Path(
+        "evalign-demo"
+    ),
+    splits: Annotated[int, typer.Option("--splits", help="Number of random splits.", min=1)] = 5,
     epochs: o.Epochs = None,
     seed: o.Seed = 0,
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
-    """Show the whole way on a small table: which of 442 diabetes patients get worse fast?
+    """Run a comparison on a small table: which of 442 diabetes patients get worse fast?
 
-    Writes the table, report.html and result.json to the --out folder; takes less than a minute on two cores.
+    Writes the table, report.html and result.json to the --out folder. Takes less than a minute on two cores.
     """
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -37,7 +39,7 @@ def command(
     from evalign.cli.run_folder import RunFolder
     from evalign.storage.atomic import write_atomically
 
-    # Small layers, as the table is small, and one network, not one for each of five folds: over in half a minute.
+    # A small table needs small layers, and one network instead of one per fold: half a minute in all.
     settings = o.Settings(positive=POSITIVE, epochs=epochs, hidden=(128, 64), seed=seed, device="cpu", folds=1)
     settings.check()
     output, folder = Output(quiet=quiet, as_json=json, words=context.obj), RunFolder(out, also=(FILE,))
@@ -50,8 +52,7 @@ def command(
         )
         data = write_atomically(out / FILE, table.to_csv(index=False))
         loaded = load(data, TARGET, test=None, drop=[], test_size=0.2, note=output.note)
-        # Batches this small are not worth sharing: on a busy machine two threads took over ten minutes, waiting for
-        # each other, where one takes half a minute.
+        # Two threads on batches this small took over ten minutes on a busy machine; one takes half a minute.
         with threadpool_limits(1):
             run(NAME, loaded, settings, splits, 0.2, folder, output, interrupt, boosted=False)
     output.show(
@@ -61,7 +62,7 @@ def command(
 
 
 def patients() -> "pd.DataFrame":
-    """Ten measurements of 442 patients, and whether their disease was among the fifth that advanced most."""
+    """Ten measurements of 442 patients; the target marks the fifth whose disease advanced most."""
     from sklearn.datasets import load_diabetes
 
     bunch = load_diabetes(as_frame=True, scaled=False)

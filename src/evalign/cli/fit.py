@@ -1,4 +1,4 @@
-"""`evalign fit`: train, compare honestly with cross-entropy, save."""
+"""`evalign fit`: train a model, compare it with baselines, save it."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,9 @@ def command(
     target: o.Target,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="Folder for model and report.", show_default=False, rich_help_panel=o.OUTPUT),
+        typer.Option(
+            "--out", "-o", help="Folder to write model and report to.", show_default=False, rich_help_panel=o.OUTPUT
+        ),
     ],
     metric: o.Metric = "f1",
     average: o.Average = None,
@@ -43,18 +45,17 @@ def command(
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
-    """Train a classifier on a metric and compare it with cross-entropy on rows that neither has seen.
+    """Train a classifier for a metric and compare it with cross-entropy on held-out test rows.
 
     Writes model.safetensors, report.html and result.json to the --out folder. The saved model is the one that was
-    tested: it is fitted on the rows that are not test rows. Ctrl-C ends training and keeps the best weights so far.
+    tested; it was not trained on the test rows. Ctrl-C stops training and keeps the best weights so far.
 
-    With --model auto boosted trees, a network and a blend are trained, each for a third of --budget at most, and the
-    one with the best score on rows that all held out of training is kept; test rows have no say in it.
+    --model auto trains boosted trees, a network and a blend, each for at most a third of --budget, and keeps the one
+    with the best score on the validation rows that all of them held out.
 
-    Memory: Arrow reads the file in one pass, the split copies the table once, and the network's input takes 4 bytes
-    for every row and encoded column (a category counts as a column). A CSV of 1 GB with 5 million rows, 10 numbers
-    and a category took 2.8 GB. A folder of Parquet files, or a file with --stream, is read in passes instead, and its
-    size does not matter; training that was killed goes on from its last epoch when the command is given again.
+    A table of 1 GB (5 million rows, 10 numbers and a category) takes 2.8 GB of memory. A folder of Parquet files, or a
+    Parquet file with --stream, is read in passes and may exceed the memory; repeat the command to resume a run that
+    was killed.
     """
     from evalign.cli.console import Output
 
@@ -113,11 +114,11 @@ def run(
     folder.path.mkdir(parents=True, exist_ok=True)
     for part in (model, *getattr(model, "members_", {}).values()):
         if hasattr(part, "device"):
-            part.device = "auto"  # the saved model is to run on whatever machine it is loaded on
+            part.device = "auto"  # the saved model may be loaded on another machine
     saved = model.save(folder.path / MODEL)
     held_out, folds = len(np.unique(model.held_out_)), getattr(model, "folds_", 1)
     if folds > 1:
-        output.note(f"{folds} networks were trained, each on its own folds; every prediction is the mean of theirs")
+        output.note(f"{folds} networks were trained, one per fold; predictions are their mean")
     sizes = {
         "test_from": str(test_path) if test_path else f"a stratified split, {test_size:g} of every class",
         "training_and_validation_rows": len(parts[0]),
@@ -144,4 +145,4 @@ def run(
     finish(NAME, comparison, settings, facts, sizes, protocol, folder, output, decision=own, model=learned)
     if why is not None:
         output.show(f"Kept:   {trials[0].contender.title}; {why}")
-    output.show(f"Model:  {saved} (fitted on the {len(parts[0])} rows that were not tested on)")
+    output.show(f"Model:  {saved} (trained on the {len(parts[0])} rows outside the test set)")

@@ -1,4 +1,4 @@
-"""Options that commands share, and `Settings`, what they amount to."""
+"""Command-line options shared by several commands, and the `Settings` they are parsed into."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,67 +11,66 @@ if TYPE_CHECKING:
     from evalign.comparison.aims import Aim
 
 MODELS = ("auto", "network", "boost", "blend")
-DATA, GOAL, TRAINING, OUTPUT = "Data", "What to be good at", "Training", "Output"
+DATA, GOAL, TRAINING, OUTPUT = "Data", "Metric to optimise", "Training", "Output"
 
 Data = Annotated[
     Path, typer.Argument(metavar="DATA", help="CSV, TSV (also .gz) or Parquet file with a header.", show_default=False)
 ]
 Target = Annotated[
-    str, typer.Option("--target", "-t", help="Column with the labels.", show_default=False, rich_help_panel=DATA)
+    str, typer.Option("--target", "-t", help="Column that holds the labels.", show_default=False, rich_help_panel=DATA)
 ]
 Test = Annotated[
     Path | None,
-    typer.Option("--test", help="File with the test rows; without it a part of DATA.", rich_help_panel=DATA),
+    typer.Option("--test", help="File of test rows; by default a share of DATA is held out.", rich_help_panel=DATA),
 ]
 TestSize = Annotated[
-    float, typer.Option("--test-size", help="Share of every class that is kept for testing.", rich_help_panel=DATA)
+    float, typer.Option("--test-size", help="Share of each class held out for testing.", rich_help_panel=DATA)
 ]
-Drop = Annotated[
-    list[str] | None, typer.Option("--drop", help="Column to leave out; repeatable.", rich_help_panel=DATA)
-]
+Drop = Annotated[list[str] | None, typer.Option("--drop", help="Column to ignore; repeatable.", rich_help_panel=DATA)]
 Metric = Annotated[
     str,
     typer.Option(
         "--metric",
         "--maximize",
         "-m",
-        help="f1, fbeta, precision, recall, specificity, accuracy, balanced_accuracy, jaccard, gmean, mcc, "
-        "cohen_kappa or quadratic_kappa.",
+        help="Metric to optimise: f1, fbeta, precision, recall, specificity, accuracy, balanced_accuracy, jaccard, "
+        "gmean, mcc, cohen_kappa or quadratic_kappa.",
         rich_help_panel=GOAL,
     ),
 ]
 Average = Annotated[
     str | None,
     typer.Option(
-        "--average", help="binary, macro, micro or weighted; binary for two classes, else macro.", rich_help_panel=GOAL
+        "--average",
+        help="Average over classes: binary, macro, micro or weighted. Default: binary for two classes, else macro.",
+        rich_help_panel=GOAL,
     ),
 ]
 Beta = Annotated[
     list[str] | None,
-    typer.Option("--beta", help="Of fbeta: a number, or LABEL=NUMBER, repeatable.", rich_help_panel=GOAL),
+    typer.Option("--beta", help="Beta of --metric fbeta: a number, or LABEL=NUMBER; repeatable.", rich_help_panel=GOAL),
 ]
 Positive = Annotated[
     str | None,
-    typer.Option(
-        "--positive", help="Of two classes the one that counts; the second in sorted order.", rich_help_panel=GOAL
-    ),
+    typer.Option("--positive", help="Positive class of two. Default: the last in sorted order.", rich_help_panel=GOAL),
 ]
 SubjectTo = Annotated[
     list[str] | None,
     typer.Option(
         "--subject-to",
-        help='Constraint, e.g. "precision>=0.9" or "recall[dog]>=0.8"; repeatable.',
+        help='Constraint such as "precision>=0.9" or "recall[dog]>=0.8"; repeatable.',
         rich_help_panel=GOAL,
     ),
 ]
 RecipeName = Annotated[
-    str, typer.Option("--recipe", help="anchored, paper, btg or cross_entropy.", rich_help_panel=TRAINING)
+    str,
+    typer.Option("--recipe", help="Training recipe: anchored, paper, btg or cross_entropy.", rich_help_panel=TRAINING),
 ]
 Decision = Annotated[
     str | None,
     typer.Option(
         "--decision",
-        help="How probabilities become labels: plug_in (the default), tuned (that of boosted trees) or argmax.",
+        help="Decision rule: plug_in, tuned or argmax. Default: tuned for boosted trees, else plug_in.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -79,8 +78,8 @@ Model = Annotated[
     str,
     typer.Option(
         "--model",
-        help="network; boost (trees; needs the extra boost); blend (both and randomised trees, averaged); or auto: all "
-        "three, and the best on held-out rows is kept.",
+        help="network; boost (boosted trees); blend (network, boosted and randomised trees averaged); or auto: train "
+        "all three and keep the best on held-out rows.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -88,53 +87,64 @@ Budget = Annotated[
     float,
     typer.Option(
         "--budget",
-        help="Of --model auto: seconds for all models together; who runs out of time keeps what is best so far.",
+        help="Seconds for all models of --model auto together; a model that runs out of time keeps its best state.",
         rich_help_panel=TRAINING,
     ),
 ]
 Epochs = Annotated[
-    int | None, typer.Option("--epochs", help="At most so many; the recipe's unless given.", rich_help_panel=TRAINING)
+    int | None,
+    typer.Option("--epochs", help="Maximum number of epochs. Default: set by the recipe.", rich_help_panel=TRAINING),
 ]
 Network = Annotated[
     str,
     typer.Option(
         "--network",
-        help="What a network sees of a column: mlp its numbers; embedding a learned curve or vector (a blend's has "
-        "it too); or periodic.",
+        help="Network input: mlp (scaled numbers), embedding (a learned vector per column; used in blends) or "
+        "periodic.",
         rich_help_panel=TRAINING,
     ),
 ]
 Ensemble = Annotated[
-    int, typer.Option("--ensemble", help="Networks trained together and averaged.", min=1, rich_help_panel=TRAINING)
+    int, typer.Option("--ensemble", help="Number of networks to train and average.", min=1, rich_help_panel=TRAINING)
 ]
 Folds = Annotated[
     str,
     typer.Option(
         "--folds",
-        help="auto: 5 where a class is rare, else 1. 1 holds rows out once; k trains k networks, each on own folds.",
+        help="Cross-validation folds, one network each; 1 is a single hold-out. auto: 5 if a class is rare, else 1.",
         rich_help_panel=TRAINING,
     ),
 ]
-Hidden = Annotated[str, typer.Option("--hidden", help="Widths of the hidden layers.", rich_help_panel=TRAINING)]
-Seed = Annotated[
-    int, typer.Option("--seed", help="Decides the split and the training.", min=0, rich_help_panel=TRAINING)
+Hidden = Annotated[
+    str, typer.Option("--hidden", help="Hidden layer widths, separated by commas.", rich_help_panel=TRAINING)
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel=TRAINING)]
+Seed = Annotated[
+    int,
+    typer.Option("--seed", help="Random seed of split and training.", min=0, max=2**32 - 1, rich_help_panel=TRAINING),
+]
+Device = Annotated[
+    str, typer.Option("--device", help="Device to train on: auto, cpu, cuda or cuda:N.", rich_help_panel=TRAINING)
+]
 Stream = Annotated[
     bool,
     typer.Option(
-        "--stream", help="Read a Parquet file in passes, as a folder of them always is.", rich_help_panel=DATA
+        "--stream",
+        help="Read a Parquet file in passes instead of into memory (folders always are).",
+        rich_help_panel=DATA,
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=OUTPUT)]
 Json = Annotated[
-    bool, typer.Option("--json", help="The result as JSON on stdout, and nothing else there.", rich_help_panel=OUTPUT)
+    bool,
+    typer.Option(
+        "--json", help="Print the result as JSON, and nothing else, to standard output.", rich_help_panel=OUTPUT
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run that are not about files; in plain types, so that they can be written down."""
+    """Options of a run that do not concern files, in plain types that JSON can hold."""
 
     metric: str = "f1"
     average: str | None = None
@@ -142,7 +152,7 @@ class Settings:
     positive: str | None = None
     subject_to: tuple[str, ...] = ()
     recipe: str = "anchored"
-    decision: str | None = None  # None is each model's own default
+    decision: str | None = None  # None: the default of the model
     epochs: int | None = None
     hidden: tuple[int, ...] = (512, 256, 128)
     seed: int = 0
@@ -154,7 +164,7 @@ class Settings:
     folds: int | str = "auto"  # or a number
 
     def check(self) -> None:
-        """Whatever can be told wrong before a table is read, which may take long."""
+        """Raise for invalid options; runs before a table is read."""
         from evalign import _checks as checks
         from evalign import decision, metrics
         from evalign.boosting.libraries import is_installed
@@ -194,7 +204,7 @@ class Settings:
         return Aim(self.metric, self.average, self.beta, self.positive, self.subject_to)  # type: ignore[arg-type]
 
     def for_network(self) -> dict[str, Any]:
-        """Options that our classifier and its cross-entropy rival share."""
+        """Options shared by EASTClassifier and its cross-entropy baseline."""
         return {
             "network": self.network,
             "ensemble": self.ensemble,
@@ -206,12 +216,12 @@ class Settings:
         }
 
     def for_trees(self) -> dict[str, Any]:
-        """Options that our boosted trees and their cross-entropy rival share; an epoch is a round."""
+        """Options shared by EASTBooster and its cross-entropy baseline; an epoch is a boosting round."""
         rounds = {} if self.epochs is None else {"rounds": self.epochs}
         return {"decision": self.decision_of("boost"), **rounds}
 
     def for_blend(self) -> dict[str, Any]:
-        """Options that our blend and its cross-entropy rival share."""
+        """Options shared by EASTBlend and its cross-entropy baseline."""
         rounds = {} if self.epochs is None else {"rounds": self.epochs}
         own = {"ensemble": self.ensemble, "hidden": self.hidden, "epochs": self.epochs}
         # Beside trees a network with embeddings has most to add (docs/research/boosting.md).
@@ -222,7 +232,7 @@ class Settings:
         }  # fmt: skip
 
     def decision_of(self, model: str) -> str:
-        """The decision asked for, or what the model does by itself."""
+        """The requested decision rule, or the default of the model."""
         return self.decision or {"network": "plug_in", "boost": "tuned", "blend": "plug_in"}[model]
 
     def to_json(self) -> dict[str, Any]:
@@ -230,7 +240,7 @@ class Settings:
 
 
 def parse_beta(entries: Sequence[str] | None) -> float | dict[str, float] | None:
-    """["2"] is one number for all, ["dog=5", "cat=2"] one per label.
+    """Parse --beta: ["2"] is one number for all classes, ["dog=5", "cat=2"] one per label.
 
     >>> parse_beta(["2"]), parse_beta(["dog=5"])
     (2.0, {'dog': 5.0})
@@ -261,7 +271,7 @@ def _beta(text: str, entry: str) -> float:
 
 
 def parse_folds(text: str) -> int | str:
-    """A number of folds, or "auto".
+    """Parse --folds: a number, or "auto".
 
     >>> parse_folds("5"), parse_folds("auto")
     (5, 'auto')
@@ -272,7 +282,7 @@ def parse_folds(text: str) -> int | str:
 
 
 def parse_hidden(text: str) -> tuple[int, ...]:
-    """Layer widths from "512,256".
+    """Parse --hidden: layer widths such as "512,256".
 
     >>> parse_hidden("32,16")
     (32, 16)
@@ -284,7 +294,7 @@ def parse_hidden(text: str) -> tuple[int, ...]:
 
 
 def check_device(name: str) -> None:
-    """The device must be one that torch knows and this machine has."""
+    """Raise unless torch knows the device and this machine has it."""
     import torch
 
     if name == "auto":
@@ -298,14 +308,14 @@ def check_device(name: str) -> None:
 
 
 def _without_label(constraint: str) -> str:
-    """A constraint whose class is named by a label, which is not known yet, as one that can be parsed."""
+    """Replace the label in a constraint, which cannot be checked before the table is read, by class 0."""
     import re
 
     return re.sub(r"\[[^\]]*\]", "[0]", constraint)
 
 
-def found_device(device: str) -> str:
-    """The device named, or for "auto" the GPU where there is one."""
+def resolve_device(device: str) -> str:
+    """Resolve "auto" to the GPU if there is one, else the CPU."""
     if device != "auto":
         return device
     import torch

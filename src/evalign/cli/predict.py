@@ -1,4 +1,4 @@
-"""`evalign predict`: labels and probabilities for new rows."""
+"""`evalign predict`: predict labels and probabilities for new rows."""
 
 import sys
 from pathlib import Path
@@ -20,33 +20,35 @@ SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 def command(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Folder that evalign fit wrote, or its model file.", show_default=False),
+        typer.Argument(metavar="DIR", help="Folder written by evalign fit, or a model file.", show_default=False),
     ],
     data: o.Data,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help=f"File to write, {', '.join(SUFFIXES)}; stdout as CSV without it."),
+        typer.Option("--out", "-o", help=f"File to write ({', '.join(SUFFIXES)}). Default: CSV to standard output."),
     ] = None,
     proba: Annotated[
-        bool, typer.Option("--proba/--no-proba", help="With a column probability_CLASS per class.")
+        bool, typer.Option("--proba/--no-proba", help="Add a column probability_CLASS for each class.")
     ] = True,
     together: Annotated[
         bool,
         typer.Option(
-            "--together", help="Decide all rows together, by their own probabilities: better for classes of few rows."
+            "--together", help="Choose the decision rule from the predicted rows themselves; better for rare classes."
         ),
     ] = False,
-    keep: Annotated[list[str] | None, typer.Option("--keep", help="Column of DATA to copy; repeatable.")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option("--keep", help="Column of DATA to copy to the output; repeatable.")
+    ] = None,
     target: Annotated[
-        str | None, typer.Option("--target", "-t", help="Column of DATA with labels, to say the score.")
+        str | None, typer.Option("--target", "-t", help="Column of DATA with labels, to report the score.")
     ] = None,
     device: o.Device = "auto",
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
-    """Predict a column `prediction`, and the probability of every class, for each row of DATA in its order.
+    """Predict the label and the class probabilities of each row of DATA, in order.
 
-    Columns are found by name: those the model does not know are ignored with a note, missing ones are an error.
+    Columns are matched by name. Unknown columns are ignored with a note; a missing column is an error.
     """
     from evalign.cli.console import Output
 
@@ -62,7 +64,7 @@ def command(
     if extra := [name for name in extra if name not in (keep or [])]:
         from evalign.tables.columns import quoted
 
-        output.note(f"columns that the model does not know are ignored: {quoted(extra)}")
+        output.note(f"columns unknown to the model were ignored: {quoted(extra)}")
     predictions = predicted_table(model, features, proba, together)
     for name in reversed(list(dict.fromkeys(keep or []))):
         if name in predictions:
@@ -84,7 +86,7 @@ def command(
 
 
 def load_model(folder: Path, device: str) -> tuple[Any, str | None]:
-    """The model of a folder or file, and the name of the target it was trained on where that is known."""
+    """Load the model of a folder or file, and the name of its target column if known."""
     from evalign.cli.run_folder import MODEL, read_result
     from evalign.estimators.saving import load_model as load
 
@@ -102,7 +104,7 @@ def load_model(folder: Path, device: str) -> tuple[Any, str | None]:
 
 
 def read(path: Path, model: Any, target: str | None, keep: list[str]) -> "pd.DataFrame":
-    """The table, with what was text in training kept as text."""
+    """Read the table; columns that were text in training stay text."""
     from evalign.tables.columns import check_header
     from evalign.tables.read import read_table
 
@@ -113,7 +115,7 @@ def read(path: Path, model: Any, target: str | None, keep: list[str]) -> "pd.Dat
 
 
 def ignorable(model: Any, target: str | None, trained_target: str | None, frame: "pd.DataFrame") -> list[str]:
-    """Label columns, which need no note: the user knows that they are there."""
+    """Label columns among the unknown ones, which need no note."""
     known = set(getattr(model, "feature_names_in_", ()))
     return [name for name in {target, trained_target} if name is not None and name in frame and name not in known]
 
@@ -131,7 +133,7 @@ def predicted_table(model: Any, features: Any, proba: bool, together: bool = Fal
 
 
 def write(table: "pd.DataFrame", out: Path | None) -> None:
-    """By suffix, in one step."""
+    """Write the table in the format of the suffix of `out`, or as CSV to standard output."""
     from evalign.storage.atomic import write_atomically
 
     if out is None:

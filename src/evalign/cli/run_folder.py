@@ -1,4 +1,4 @@
-"""The folder of a run: what may be written over, and how."""
+"""Output folder of a run: model, report and result."""
 
 import json
 import math
@@ -21,7 +21,7 @@ FORMAT, VERSION = "evalign.result", 1
 
 
 class RunFolder:
-    """A folder that holds one run and nothing else; a later run may replace an earlier one."""
+    """A folder that holds one run and nothing else."""
 
     def __init__(self, path: Path, *, also: tuple[str, ...] = ()) -> None:
         self.path, self.known = path, (RESULT, REPORT, MODEL, *also)
@@ -33,7 +33,7 @@ class RunFolder:
         if not self.path.is_dir():
             raise TableError(f"--out must be a folder, {self.path} is a file; choose another name")
         names = sorted(entry.name for entry in self.path.iterdir())
-        # What an atomic write leaves behind when its process is killed starts with a dot and the name.
+        # A killed process may leave the temporary file of an atomic write: a dot, the name, a random suffix.
         foreign = [name for name in names if not name.removeprefix(".").startswith(self.known)]
         if foreign:
             raise TableError(
@@ -47,13 +47,13 @@ class RunFolder:
             )
 
     def write(self, result: dict[str, Any], report: str) -> None:
-        """The report, then the result, which marks the run as complete."""
+        """Write the report, then the result, which marks the run as complete."""
         write_atomically(self.path / REPORT, report)
         write_atomically(self.path / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result in a run's folder; None if there is none, or it is not one of ours."""
+    """Read the result in a folder; None if there is none of evalign's."""
     try:
         result = json.loads((folder / RESULT).read_text())
     except (OSError, ValueError):
@@ -74,7 +74,7 @@ def finish(
     decision: str,
     **more: Any,
 ) -> dict[str, Any]:
-    """Write result and report, show the table; returns the result. `decision` is that of our reference."""
+    """Write result and report, print the table, return the result; `decision` is that of the reference row."""
     result: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -100,7 +100,7 @@ def finish(
 
 
 def as_table(result: dict[str, Any]) -> Any:
-    """The table of a result for a terminal."""
+    """Format the scores of a result as a table for the terminal."""
     from rich import box
     from rich.table import Table
 
@@ -131,7 +131,7 @@ def as_table(result: dict[str, Any]) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """Plain JSON has no nan: what is not a number becomes null."""
+    """Replace nan and infinity by None: JSON has neither."""
     if isinstance(value, dict):
         return {key: _finite(v) for key, v in value.items()}
     if isinstance(value, list | tuple):

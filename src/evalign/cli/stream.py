@@ -1,4 +1,4 @@
-"""`evalign fit` on a data set that need not fit into memory: the same table, report and model."""
+"""`evalign fit` on Parquet data that is read in passes; writes the same files as `fit`."""
 
 import sys
 import time
@@ -29,13 +29,11 @@ def run(
     path: Path, target: str, out: Path, settings: Settings, test: Path | None, test_size: float, drop: list[str],
     output: Any, interrupt: Interrupt,
 ) -> None:  # fmt: skip
-    """Survey, train ours and cross-entropy, save; under torchrun all ranks train and the first one writes."""
+    """Collect statistics, train our network and cross-entropy, save; under torchrun the first rank writes."""
     if test is not None or settings.model != "network":
-        raise TableError("a data set that is read in passes goes with --model network, and without --test")
+        raise TableError("data read in passes needs --model network and no --test")
     if settings.folds not in (1, "auto"):
-        raise TableError(
-            f"a data set that is read in passes is not dealt into folds; leave --folds {settings.folds} out"
-        )
+        raise TableError(f"data read in passes is not split into folds; remove --folds {settings.folds}")
     if not 0 < test_size < 1:
         raise TableError(f"--test-size must lie between 0 and 1, such as 0.2, got {test_size:g}")
     folder = RunFolder(out, also=(CHECKPOINT,))
@@ -68,19 +66,19 @@ def _run(
     model = trials[0].estimator
     data.note_columns(model.encoder_, output.note)
     data.note_classes(judge, trials[0].truth, output.note)
-    model.device = "auto"  # the saved model is to run on whatever machine it is loaded on
+    model.device = "auto"  # the saved model may be loaded on another machine
     saved = model.save(folder.path / MODEL)
     for file in folder.path.glob(f"{CHECKPOINT}*"):
         file.unlink()
     _finish(stream, judge, trials, folder, settings, output, interrupt)
-    output.show(f"Model:  {saved} (fitted on the rows that were not tested on)")
+    output.show(f"Model:  {saved} (trained on the rows outside the test set)")
 
 
 def _trial(
     contender: Contender, stream: Stream, judge: Judge, folder: RunFolder, settings: Settings, output: Any,
     interrupt: Interrupt,
 ) -> Trial:  # fmt: skip
-    """Train, learn the decisions on validation rows, and only then look at the test rows."""
+    """Train, learn decision rules on validation rows, then predict the test rows."""
     started = time.perf_counter()
     model = contender.make(settings.seed)
 
@@ -106,7 +104,7 @@ def _trial(
 
 
 def _majority(stream: Stream, judge: Judge, like: Trial) -> Trial:
-    """Always the most frequent class, by the label counts that are known."""
+    """The majority class baseline, from the label counts."""
     counts = np.array([stream.survey.labels[label] for label in judge.classes.tolist()])
     p = np.zeros_like(like.probabilities)
     p[:, counts.argmax()] = 1.0

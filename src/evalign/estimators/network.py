@@ -22,7 +22,7 @@ from evalign.metrics import Average, MetricFunction
 from evalign.networks.ensemble import SHARING, Sharing
 from evalign.networks.tabular import CURVES, Network, fields_of, table_network
 from evalign.steps import StepChoice
-from evalign.storage.heap import give_back
+from evalign.storage.heap import release_memory
 from evalign.tables import TableEncoder
 from evalign.tables.column_encoders import Numeric
 from evalign.tables.columns import as_table
@@ -171,7 +171,7 @@ class EASTClassifier(MetricClassifier):
         )
         table = _Labelled(X, rows, codes, divisions)
         p = (self._train_folds if self.folds_ > 1 else self._train_one)(table, recipe, seed, on_epoch)
-        give_back()
+        release_memory()
         self.held_out_ = rows[table.held_out]
         self.decision_ = self._learn_decision(
             p, codes[table.held_out], np.concatenate([division.valid_weight for division in divisions])
@@ -228,7 +228,7 @@ class EASTClassifier(MetricClassifier):
         valid_rows = on_device(division.valid, division.valid_weight)
         size = self._batch_size(recipe, len(train_rows))
         recipe = recipe.for_rows(len(train_rows), size)
-        give_back()
+        release_memory()
 
         def trained(rows: Rows, recipe: Recipe) -> list[Epoch]:
             self.network_ = self._make_network(seed).to(self._device)
@@ -253,7 +253,7 @@ class EASTClassifier(MetricClassifier):
         folded = FoldedRows.of(partial(self._encoded, table), table.codes, table.divisions, self._device)
         size = folded.batch_size(self._batch_size(recipe, len(folded.train[0])))
         recipe = recipe.for_rows(len(folded.train[0]), size)
-        give_back()
+        release_memory()
         if self.verbose:
             print(f"{self.folds_} networks are trained, each on its own folds; every row is held out by one of them")
         with epoch_bar(recipe, self._metric_name, enabled=bool(self.verbose)) as show:

@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, never half of either."""
+"""Atomic file writes: a reader sees the old file or the new one, never a part."""
 
 import os
 import tempfile

@@ -1,18 +1,18 @@
-"""Memory that was freed and is still held: the C library keeps it, between what is in use, for what comes next."""
+"""Return freed heap memory to the operating system."""
 
 import contextlib
 import ctypes
 import sys
 
 
-def give_back() -> None:
-    """Return freed memory to the system before a long run needs other room; where there is no glibc, nothing happens.
+def release_memory() -> None:
+    """Trim the heap before a long run allocates; does nothing where the C library is not glibc.
 
-    Columns that were learned and encoded leave holes that no batch of a network fits into.
+    Encoding a table column by column fragments the heap into pieces that are too small for a batch.
 
-    >>> give_back()
+    >>> release_memory()
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, none to be found, Windows
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # no glibc, or no C library to be found
         ctypes.CDLL(None).malloc_trim(0)
-    if "pyarrow" in sys.modules:  # text of data frames, in memory of its own
+    if "pyarrow" in sys.modules:  # text columns live in Arrow's own pool
         sys.modules["pyarrow"].default_memory_pool().release_unused()

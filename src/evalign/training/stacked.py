@@ -16,7 +16,7 @@ from torch.func import vmap
 from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Task
 from evalign.steps import StepChoice
-from evalign.storage.heap import give_back
+from evalign.storage.heap import release_memory
 from evalign.training.batches import Rows, StackedBatches
 from evalign.training.cuda_graph import Replay
 from evalign.training.evaluation import Score, Term, Watch, flat, probabilities_of
@@ -240,7 +240,7 @@ class _Stack:
             make_network, rows.x, seeds=seeds, dropouts=[trial.dropout for trial in trials],
             batch_lengths=self.batches.longest, averages=averages,
         )  # fmt: skip
-        give_back()  # of the networks that were made for the stack
+        release_memory()  # of the networks that were made for the stack
         watched = [trial.watch for trial in trials if trial.watch is not None]
         self.steps = StackedSteps(
             self.networks, rows, [trial.valid for trial in trials], term=term, score=score, task=task,

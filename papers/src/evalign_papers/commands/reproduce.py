@@ -109,7 +109,7 @@ def command(
 
             cells = [with_grid_of_the_paper(cell) for cell in cells]
         failed = work(
-            cells, output, data_dir=None if data_dir is None else str(data_dir), device=o.found_device(device),
+            cells, output, data_dir=None if data_dir is None else str(data_dir), device=o.resolve_device(device),
             jobs=jobs, engine=engine, trials=trials,
         )  # fmt: skip
     _show(output, home, named, list_tables, data_dir)
