@@ -26,8 +26,8 @@ from bench_loss import Loss, circumstances, recorded, replay_seconds, save
 from torch import Tensor
 
 from evalign import MetricLoss
-from evalign.kernels.gpu import rows as triton_rows
-from evalign.kernels.gpu import tiles as triton_tiles
+from evalign.kernels.gpu import gpu_loss as triton_rows
+from evalign.kernels.gpu import tile_launches as triton_tiles
 from evalign.storage.atomic import write_atomically
 
 SIZES = ["8192x1000", "65536x257", "4096x32768"]
@@ -55,7 +55,7 @@ def use(kernel: str, candidate: tuple[int, ...]) -> None:
         setattr(triton_rows, kernel, lambda d: candidate)
         return
     warps, last = candidate
-    triton_tiles.made.cache_clear()
+    triton_tiles.cached_tiles.cache_clear()
 
     def tile(d: int, aligned: bool, scattered: bool = False) -> tuple[int, ...]:
         return (*triton_tiles.shape(d, aligned, warps), warps, last)
@@ -82,7 +82,7 @@ def tuned(n: int, d: int, kernels: list[str], until: float) -> list[dict[str, An
     logits, target = problem(n, d)
     entropy, rows = replayed(F.cross_entropy, logits, target), []
     for kernel in kernels:
-        if (kernel in TILES) != (d <= triton_tiles.WHOLE):
+        if (kernel in TILES) != (d <= triton_tiles.TILE_CLASSES):
             continue
         times: dict[tuple[int, ...], float] = {}
         for candidate in candidates(kernel, d):

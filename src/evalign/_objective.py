@@ -6,7 +6,7 @@ number stands for both: labels equal to it do not count, and all others count 1 
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +18,10 @@ from evalign._batch import Sums, Weight, dense, rows_behind
 from evalign._numerics import counting_dtype, finite_gradient, safe_divide
 from evalign.confusion import Confusion, Task
 from evalign.kernels import dispatch
-from evalign.kernels.columns import ColumnCounts, column_counts
-from evalign.kernels.plan import FivePoints, Plan, Ready, Settings, closed_form, has_closed_form
-from evalign.kernels.rows import row_counts
-from evalign.kernels.whole import whole_loss
+from evalign.kernels.dispatch import ColumnCounts, column_counts, fused_loss, row_counts
+from evalign.kernels.plan import FivePoints, LaunchPlan, Plan, Settings, closed_form, has_closed_form
 from evalign.metrics import Average, Beta, MetricFunction
 from evalign.steps import StepChoice
-
-if TYPE_CHECKING:
-    from evalign.kernels.cpu.compiled_loss import Between
 
 Backend = Literal["auto", "eager"]
 BACKENDS: tuple[Backend, ...] = ("auto", "eager")
@@ -83,7 +78,7 @@ class Objective:
             self._has_closed_form(beta)
             and not isinstance(self.thresholds, tuple)
             and self._may_fuse(weight, temperature)
-            and dispatch.takes(logits)
+            and dispatch.is_fused(logits)
         )
 
     def whole(
@@ -93,35 +88,33 @@ class Objective:
         weight: Weight,
         temperature: float | Tensor,
         beta: Beta | None,
-        between: "Between | None" = None,
+        hook: dispatch.CountsHook | None = None,
     ) -> Tensor:
-        """All of it as one node; on a CPU the sums of a batch go through `between` before the metric is taken."""
+        """All of it as one node; on a CPU `hook` may change the counts before the metric is computed."""
         ignored = None if isinstance(weight, Tensor) else weight
         plan = self.plan(logits.shape[1] if self.task == "multiclass" else 2, beta, ignored)
         given = weight if isinstance(weight, Tensor) else None
         if plan.two_classes:
             logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
-        return whole_loss(logits, y, given, self.points(temperature), plan, between)
+        return fused_loss(logits, y, given, self.points(temperature), plan, hook)
 
-    def ready(self, logits: Tensor, y: Tensor, weight: Weight, temperature: Tensor, beta: Beta | None) -> Ready | None:
-        """What computes this batch on a GPU, as it is, and all of its kind; see `kernels.known`. None if nothing does.
+    def launch_plan(
+        self, logits: Tensor, y: Tensor, weight: Weight, temperature: Tensor, beta: Beta | None
+    ) -> LaunchPlan | None:
+        """Launch plan of a GPU batch, and of all with its `dispatch.batch_key`; None if there is none.
 
-        A temperature that is on the CPU is a number to a kernel, and another one for the next batch.
+        A temperature on the CPU is a number to a kernel, and may be another one for the next batch.
         """
         beta = self.beta if beta is None else beta
         if self.task != "multiclass" or isinstance(weight, Tensor) or not temperature.is_cuda:
             return None
         if not self.is_whole(logits, weight, temperature, beta):
             return None
-        plan, kernels = self.plan(logits.shape[1], beta, weight), dispatch.whole()
-        z, labels, _ = kernels.in_one_piece(logits, y, None, plan)
-        if z is not logits or labels is not y:
-            return None
-        found: Ready = kernels.ready(z, y, None, self.points(temperature), plan)
-        return found
+        plan = self.plan(logits.shape[1], beta, weight)
+        return dispatch.launch_plan(logits, y, self.points(temperature), plan)
 
     def plan(self, classes: int = 2, beta: Any = None, ignored: int | None = None) -> Plan:
-        """What `whole_loss` is told, where `is_whole` says that it can do this; `classes` of a multiclass problem.
+        """What `fused_loss` computes, where `is_whole` says that it can do this; `classes` of a multiclass problem.
 
         Without weights, labels that are `ignored` do not count.
         """
@@ -174,7 +167,7 @@ class Objective:
         """Whether a fused form takes this batch."""
         if not self._may_fuse(weight, temperature):
             return False
-        return dispatch.takes(logits) or (self.task == "multiclass" and checks.can_look_at(logits))
+        return dispatch.is_fused(logits) or (self.task == "multiclass" and checks.can_look_at(logits))
 
     def _may_fuse(self, weight: Weight, temperature: float | Tensor) -> bool:
         """Whether there is a fused form, and none but the logits asks for a gradient: it has no other."""
@@ -235,11 +228,9 @@ class Objective:
         """1 - M(C), and 0 for a batch without a counted label."""
         beta = self.beta if beta is None else beta
         tp = confusion.tp
-        if tp.is_cuda and tp.dim() == 1 and self._has_closed_form(beta) and dispatch.takes(tp):
-            from evalign.kernels.gpu.metric_kernels import loss_of_counts
-
+        if tp.is_cuda and tp.dim() == 1 and self._has_closed_form(beta) and dispatch.is_fused(tp):
             form = closed_form(str(self.metric), self.average, confusion.outcomes, beta, self.label_smoothing)
-            return loss_of_counts(confusion, form)
+            return dispatch.loss_of_counts(confusion, form)
         confusion = confusion.smoothed(self.label_smoothing)
         score = self.score(confusion, beta)
         return torch.where(confusion.total.sum() == 0, 0.0 * score, 1 - score)

@@ -16,7 +16,7 @@ from evalign._batch import Flat, Sums, flatten
 from evalign._objective import BACKENDS, Backend, Objective
 from evalign.confusion import TASKS, Task
 from evalign.distributed import Sync, SyncChoice, is_up, resolve
-from evalign.kernels import plan as known
+from evalign.kernels import dispatch
 from evalign.memory import Decay, Memory
 from evalign.metrics import AVERAGES, Average, Beta, MetricFunction
 from evalign.steps import Step, StepChoice
@@ -110,7 +110,7 @@ class MetricLoss(nn.Module):
     MetricLoss('fbeta', task='binary', beta=2.0, step='linear')
     """
 
-    _known: known.Known
+    _launch_plans: dispatch.LaunchPlanCache
     _temperature: Tensor
     beta: Any
     offset: Any
@@ -178,19 +178,19 @@ class MetricLoss(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name not in ("training", "temperature"):  # which batches that are known do not depend on
-            self.__dict__["_known"] = known.Known()
+        if name not in ("training", "temperature"):  # no launch plan depends on these
+            self.__dict__["_launch_plans"] = dispatch.LaunchPlanCache()
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        kind = known.kind(input, target) if sample_weight is None else None
-        ready = None if kind is None else self._known.get(kind)
-        if ready is not None and (not is_up() or self._ranks() is None):  # a buffer is found faster than an attribute
-            return ready.loss(input, target, None, self._buffers["_temperature"] if self.step == "annealed" else None)
+        key = dispatch.batch_key(input, target) if sample_weight is None else None
+        plan = None if key is None else self._launch_plans.get(key)
+        if plan is not None and (not is_up() or self._ranks() is None):  # a buffer is found faster than an attribute
+            return plan.loss(input, target, None, self._buffers["_temperature"] if self.step == "annealed" else None)
         ranks, memory = self._ranks(), self._remembers()
         if ranks is None and memory is None:
             flat = self._flat(input, target, sample_weight)
-            if kind is not None:
-                self._learn(kind, flat, input, target)
+            if key is not None:
+                self._cache_plan(key, flat, input, target)
             return self.objective(*flat, self._temperature, self.beta)
         if input.device.type == "cpu" and self._counts_alone_matter(sample_weight, memory):
             flat = self._flat(input, target, sample_weight)
@@ -199,13 +199,13 @@ class MetricLoss(nn.Module):
                 return self.objective.whole(*flat, self._temperature, self.beta, between)
         return self.of_sums(self.sums(input, target, sample_weight))
 
-    def _learn(self, kind: known.Kind, flat: Flat, input: Tensor, target: Tensor) -> None:
-        """Remember what computes a batch of this kind, if there is nothing else to do for one, in training or not."""
+    def _cache_plan(self, key: dispatch.BatchKey, flat: Flat, input: Tensor, target: Tensor) -> None:
+        """Cache the launch plan of this kind of batch if it needs no other work, in training or not."""
         as_it_is = flat.logits is input and flat.y is target and self.offset is None
         if as_it_is and self.memory is None and self.sync is not True:
-            ready = self.objective.ready(*flat, self._temperature, self.beta)
-            if ready is not None:
-                self._known.learn(kind, ready)
+            plan = self.objective.launch_plan(*flat, self._temperature, self.beta)
+            if plan is not None:
+                self._launch_plans.add(key, plan)
 
     def sums(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Sums:
         """What a batch adds to the loss: sums that may be added up before `of_sums` (see `accumulation`)."""

@@ -46,7 +46,7 @@ def by_autograd(metric, average, smoothing, multilabel, tp, predicted, actual, t
 
 
 def compiled(form, tp, predicted, actual, total):
-    compiled_whole = pytest.importorskip("evalign.kernels.cpu.compiled_loss", exc_type=ImportError)
+    compiled_whole = pytest.importorskip("evalign.kernels.cpu.cpu_loss", exc_type=ImportError)
     sums, totals = (x.double().numpy() for x in (torch.stack([tp, actual, predicted]), torch.atleast_1d(total)))
     value, slopes = compiled_whole.metric_of(sums, totals, Plan(form))
     return [torch.tensor(value, dtype=tp.dtype), *torch.from_numpy(slopes).to(tp.dtype)]

@@ -52,7 +52,7 @@ def fused(loss, logits, target):
         nodes += [parent for parent, _ in node.next_functions if parent is not None]
     return names & {
         "RowCountsBackward",
-        "_ColumnsBackward",
+        "_ColumnFunctionBackward",
         "WholeLossBackward",
         "TileLossBackward",
         "CompiledLossBackward",
@@ -63,7 +63,7 @@ def fused(loss, logits, target):
 def test_the_loss_picks_the_compiled_form_by_itself(task):
     logits, target = batch(8, 3, task)
     assert fused(MetricLoss("f1", task=task), logits, target) == {"CompiledLossBackward"}
-    counts = "RowCountsBackward" if task == "multiclass" else "_ColumnsBackward"
+    counts = "RowCountsBackward" if task == "multiclass" else "_ColumnFunctionBackward"
     assert fused(MetricLoss("gmean", task=task), logits, target) == {counts}
     whole = counts if task == "multilabel" else "CompiledLossBackward"
     for metric in ("mcc", "cohen_kappa", "accuracy", "balanced_accuracy"):
@@ -85,9 +85,10 @@ def test_any_number_of_rows_and_classes(n, d):
 @pytest.mark.parametrize("d", [4, 10, 24, 25, 96, 97])
 @pytest.mark.parametrize("n", [63, 64, 65, 129])
 def test_at_the_edges_of_blocks_of_rows(n, d):
-    from evalign.kernels.cpu.row_counts import FEW, FEW_BACK, block_loops
+    from evalign.kernels.cpu.cpu_loss import FEW, FEW_BACK
+    from evalign.kernels.cpu.row_loops import BLOCK_ROWS
 
-    assert (block_loops.ROWS, FEW, FEW_BACK) == (64, 96, 24)
+    assert (BLOCK_ROWS, FEW, FEW_BACK) == (64, 96, 24)
     logits, target = batch(n, d, spread=3.0)
     weight = torch.rand(n, generator=torch.Generator().manual_seed(1)) + 0.5
     weight[n // 2] = 0.0
@@ -99,12 +100,12 @@ def test_at_the_edges_of_blocks_of_rows(n, d):
 @given(st.integers(2, 24), st.integers(0, 10**6))
 def test_the_two_largest_are_those_of_a_sort(d, seed):
     """Whole numbers, so that many are equal; of these the earlier comes first, as in a stable sort."""
-    from evalign.kernels.cpu.block_loops import ROWS, find_two
+    from evalign.kernels.cpu.row_loops import BLOCK_ROWS, block_top_two
 
-    z = np.random.default_rng(seed).integers(-2, 3, (d, ROWS)).astype(np.float32)
-    largest, below = np.empty((2, ROWS), np.float32)
-    first, second = np.empty((2, ROWS), np.int32)
-    find_two(z, largest, below, first, second)
+    z = np.random.default_rng(seed).integers(-2, 3, (d, BLOCK_ROWS)).astype(np.float32)
+    largest, below = np.empty((2, BLOCK_ROWS), np.float32)
+    first, second = np.empty((2, BLOCK_ROWS), np.int32)
+    block_top_two(z, largest, below, first, second)
     order = np.argsort(-z, axis=0, kind="stable")
     assert np.array_equal(first, order[0])
     assert np.array_equal(second, order[1])
@@ -351,7 +352,7 @@ def test_nothing_of_the_batchs_size_is_kept_but_the_input(task):
 
 
 def test_the_exponential_is_right_to_two_units_of_the_last_place():
-    from evalign.kernels.cpu.exponential import exp
+    from evalign.kernels.cpu.elementary import exp
 
     t = np.concatenate([np.linspace(-87.3, 0, 20001), [-1e-8, -0.34657359, -0.3465736]]).astype(np.float32)
     found = np.array([exp(x) for x in t], np.float64)
@@ -362,7 +363,7 @@ def test_the_exponential_is_right_to_two_units_of_the_last_place():
 
 
 def test_the_logarithm_is_right_to_two_units_of_the_last_place():
-    from evalign.kernels.cpu.exponential import log
+    from evalign.kernels.cpu.elementary import log
 
     x = np.concatenate([np.geomspace(1e-30, 1e30, 20001), np.linspace(0.5, 3, 20001)]).astype(np.float32)
     found, expected = np.array([log(value) for value in x], np.float64), np.log(x.astype(np.float64))

@@ -9,15 +9,16 @@ from torch.utils.checkpoint import checkpoint
 pytest.importorskip("triton")
 
 from evalign import MetricLoss
+from evalign.kernels import private_apis
 from evalign.kernels.gpu import launch as triton_launch
-from evalign.kernels.gpu import tiles as triton_tiles
+from evalign.kernels.gpu import tile_launches as triton_tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter computes masked entries too, and says so where they are nan.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 BEFORE = 9  # words that a launcher is told before the arguments
-FRONT = ("z", "y", "w", "temperature", "room", "counters", "counts", "loss", "kept")
-BACK = ("z", "y", "w", "temperature", "kept", "by_loss", "by_tp", "by_predicted", "by_losses", "out")
+FRONT = ("z", "y", "w", "temperature", "workspace", "counters", "counts", "loss", "saved")
+BACK = ("z", "y", "w", "temperature", "saved", "by_loss", "by_tp", "by_predicted", "by_losses", "out")
 
 
 def batch(n=20, d=7, seed=0):
@@ -142,14 +143,14 @@ def told(monkeypatch):
         ("isCurrentStreamCapturing", lambda: stands.recording),
     ):
         monkeypatch.setattr(torch._C, f"_cuda_{name}", answer, raising=False)
-    monkeypatch.setattr(triton_launch, "_empty_cuda", torch._C._dynamo.guards._empty_strided_cpu)
-    monkeypatch.setattr(triton_launch, "_scratch", {})
+    monkeypatch.setattr(private_apis, "_empty_cuda", torch._C._dynamo.guards._empty_strided_cpu)
+    monkeypatch.setattr(triton_launch, "_workspaces", {})
     for launcher, names in ((triton_tiles.launch_loss, FRONT), (triton_tiles.launch_gradient, BACK)):
         monkeypatch.setattr(launcher, "kernel", Kernel(names))
         monkeypatch.setattr(launcher, "programs", {})
-    triton_tiles.made.cache_clear()
+    triton_tiles.cached_tiles.cache_clear()
     yield all_told, stands
-    triton_tiles.made.cache_clear()
+    triton_tiles.cached_tiles.cache_clear()
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the device is made up")
@@ -170,10 +171,10 @@ def test_kernels_are_told_where_the_tensors_are(told, step):
         for found in (front, back):
             assert [found[name] for name in FRONT[:4]] == [x.data_ptr() for x in (z, y, y, temperature)]
         assert front["loss"] == value.data_ptr()
-        assert front["counts"] == front["room"] != front["counters"]
-        assert {back[name] for name in ("kept", "by_tp", "by_predicted", "by_losses")} == {front["kept"]}
+        assert front["counts"] == front["workspace"] != front["counters"]
+        assert {back[name] for name in ("saved", "by_tp", "by_predicted", "by_losses")} == {front["saved"]}
         assert (back["by_loss"], back["out"]) == (one.data_ptr(), z.grad.data_ptr())
-        ready = next(iter(loss._known.values()))
+        ready = next(iter(loss._launch_plans.values()))
         assert all_front[len(FRONT) :] == ready.front.numbers + ready.front.constants
         assert all_back[len(BACK) :] == ready.back.numbers + ready.back.constants
     assert set(ready.front.starts) == set(ready.back.starts) == {98, 99}
@@ -193,7 +194,7 @@ def test_streams_and_recordings_have_counters_of_their_own(told):
     eager = counters[1, False] | counters[2, False]
     assert len(eager) == 2
     assert not counters[1, True] & eager
-    assert {found[0].counters_at for found in triton_launch._scratch.values()} == eager
+    assert {found[0].counters_at for found in triton_launch._workspaces.values()} == eager
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the device is made up")

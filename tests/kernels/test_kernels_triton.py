@@ -11,10 +11,9 @@ import torch
 pytest.importorskip("triton")
 
 from evalign import MetricLoss, membership
-from evalign.kernels import reference as torch_rows
-from evalign.kernels.cpu import column_counts as compiled_columns
-from evalign.kernels.gpu import columns as triton_columns
-from evalign.kernels.gpu import rows as triton_rows
+from evalign.kernels import reference
+from evalign.kernels.cpu import cpu_loss
+from evalign.kernels.gpu import gpu_loss
 from evalign.kernels.plan import FivePoints, Settings, Slopes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,12 +40,12 @@ def both_row_forms(z, y, weight, slopes, temperature=0.2, smoothing=0.0, linear=
     there = points if linear else FivePoints(0, 0, torch.tensor(temperature, dtype=torch.float64, device=DEVICE))
     losses = slopes.losses is not None
     settings = Settings(there, smoothing, losses)
-    counts, kept = triton_rows.forward(on_device(z), on_device(y), on_device(weight), settings)
-    gradient = triton_rows.backward(kept, settings, Slopes(*map(on_device, slopes)))
+    counts, kept = gpu_loss.row_forward(on_device(z), on_device(y), on_device(weight), settings)
+    gradient = gpu_loss.row_backward(kept, settings, Slopes(*map(on_device, slopes)))
     settings = Settings(points, smoothing, losses)
-    expected, kept = torch_rows.forward(z.double(), y, weight.double(), settings)
+    expected, kept = reference.row_forward(z.double(), y, weight.double(), settings)
     given = Slopes(*(None if x is None else x.double() for x in slopes))
-    slope = torch_rows.backward(kept, settings, given)
+    slope = reference.row_backward(kept, settings, given)
     found = [*(x.cpu() for x in (counts.tp, counts.predicted, counts.actual)), gradient.cpu()]
     wanted = [expected.tp, expected.predicted, expected.actual, slope]
     if losses:
@@ -138,12 +137,12 @@ def test_columns(shape, thresholds):
     for losses, smoothing in ((True, 0.1), (False, 0.0)):
         by_losses = torch.tensor(0.7) if losses else None
         settings = Settings(points, smoothing, losses, thresholds)
-        wanted = [*compiled_columns.forward((z, y, weight), settings)]
-        wanted.append(compiled_columns.backward((z, y, weight), settings, *slopes, by_losses))
+        wanted = [*cpu_loss.column_forward((z, y, weight), settings)]
+        wanted.append(cpu_loss.column_backward((z, y, weight), settings, *slopes, by_losses))
         there = Settings(FivePoints(0, 0, torch.tensor(0.15, device=DEVICE)), smoothing, losses, thresholds)
         kept = tuple(map(on_device, (z, y, weight)))
-        found = [*triton_columns.forward(kept, there)]
-        found.append(triton_columns.backward(kept, there, *map(on_device, slopes), on_device(by_losses)))
+        found = [*gpu_loss.column_forward(kept, there)]
+        found.append(gpu_loss.column_backward(kept, there, *map(on_device, slopes), on_device(by_losses)))
         assert_close([x.cpu() for x in found], [x.double() for x in wanted])
 
 

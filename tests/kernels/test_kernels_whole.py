@@ -9,12 +9,10 @@ import torch
 pytest.importorskip("triton")
 
 from evalign import MetricLoss, losses
-from evalign.kernels import plan as known
-from evalign.kernels import whole
-from evalign.kernels.gpu import columns as triton_columns
+from evalign.kernels import dispatch, private_apis
+from evalign.kernels.gpu import gpu_loss, metric_kernels
 from evalign.kernels.gpu import launch as triton_launch
-from evalign.kernels.gpu import tiles as triton_tiles
-from evalign.kernels.gpu import triton_loss as triton_whole
+from evalign.kernels.gpu import tile_launches as triton_tiles
 from evalign.kernels.plan import FivePoints, Plan, closed_form
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,7 +42,7 @@ def by_triton(z, y, weight, task="multiclass", metric="f1", average="macro", anc
     if task == "binary":
         given = [None if x is None else x[:, None] for x in given]
     logits = given[0].detach().requires_grad_()
-    loss = whole.gpu_loss(logits, *given[1:], points, plan)
+    loss = gpu_loss.fused_loss(logits, *given[1:], points, plan)
     (gradient,) = torch.autograd.grad(loss, logits, torch.tensor(scale, device=DEVICE))
     return loss.detach().cpu(), gradient.cpu().reshape(z.shape)
 
@@ -111,7 +109,7 @@ def test_a_batch_without_a_counted_label_gives_nothing(task, n):
 
 
 def test_many_classes_are_more_than_one_block_of_the_metric(monkeypatch):
-    monkeypatch.setattr(triton_whole.triton_metric, "block", lambda d, metric: 256)
+    monkeypatch.setattr(metric_kernels, "block", lambda d, metric: 256)
     for average in ("macro", "micro", "weighted"):
         assert_equal(batch(6, 1300), average=average, anchor=0.5)
     for metric in ("mcc", "cohen_kappa"):
@@ -144,13 +142,13 @@ def test_ties_infinities_and_nan(d):
 
 
 def test_counters_are_0_again_for_the_next_batch(monkeypatch):
-    counters, room = torch.zeros(2000, dtype=torch.int64, device=DEVICE), torch.empty(100_000, device=DEVICE)
+    counters, floats = torch.zeros(2000, dtype=torch.int64, device=DEVICE), torch.empty(100_000, device=DEVICE)
 
     def given(z, count, size):
-        return triton_launch.Scratch(counters, room.fill_(float("nan")), counters.data_ptr(), room.data_ptr(), -1)
+        return triton_launch.Workspace(counters, floats.fill_(float("nan")), counters.data_ptr(), floats.data_ptr(), -1)
 
-    for module in (triton_tiles, triton_columns):
-        monkeypatch.setattr(module, "scratch", given)
+    for module in (triton_tiles, gpu_loss):
+        monkeypatch.setattr(module, "workspace", given)
     for n, d in ((4500, 10), (3, 41), (5000, 2), (4500, 10)):
         assert_equal(batch(n, d))
         assert (counters == 0).all()
@@ -226,7 +224,7 @@ def test_a_launch_goes_past_triton_s_launcher_and_says_the_same(monkeypatch, pac
 @pytest.mark.parametrize("run", [print, TritonsLauncher(print, memory=torch.ones(1))])
 def test_a_launcher_that_is_not_to_be_repeated_is_called_every_time(run):
     program = types.SimpleNamespace(packed_metadata="metadata", function="function", run=run)
-    start = triton_launch.start_of(program, (4, 1, 1))
+    start = private_apis.raw_launch(program, (4, 1, 1))
     assert start == (run, (4, 1, 1), ("function", "metadata", None, None, None), False)
 
 
@@ -255,7 +253,7 @@ def test_a_batch_like_one_before_takes_the_short_way(on_a_gpu, options):
             wanted, found = value_and_slope(eager, z.double(), y), value_and_slope(loss, z, y)
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
             loss.__dict__["_flat"] = None  # without which there is no other way
-    assert len(loss._known) == 1
+    assert len(loss._launch_plans) == 1
 
 
 def test_another_kind_of_batch_is_looked_at_anew(on_a_gpu):
@@ -277,7 +275,7 @@ def test_another_kind_of_batch_is_looked_at_anew(on_a_gpu):
             weights = weight.to(DEVICE)
         else:
             loss = loss.to(torch.float16)
-            assert not loss._known
+            assert not loss._launch_plans
         eager = MetricLoss("f1", ignore_index=loss.ignore_index, backend="eager")
         wanted = value_and_slope(eager, given.double(), labels, None if weights is None else weights.double())
         found = value_and_slope(loss, given, labels, weights)
@@ -306,7 +304,7 @@ def test_what_training_alone_does_is_not_forgotten_by_a_validation_before_it(on_
     for options in ({"offset": [1.0, 0.0, 0.0]}, {"memory": 0.9}, {"sync": True}):
         loss = MetricLoss("f1", ignore_index=-7, **options).to(DEVICE).eval()
         value_and_slope(loss, z, y)
-        assert not loss._known
+        assert not loss._launch_plans
         loss.train()
         if "sync" in options:
             with pytest.raises(RuntimeError, match="needs a process group"):
@@ -314,7 +312,7 @@ def test_what_training_alone_does_is_not_forgotten_by_a_validation_before_it(on_
     loss = MetricLoss("f1", ignore_index=-7).to(DEVICE)
     value_and_slope(loss, z, y)
     loss.eval().temperature = 0.1
-    assert loss._known
+    assert loss._launch_plans
 
 
 def test_a_process_group_that_comes_up_later_is_seen(on_a_gpu, monkeypatch):
@@ -332,16 +330,16 @@ def test_what_is_ready_is_not_copied_or_saved(on_a_gpu, tmp_path):
     loss = MetricLoss("f1", ignore_index=-7).to(DEVICE)
     z, y, _ = batch(20, 7)
     before = value_and_slope(loss, z, y)
-    assert loss._known
+    assert loss._launch_plans
     torch.save(loss, tmp_path / "loss.pt")
     for other in (copy.deepcopy(loss), torch.load(tmp_path / "loss.pt", weights_only=False)):
-        assert not other._known
+        assert not other._launch_plans
         torch.testing.assert_close(value_and_slope(other, z, y), before, rtol=0, atol=0)
 
 
 def test_no_more_kinds_are_known_than_there_is_room_for(on_a_gpu, monkeypatch):
-    monkeypatch.setattr(known, "MOST", 2)
+    monkeypatch.setattr(dispatch, "CACHED_PLANS", 2)
     loss = MetricLoss("f1", ignore_index=-7).to(DEVICE)
     for n in (3, 4, 5, 6):
         value_and_slope(loss, *batch(n, 3)[:2])
-        assert 1 <= len(loss._known) <= 2
+        assert 1 <= len(loss._launch_plans) <= 2

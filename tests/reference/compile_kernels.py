@@ -5,11 +5,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from evalign.kernels.gpu import column_kernels as triton_column_kernels
+from evalign.kernels.gpu import gpu_loss as triton_rows
 from evalign.kernels.gpu import metric_kernels as triton_metric
 from evalign.kernels.gpu import row_kernels as triton_row_kernels
-from evalign.kernels.gpu import rows as triton_rows
 from evalign.kernels.gpu import tile_kernels as triton_tile_kernels
-from evalign.kernels.gpu import tiles as triton_tiles
+from evalign.kernels.gpu import tile_launches as triton_tiles
 
 FLOATS = ("low", "reach", "smoothing", "anchor", *(f"{letter}{k}" for letter in "tbw" for k in range(4)))
 NUMBERS = ("n", "d", "stride", "chunk", "columns", "thresholds", "width", "ignored")
@@ -33,15 +33,15 @@ def back_tiles(d, aligned=False):
 
 
 def streams(d):
-    """The three kernels of rows of d classes, as `triton_rows` launches them."""
+    """The three kernels of rows of d classes, as `gpu_loss` launches them."""
     (block, warps), even = triton_rows.along(d), {"EVEN": True}
     stats = {**ROWS, "SMOOTHING": True, **even, "BLOCK": block, "num_warps": warps}
     tiles = triton_rows.down(d), triton_rows.back_along(d)
     columns, back = (dict(zip(("ROWS", "BLOCK", "num_warps"), tile, strict=True)) for tile in tiles)
     return [
         (triton_row_kernels.stats_kernel, stats),
-        (triton_row_kernels.columns_kernel, {"ANNEALED": True, "WEIGHTED": False, **even, **columns}),
-        (triton_row_kernels.gradient_kernel, {**BACK, **even, **back}),
+        (triton_row_kernels.row_columns_kernel, {"ANNEALED": True, "WEIGHTED": False, **even, **columns}),
+        (triton_row_kernels.row_gradient_kernel, {**BACK, **even, **back}),
     ]
 
 
@@ -55,10 +55,10 @@ KERNELS = [
     *((triton_tile_kernels.tile_gradient_kernel, {**BACK, **back_tiles(d, d == 1000)}) for d in (10, 257, 1000)),
     *streams(2000),
     *streams(131072),
-    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "BLOCK": 1024}),
-    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "FORM": 5, "TWO": True, "BLOCK": 1024}),
-    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "FORM": 0, "TWO": False, "BLOCK": 1024}),
-    (triton_column_kernels.gradient_kernel, {**BACK, "BLOCK": 1024}),
+    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "BLOCK": 1024}),
+    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 5, "TWO": True, "BLOCK": 1024}),
+    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 0, "TWO": False, "BLOCK": 1024}),
+    (triton_column_kernels.column_gradient_kernel, {**BACK, "BLOCK": 1024}),
     *(
         (
             triton_metric.metric_kernel,
@@ -73,8 +73,8 @@ HALF = [  # their logits and gradients are of half precision
     (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(10)}),
     (triton_tile_kernels.tile_gradient_kernel, {**BACK, **back_tiles(10)}),
     *streams(2000),
-    (triton_column_kernels.counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "BLOCK": 1024}),
-    (triton_column_kernels.gradient_kernel, {**BACK, "BLOCK": 1024}),
+    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "BLOCK": 1024}),
+    (triton_column_kernels.column_gradient_kernel, {**BACK, "BLOCK": 1024}),
 ]
 
 

@@ -40,14 +40,13 @@ def derivatives(
     (array([ 0.633,  0.633,  0.633, -1.167], dtype=float32), array([0.383, 0.383, 0.383, 0.917], dtype=float32))
     """
     from evalign.boosting import binary_loop  # these need numba, which takes half a second to import
-    from evalign.kernels.cpu import column_counts as compiled_columns
-    from evalign.kernels.cpu.compiled_loss import by_column, metric_of
+    from evalign.kernels.cpu.cpu_loss import by_column, count_columns, metric_of
 
     plan = objective.plan(beta=objective.beta)
     settings = plan.settings(objective.points(temperature))
     columns = (table.scores[:, None], table.y[:, None], table.weight[:, None])
     counts = np.zeros((3, 2))
-    losses, totals = compiled_columns.counted(columns, settings, counts, two_classes=True)
+    losses, totals = count_columns(columns, settings, counts, two_classes=True)
     n = float(counts[1].sum())
     value, slopes = metric_of(counts, totals, plan)
     by_tp, by_predicted = by_column(slopes)[:, 0]

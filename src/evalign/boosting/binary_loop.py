@@ -3,8 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign.kernels.cpu.column_loops import sigmoid
-from evalign.kernels.cpu.exponential import HALF, ONE, ZERO
+from evalign.kernels.cpu.elementary import HALF, ONE, ZERO, sigmoid
 from evalign.kernels.cpu.jit import loop
 
 F = np.float32

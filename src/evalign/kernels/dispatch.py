@@ -1,16 +1,35 @@
-"""Which compiled form takes a tensor: numba's on a CPU, Triton's on a GPU, or none."""
+"""Select the backend of a batch, and wrap it for autograd: the only module that knows all backends.
 
+Every backend has `row_forward` and `row_backward` (soft counts of multiclass rows), `column_forward` and
+`column_backward` (soft counts of binary columns; not in the reference), and `fused_loss` (batch to loss in one node):
+
+- `kernels.cpu.cpu_loss`: loops compiled by numba, for float32 on a CPU;
+- `kernels.gpu.gpu_loss`: Triton kernels, for float32, float16 and bfloat16 on a GPU;
+- `kernels.reference`: torch operations, for float64 and wherever nothing can be compiled.
+"""
+
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from evalign.kernels.cpu import jit as compiled
+from evalign.confusion import Confusion
+from evalign.kernels.cpu import jit
+from evalign.kernels.plan import ClosedForm, Counts, FivePoints, LaunchPlan, Plan, Settings, first_order_only, slopes
+from evalign.kernels.private_apis import is_functorch_wrapped
 
-ON_GPU = (torch.float32, torch.float16, torch.bfloat16)
+GPU_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Receives tp, actual and predicted of every class, the sum of the cross-entropies and the sum of the weights as one
+# vector; changes it in place; returns the factors of the slopes by the counts and of the slope by the cross-entropies.
+CountsHook = Callable[[NDArray[np.float64]], tuple[float, float]]
 
 
 @cache
@@ -18,28 +37,190 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def takes(z: Tensor) -> bool:
-    """Whether there is a compiled form for logits of this kind, outside of `torch.compile` and `vmap`."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(z):
-        return False
-    if z.is_cuda:
-        return z.dtype in ON_GPU and has_triton()
-    return z.device.type == "cpu" and z.dtype == torch.float32 and compiled.available()
-
-
 @cache
 def _module(name: str) -> ModuleType:
-    """Imported when first needed: numba takes half a second, and Triton more."""
+    """Import a backend on first use: numba takes half a second to import, Triton longer."""
     return import_module(f"evalign.kernels.{name}")
 
 
-def rows(z: Tensor) -> ModuleType:
-    return _module("gpu.rows" if z.is_cuda else "cpu.row_counts" if takes(z) else "reference")
+def is_fused(z: Tensor) -> bool:
+    """Whether a compiled backend takes these logits; never under `torch.compile` or `vmap`."""
+    if is_compiling() or is_functorch_wrapped(z):
+        return False
+    if z.is_cuda:
+        return z.dtype in GPU_DTYPES and has_triton()
+    return z.device.type == "cpu" and z.dtype == torch.float32 and jit.available()
 
 
-def columns(z: Tensor) -> ModuleType:
-    return _module("gpu.columns" if z.is_cuda else "cpu.column_counts")
+def backend(z: Tensor) -> ModuleType:
+    return _module("gpu.gpu_loss" if z.is_cuda else "cpu.cpu_loss" if is_fused(z) else "reference")
 
 
-def whole() -> ModuleType:
-    return _module("gpu.triton_loss")
+def fused_loss(
+    logits: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    points: FivePoints,
+    plan: Plan,
+    hook: CountsHook | None = None,
+) -> Tensor:
+    """1 - metric + anchor * cross-entropy of logits (M, C), or (M, L) at the one threshold of the plan, as one node.
+
+    A GPU takes `weight` None: every label then has weight 1, except the label that the plan ignores. On a CPU, `hook`
+    may change the counts before the metric is computed from them (memory, sums over ranks).
+
+    >>> from evalign.kernels.plan import closed_form
+    >>> plan, points = Plan(closed_form("f1", "macro", 2)), FivePoints(low=0.2, reach=0.5)
+    >>> fused_loss(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 1]), torch.ones(2), points, plan)
+    tensor(0.0144)
+    """
+    found: Tensor = backend(logits).fused_loss(logits, y, weight, points, plan, hook)
+    return found
+
+
+def launch_plan(logits: Tensor, y: Tensor, points: FivePoints, plan: Plan) -> LaunchPlan | None:
+    """The launch plan of an unweighted GPU batch and of all with its `batch_key`; None if it has to be copied first."""
+    found: LaunchPlan | None = _module("gpu.gpu_loss").launch_plan(logits, y, points, plan)
+    return found
+
+
+def loss_of_counts(c: Confusion, metric: ClosedForm) -> Tensor:
+    """1 - metric of counts on a GPU as one kernel, 0 for empty counts; `c` before label smoothing."""
+    found: Tensor = _module("gpu.gpu_loss").loss_of_counts(c, metric)
+    return found
+
+
+def row_counts(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> Counts:
+    """Soft counts of logits (M, C), labels y (M,) and weights (M,); the cross-entropies are of smoothed labels.
+
+    >>> settings = Settings(FivePoints(low=0.2, reach=0.5))
+    >>> counts = row_counts(torch.eye(3), torch.tensor([0, 1, 1]), torch.ones(3), settings)
+    >>> counts.actual.tolist(), round(float(counts.predicted.sum()), 4)
+    ([1.0, 2.0, 0.0], 3.0)
+    """
+    return Counts(*RowCounts.apply(logits, y, weight, settings))  # type: ignore[no-untyped-call]
+
+
+class RowCounts(torch.autograd.Function):
+    """Soft multiclass counts with the dynamic threshold, and the cross-entropy, with an analytic gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Tensor, ...]:
+        ctx.backend, ctx.settings = backend(logits), settings
+        counts, saved = ctx.backend.row_forward(logits, y, weight, settings)
+        ctx.save_for_backward(*saved)
+        ctx.mark_non_differentiable(counts.actual)
+        ctx.set_materialize_grads(False)
+        return tuple(counts)
+
+    @staticmethod
+    def backward(
+        ctx: Any, tp: Tensor | None, predicted: Tensor | None, losses: Tensor | None, actual: None
+    ) -> tuple[Tensor | None, ...]:
+        given = next((x for x in (tp, predicted) if x is not None), None)
+        saved = ctx.saved_tensors
+        if given is None:
+            if losses is None:
+                return None, None, None, None
+            given = losses.new_empty(saved[0].shape[1])
+        with torch.no_grad():
+            gradient = ctx.backend.row_backward(saved, ctx.settings, slopes(given, tp, predicted, losses))
+        return first_order_only(gradient), None, None, None
+
+
+class ColumnCounts(NamedTuple):
+    """tp and predicted (G, L) for G thresholds and L columns; actual and total (L,), which have no gradient."""
+
+    tp: Tensor
+    predicted: Tensor
+    losses: Tensor
+    actual: Tensor
+    total: Tensor
+
+
+def column_counts(
+    logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, *, two_classes: bool = False
+) -> ColumnCounts:
+    """Soft counts of logits, 0/1 labels and weights (M, L) at every threshold of the settings.
+
+    With `two_classes` the single column gives the counts of both classes: (G, 2), (2,), and a scalar total.
+
+    >>> settings = Settings(FivePoints(low=0.1, reach=0.5), thresholds=(0.5,))
+    >>> counts = column_counts(torch.tensor([[0.0], [10.0]]), torch.tensor([[1], [1]]), torch.ones(2, 1), settings)
+    >>> counts.tp, counts.total
+    (tensor([[1.5000]]), tensor([2.]))
+    """
+    found = _ColumnFunction.apply(logits, y, weight, settings, two_classes)  # type: ignore[no-untyped-call]
+    return ColumnCounts(*found)
+
+
+def _counts_by_class(
+    tp: Tensor, predicted: Tensor, actual: Tensor, total: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Counts of class 0 and class 1, (G, 2), (G, 2), (2,) and (), from those of the single column."""
+    tn = total - actual - predicted + tp
+    tp, predicted = torch.cat([tn, tp], 1), torch.cat([total - predicted, predicted], 1)
+    return tp, predicted, torch.cat([total - actual, actual]), total[0]
+
+
+def _slopes_by_column(tp: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives by the column's tp and predicted, from those by the counts of both classes."""
+    return tp[:, 1:] + tp[:, :1], predicted[:, 1:] - predicted[:, :1] - tp[:, :1]
+
+
+class _ColumnFunction(torch.autograd.Function):
+    """Soft counts of binary columns at fixed thresholds, and binary cross-entropy, with an analytic gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, two_classes: bool
+    ) -> tuple[Tensor, ...]:
+        saved = (logits.detach().contiguous(), y.contiguous(), weight.detach().contiguous())
+        ctx.save_for_backward(*saved)
+        ctx.backend, ctx.settings, ctx.two_classes = backend(logits), settings, two_classes
+        tp, predicted, losses, actual, total = ctx.backend.column_forward(saved, settings)
+        if two_classes:
+            tp, predicted, actual, total = _counts_by_class(tp, predicted, actual, total)
+        ctx.mark_non_differentiable(actual, total)
+        ctx.set_materialize_grads(False)
+        return tp, predicted, losses, actual, total
+
+    @staticmethod
+    def backward(
+        ctx: Any, tp: Tensor | None, predicted: Tensor | None, losses: Tensor | None, actual: None, total: None
+    ) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        with torch.no_grad():
+            shape = len(ctx.settings.thresholds), 2 if ctx.two_classes else saved[0].shape[1]
+            by_tp = saved[2].new_zeros(shape) if tp is None else tp
+            by_predicted = saved[2].new_zeros(shape) if predicted is None else predicted
+            if ctx.two_classes:
+                by_tp, by_predicted = _slopes_by_column(by_tp, by_predicted)
+            gradient = ctx.backend.column_backward(saved, ctx.settings, by_tp, by_predicted, losses)
+        return first_order_only(gradient), None, None, None, None
+
+
+BatchKey = tuple[Any, ...]
+CACHED_PLANS = 1024
+
+
+def batch_key(z: Tensor, y: Tensor) -> BatchKey | None:
+    """Everything a launch plan depends on: shapes, strides, dtypes, alignment, device.
+
+    None on a CPU, for tensor subclasses, and under `torch.compile` or `vmap`.
+    """
+    if is_compiling() or type(z) is not Tensor or type(y) is not Tensor or not z.is_cuda or is_functorch_wrapped(z):
+        return None
+    return z.shape, z.stride(), z.dtype, z.data_ptr() % 16, z.get_device(), y.shape, y.stride(), y.dtype, y.get_device()
+
+
+class LaunchPlanCache(dict[BatchKey, LaunchPlan]):
+    """Cache of launch plans by `batch_key`; copied or pickled, it is empty."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return LaunchPlanCache, ()
+
+    def add(self, key: BatchKey, plan: LaunchPlan) -> None:
+        if len(self) >= CACHED_PLANS:  # batches of ever new sizes must not fill the memory
+            self.clear()
+        self[key] = plan

@@ -1,12 +1,10 @@
-"""The two five-point steps as numbers that a kernel can take."""
+"""What a kernel is asked to compute, as numbers: the step, the metric as linear forms of the counts, the plan."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
-from torch.compiler import is_compiling
 
 from evalign import metrics
 from evalign.confusion import Confusion
@@ -39,13 +37,13 @@ class FivePoints(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """A step with a threshold of its own: three lines, joined at `left` and at 1 - `room`.
+    """A step with a threshold of its own: three lines, joined at `left` and at 1 - `gap`.
 
     h = below p, 1/2 + middle (p - tau), 1 - above (1 - p).
     """
 
     left: float
-    room: float
+    gap: float
     tau: float
     below: float
     middle: float
@@ -56,12 +54,12 @@ class Lines(NamedTuple):
         """The step at a threshold on either side of 1/2: beyond it, the mirror image.
 
         >>> Lines.at(0.5, FivePoints(low=0.1, reach=0.5))
-        Lines(left=0.25, room=0.25, tau=0.5, below=0.4, middle=1.6, above=0.4)
+        Lines(left=0.25, gap=0.25, tau=0.5, below=0.4, middle=1.6, above=0.4)
         """
         half = points.reach * min(tau, 1 - tau)
-        left, room = tau - half, 1 - tau - half
-        below, above = (points.low / end if end > 0 else 0.0 for end in (left, room))
-        return cls(left, room, tau, below, (1 - 2 * points.low) / (2 * half), above)
+        left, gap = tau - half, 1 - tau - half
+        below, above = (points.low / end if end > 0 else 0.0 for end in (left, gap))
+        return cls(left, gap, tau, below, (1 - 2 * points.low) / (2 * half), above)
 
 
 class Settings(NamedTuple):
@@ -155,7 +153,7 @@ def closed_form(
     return ClosedForm(name, *(part.numbers for part in parts))
 
 
-Kept = tuple[Any, ...]  # what a backward needs: tensors, or None
+Saved = tuple[Any, ...]  # what a backward pass needs: tensors, or None
 
 
 class Plan(NamedTuple):
@@ -181,11 +179,11 @@ class Counts(NamedTuple):
     actual: Tensor
 
 
-class Ready(Protocol):
-    """The loss of batches of one kind on a GPU, which are in one piece."""
+class LaunchPlan(Protocol):
+    """Computes the loss of GPU batches that have one `dispatch.batch_key`."""
 
     def loss(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> Tensor:
-        """The temperature, where the step has one, is read on the device."""
+        """The loss as one autograd node; a temperature is read on the device."""
 
 
 class Slopes(NamedTuple):
@@ -203,18 +201,6 @@ def slopes(counts_like: Tensor, tp: Tensor | None, predicted: Tensor | None, los
     return Slopes(dense(tp), dense(predicted), losses)
 
 
-def bare(function: type[torch.autograd.Function]) -> Any:
-    """`function.apply` without what small batches wait for.
-
-    That is forward what torch does for transforms of functions, which `dispatch.takes` refuses, a tenth of a small
-    batch's time; and backward the search, every time, for the function that does it.
-    """
-    node = getattr(function, "_backward_cls", None)
-    if node is not None:
-        node.apply = function.backward
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
-
-
 class NoSecondDerivative(torch.autograd.Function):
     """A gradient that depends on its inputs in a way that no one wrote down: asking for it is an error."""
 
@@ -227,32 +213,9 @@ class NoSecondDerivative(torch.autograd.Function):
         raise RuntimeError("the fused loss has no second derivative; take it from MetricLoss(..., backend='eager')")
 
 
-def once(gradient: Tensor) -> Tensor:
-    """`gradient`, which refuses to be differentiated where someone might (`create_graph=True`)."""
+def first_order_only(gradient: Tensor) -> Tensor:
+    """`gradient`; under `create_graph=True`, one that raises if it is differentiated again."""
     if not torch.is_grad_enabled():
         return gradient
     mark = gradient.new_empty(0, requires_grad=True)
     return NoSecondDerivative.apply(gradient, mark)  # type: ignore[no-any-return, no-untyped-call]
-
-
-Kind = tuple[Any, ...]
-MOST = 1024  # kinds: batches of ever new sizes shall not fill the memory
-
-
-def kind(z: Tensor, y: Tensor) -> Kind | None:
-    """All of a batch that its loss depends on, but values; None on a CPU and under `torch.compile` or `vmap`."""
-    if is_compiling() or type(z) is not Tensor or type(y) is not Tensor or not z.is_cuda or is_wrapped(z):
-        return None
-    return z.shape, z.stride(), z.dtype, z.data_ptr() % 16, z.get_device(), y.shape, y.stride(), y.dtype, y.get_device()
-
-
-class Known(dict[Kind, Ready]):
-    """Launches by `kind`; a loss that is changed, copied or saved starts without."""
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Known, ()
-
-    def learn(self, kind: Kind, ready: Ready) -> None:
-        if len(self) >= MOST:
-            self.clear()
-        self[kind] = ready

@@ -34,7 +34,7 @@ class _Rows(NamedTuple):
     total: Tensor
 
 
-def forward(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, tuple[Tensor, ...]]:
+def row_forward(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, tuple[Tensor, ...]]:
     points, smoothing, *_ = settings
     p, d = torch.softmax(logits, 1), logits.shape[1]
     rows, at_label, predicted = _forward(p, y, weight, points)
@@ -49,7 +49,7 @@ def forward(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tu
     return Counts(tp, predicted, losses.sum(), sum_by_label(weight, y, d)), (p, y, weight, *rows)
 
 
-def backward(kept: tuple[Tensor, ...], settings: Settings, slopes: Slopes) -> Tensor:
+def row_backward(kept: tuple[Tensor, ...], settings: Settings, slopes: Slopes) -> Tensor:
     points, smoothing, *_ = settings
     p, y, weight, *rest = kept
     gradient = torch.empty_like(p)
@@ -159,13 +159,13 @@ def _top_step(p: Tensor, tau: Tensor, points: FivePoints) -> _Top:
     """The step at a row's largest entry, which alone can lie beyond c tau."""
     c = 1 + points.reach
     beyond = p > c * tau
-    room = torch.where(beyond, 1 - c * tau, 1.0)
-    loss = points.low * (1 - p) / room
+    gap = torch.where(beyond, 1 - c * tau, 1.0)
+    loss = points.low * (1 - p) / gap
     x = p / tau
     return _Top(
         torch.where(beyond, 1 - loss, 0.5 + points.b * (x - 1)),
-        torch.where(beyond, points.low / room, points.b / tau),
-        torch.where(beyond, -c * loss / room, -points.b * x / tau),
+        torch.where(beyond, points.low / gap, points.b / tau),
+        torch.where(beyond, -c * loss / gap, -points.b * x / tau),
     )
 
 

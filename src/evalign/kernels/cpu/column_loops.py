@@ -1,38 +1,19 @@
-"""The loops behind `columns`: yes/no problems, every column a run of its own, any number of thresholds."""
+"""Compiled loops over binary columns, each contiguous, at any number of thresholds."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign.kernels.cpu.exponential import HALF, ONE, ZERO, exp
+from evalign.kernels.cpu.elementary import HALF, ONE, ZERO, log1p, sigmoid
 from evalign.kernels.cpu.jit import loop
 
 F = np.float32
-BLOCK = 512  # entries whose float32 sums are added before they join a float64 one
+BLOCK = 512  # entries summed in float32 before the sum is added to a float64 one
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
-# log(1 + e) = 2 artanh(e / (2 + e)): a series in at most (1/3)^2
-S1, S3, S5, S7, S9, S11, S13 = (F(2 / k) for k in (1, 3, 5, 7, 9, 11, 13))
-S15 = F(2 / 15)
 
 
 @loop()
-def log1p(e: F) -> F:
-    s = e / (F(2) + e)
-    q = s * s
-    return s * (S1 + q * (S3 + q * (S5 + q * (S7 + q * (S9 + q * (S11 + q * (S13 + q * S15)))))))
-
-
-@loop()
-def sigmoid(z: F) -> tuple[F, F]:
-    """p and 1 - p, neither as a difference."""
-    e = exp(-abs(z))
-    large = ONE / (ONE + e)
-    small = e * large
-    return (large if z >= ZERO else small), (small if z >= ZERO else large)
-
-
-@loop()
-def forward(
+def column_forward(
     z: Floats,
     y: NDArray[np.generic],
     w: Floats,
@@ -54,7 +35,7 @@ def forward(
         size = end - begin
         actual, total = ZERO, ZERO
         for i in range(size):
-            p[i], q[i] = sigmoid(ZERO if weight[i] == ZERO else logits[i])  # what is ignored may be nan
+            p[i], q[i] = sigmoid(ZERO if weight[i] == ZERO else logits[i])  # an ignored entry may be nan
             label[i] = weight[i] * F(yes[i])
             actual += label[i]
             total += weight[i]
@@ -63,12 +44,12 @@ def forward(
         if with_losses:
             losses += float(entropies(logits, yes, weight, p, q, smoothing))
         for g in range(lines.shape[0]):
-            left, room, tau = lines[g, 0], lines[g, 1], lines[g, 2]
+            left, gap, tau = lines[g, 0], lines[g, 1], lines[g, 2]
             below, middle, above = lines[g, 3], lines[g, 4], lines[g, 5]
             tp, predicted = ZERO, ZERO
             for i in range(size):
                 h = HALF + middle * (p[i] - tau)
-                h = ONE - above * q[i] if q[i] < room else h
+                h = ONE - above * q[i] if q[i] < gap else h
                 h = below * p[i] if p[i] < left else h
                 tp += h * label[i]
                 predicted += h * weight[i]
@@ -91,7 +72,7 @@ def entropies(logits: Floats, yes: NDArray[np.generic], weight: Floats, p: Float
 
 
 @loop()
-def backward(
+def column_backward(
     z: Floats,
     y: NDArray[np.generic],
     w: Floats,
@@ -112,14 +93,14 @@ def backward(
         logits, yes, weight, gradient = z[begin:end], y[begin:end], w[begin:end], out[begin:end]
         size = end - begin
         for i in range(size):
-            p[i], q[i] = sigmoid(ZERO if weight[i] == ZERO else logits[i])  # what is ignored may be nan
+            p[i], q[i] = sigmoid(ZERO if weight[i] == ZERO else logits[i])  # an ignored entry may be nan
             label[i] = F(yes[i])
             slope[i] = ZERO
         for g in range(lines.shape[0]):
-            left, room, below, middle, above = lines[g, 0], lines[g, 1], lines[g, 3], lines[g, 4], lines[g, 5]
+            left, gap, below, middle, above = lines[g, 0], lines[g, 1], lines[g, 3], lines[g, 4], lines[g, 5]
             a, b = by_predicted[g], by_tp[g]
             for i in range(size):
-                rise = above if q[i] < room else middle
+                rise = above if q[i] < gap else middle
                 rise = below if p[i] < left else rise
                 slope[i] += rise * (a + b * label[i])
         for i in range(size):

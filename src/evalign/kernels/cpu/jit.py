@@ -1,6 +1,6 @@
-"""Loops compiled by numba, where it is installed (`pip install evalign[fast]`), in as many threads as torch uses.
+"""Compilation by numba (`pip install evalign[fast]`), and threads for compiled loops.
 
-Nothing here is imported before the first loss is computed: numba takes half a second.
+Nothing here imports numba before the first compiled loop is needed: that takes half a second.
 """
 
 import os
@@ -12,10 +12,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-SERIAL = 1 << 17  # entries, a quarter of a millisecond, below which waking a thread costs more than it saves
+SERIAL = 1 << 17  # entries (0.25 ms of work) below which a second thread costs more than it saves
 
-F = TypeVar("F", bound=Callable[..., Any])
-# No `nnan` and `ninf`: a network that diverged must be seen to have diverged. Sums may be taken in any order.
+Function = TypeVar("Function", bound=Callable[..., Any])
+# Not `nnan` and `ninf`: nan and inf of a diverged network must reach the loss. Sums may be reordered.
 REORDERED = {"reassoc", "contract", "nsz", "arcp"}
 
 
@@ -28,30 +28,30 @@ def available() -> bool:
     return True
 
 
-def loop(*, exact: bool = False) -> Callable[[F], F]:
-    """Compile a function for the types it is called with, once for this machine; it runs without Python's lock."""
+def loop(*, exact: bool = False) -> Callable[[Function], Function]:
+    """Compile a function for the types it is called with, cached on disk; it runs without the GIL."""
     import numba
 
     compile_ = partial(numba.njit, nogil=True, fastmath=False if exact else REORDERED, error_model="numpy")
 
-    def decorate(function: F) -> F:
+    def decorate(function: Function) -> Function:
         try:
-            return cast(F, compile_(function, cache=True))
-        except RuntimeError:  # nowhere to keep it: compiled anew in every process
-            return cast(F, compile_(function))
+            return cast(Function, compile_(function, cache=True))
+        except RuntimeError:  # no writable cache folder: compiled in every process
+            return cast(Function, compile_(function))
 
     return decorate
 
 
 def parts(rows: int, entries: int) -> list[tuple[int, int]]:
-    """Rows [start, stop) for each thread; one part where that is quicker."""
+    """Ranges of rows, one for each thread; a single one for small batches."""
     count = max(1, min(torch.get_num_threads(), rows, entries // SERIAL))
     edges = [rows * i // count for i in range(count + 1)]
     return list(pairwise(edges))
 
 
 def in_threads(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of all jobs; the first runs in this thread, which would only wait otherwise."""
+    """Results of all jobs; the first one runs in the calling thread."""
     if len(jobs) == 1:
         return [jobs[0]()]
     others = [_executor().submit(job) for job in jobs[1:]]
@@ -69,10 +69,10 @@ def _executor() -> ThreadPoolExecutor:
     return _pool
 
 
-def _forget_threads() -> None:
+def _reset_pool() -> None:
     global _pool
     _pool = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+    os.register_at_fork(after_in_child=_reset_pool)

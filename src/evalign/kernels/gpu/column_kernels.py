@@ -9,15 +9,15 @@ from evalign.kernels.gpu.step_kernels import FREE, is_added_up, labels_and_weigh
 
 @triton.jit
 def _lines(temperature, low, reach, tau, ANNEALED: tl.constexpr):
-    """left, room, and the slopes below, in and above the middle; see `points.Lines`."""
+    """left, gap, and the slopes below, in and above the middle; see `points.Lines`."""
     if ANNEALED:
         low = tl.load(temperature).to(tl.float32)
         reach = 2.5 * low
     half = reach * tl.minimum(tau, 1.0 - tau)
-    left, room = tau - half, 1.0 - tau - half
+    left, gap = tau - half, 1.0 - tau - half
     below = tl.where(left > 0.0, low / tl.where(left > 0.0, left, 1.0), 0.0)
-    above = tl.where(room > 0.0, low / tl.where(room > 0.0, room, 1.0), 0.0)
-    return left, room, below, (1.0 - 2.0 * low) / (2.0 * half), above
+    above = tl.where(gap > 0.0, low / tl.where(gap > 0.0, gap, 1.0), 0.0)
+    return left, gap, below, (1.0 - 2.0 * low) / (2.0 * half), above
 
 
 @triton.jit
@@ -53,8 +53,8 @@ def _loss_of_one_column(
 
 
 @triton.jit(**FREE)
-def counts_kernel(
-    z, y, w, taus, temperature, low, reach, smoothing, ignored, parts, room, counters, loss, slopes,
+def column_counts_kernel(
+    z, y, w, taus, temperature, low, reach, smoothing, ignored, parts, workspace, counters, loss, slopes,
     n, columns, chunk, width, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, FORM: tl.constexpr, TWO: tl.constexpr,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
@@ -62,11 +62,11 @@ def counts_kernel(
     """tp, predicted, actual, total and losses (5, columns) of `chunk` entries of one column at one threshold.
 
     They go to `parts` (chunks, thresholds, width). Unless FORM is below 0, there is one threshold, and the loss of
-    all counts and its slopes follow; `room` has place for the sum of all vectors, then for the sum of each group.
+    all counts and its slopes follow; `workspace` has space for the sum of all vectors, then for the sum of each group.
     """
     column, g = tl.program_id(1), tl.program_id(2)
     tau = tl.load(taus + g)
-    left, room_above, below, middle, above = _lines(temperature, low, reach, tau, ANNEALED)
+    left, gap, below, middle, above = _lines(temperature, low, reach, tau, ANNEALED)
     tp, predicted = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     actual, total = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     losses = tl.zeros([BLOCK], tl.float32)
@@ -79,7 +79,7 @@ def counts_kernel(
         yes = label.to(tl.float32)
         x = tl.load(z + at, mask=counts, other=0.0).to(tl.float32)
         p, q, e = _sigmoid(x)
-        h = tl.where(q < room_above, 1.0 - above * q, 0.5 + middle * (p - tau))
+        h = tl.where(q < gap, 1.0 - above * q, 0.5 + middle * (p - tau))
         h = tl.where(p < left, below * p, h)
         tp += h * weight * yes
         predicted += h * weight
@@ -96,13 +96,13 @@ def counts_kernel(
     tl.store(out + 3 * columns, tl.sum(total, 0))
     tl.store(out + 4 * columns, tl.sum(losses, 0))
     if FORM >= 0:  # noqa: SIM102 - known when it is compiled, unlike the other
-        if is_added_up(parts, room + width, room, counters, width, GROUP, WIDE):
+        if is_added_up(parts, workspace + width, workspace, counters, width, GROUP, WIDE):
             if TWO:
                 _loss_of_one_column(
-                    room, loss, slopes, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES
+                    workspace, loss, slopes, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES
                 )
             else:
-                tp_of, losses_of = room, room + 4 * columns
+                tp_of, losses_of = workspace, workspace + 4 * columns
                 if LOSSES:
                     added = tl.zeros([64], tl.float32)
                     for start in range(0, columns, 64):
@@ -112,13 +112,14 @@ def counts_kernel(
                     tl.store(losses_of, tl.sum(added, 0))
                     tl.debug_barrier()
                 value_of_counts(
-                    tp_of, tp_of + columns, tp_of + 2 * columns, tp_of + 3 * columns, losses_of, room, loss, slopes,
-                    columns, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, True, 64,
+                    tp_of, tp_of + columns, tp_of + 2 * columns, tp_of + 3 * columns, losses_of, workspace, loss,
+                    slopes, columns, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, True,
+                    64,
                 )  # fmt: skip
 
 
 @triton.jit(**FREE)
-def gradient_kernel(
+def column_gradient_kernel(
     z, y, w, taus, temperature, low, reach, smoothing, ignored, by_loss, by_tp, by_predicted, by_losses, out,
     n, columns, thresholds,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
@@ -134,8 +135,8 @@ def gradient_kernel(
     slope = tl.zeros([BLOCK], tl.float32)
     for g in range(0, thresholds):
         tau = tl.load(taus + g)
-        left, room, below, middle, above = _lines(temperature, low, reach, tau, ANNEALED)
-        rise = tl.where(p < left, below, tl.where(q < room, above, middle))
+        left, gap, below, middle, above = _lines(temperature, low, reach, tau, ANNEALED)
+        rise = tl.where(p < left, below, tl.where(q < gap, above, middle))
         a = tl.load(by_predicted + g * columns + column, mask=counts, other=0.0)
         b = tl.load(by_tp + g * columns + column, mask=counts, other=0.0)
         slope += rise * (a + b * yes)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evalign.confusion import Confusion
 from evalign.kernels.gpu.launch import next_power_of_2
-from evalign.kernels.plan import AGREEMENTS, FORMS, ClosedForm, once
+from evalign.kernels.plan import AGREEMENTS, FORMS, ClosedForm, first_order_only
 
 
 @triton.jit
@@ -248,7 +248,7 @@ class LossOfCounts(torch.autograd.Function):
         (slopes,) = ctx.saved_tensors
         with torch.no_grad():
             by_tp, by_predicted = (by_loss * slopes[:-1]).chunk(2)
-        return once(by_tp), once(by_predicted), None, None
+        return first_order_only(by_tp), first_order_only(by_predicted), None, None
 
 
 def loss_of_counts(c: Confusion, metric: ClosedForm) -> Tensor:

@@ -114,7 +114,7 @@ def _at_labels(
 
 
 @triton.jit(**FREE)
-def columns_kernel(
+def row_columns_kernel(
     z, y, w, temperature, low, reach, ignored, stats, parts, n, d, stride, chunk,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -150,7 +150,7 @@ def columns_kernel(
 
 
 @triton.jit(**FREE)
-def gradient_kernel(
+def row_gradient_kernel(
     z, y, w, temperature, low, reach, smoothing, ignored, stats, by_loss, by_tp, by_predicted, by_losses, out,
     n, d, stride,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,

@@ -63,13 +63,13 @@ def top(total, e_second, low, b, c):
     """The step at a row's largest entry, its slope there, and its derivative by tau."""
     p, tau = 1.0 / total, (1.0 + e_second) / (2.0 * total)
     beyond = p > c * tau
-    room = tl.where(beyond, 1.0 - c * tau, 1.0)
-    loss = low * (1.0 - p) / room
+    gap = tl.where(beyond, 1.0 - c * tau, 1.0)
+    loss = low * (1.0 - p) / gap
     x = p / tau
     return (
         tl.where(beyond, 1.0 - loss, 0.5 + b * (x - 1.0)),
-        tl.where(beyond, low / room, b / tau),
-        tl.where(beyond, -c * loss / room, -b * x / tau),
+        tl.where(beyond, low / gap, b / tau),
+        tl.where(beyond, -c * loss / gap, -b * x / tau),
     )
 
 
@@ -177,7 +177,7 @@ def add_up(parts, count, into, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 def is_added_up(parts, sums, into, counters, width, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     """True for one program, the last: the sum of all programs' vectors, (programs, width), is then in `into`.
 
-    Programs that differ along the grid's second axis alone write parts of one vector. `sums` has room for the sums of
+    Programs that differ along the grid's second axis alone write parts of one vector. `sums` has space for the sums of
     groups, `counters` is 0 and has one place more than there are groups.
     """
     programs, group = tl.num_programs(0), tl.program_id(0) // GROUP

@@ -5,7 +5,7 @@
 
 A tile is a tuple of PIECES, each of as many classes as the threads of a warp load at once: its rows are then spread
 over warps, a row belongs to one of them, and its sums need no shared memory. So many pieces are taken as there are
-classes for: of 257, nine of 32. What the second kernel wants to know of a row the first one has kept.
+classes for: of 257, nine of 32. What the second kernel wants to know of a row the first one has saved.
 """
 
 import triton
@@ -32,8 +32,8 @@ ONE = tl.constexpr(2.0**36)  # in whole numbers, which add up to the same in any
 
 
 @triton.jit
-def rows_kept(d):
-    """How many places of what is kept come before those of the rows: for 2 d + 1 slopes, to a multiple of 16."""
+def saved_offset(d):
+    """How many places of what is saved come before those of the rows: for 2 d + 1 slopes, to a multiple of 16."""
     return (2 * d + 16) // 16 * 16
 
 
@@ -76,7 +76,7 @@ def _first_two(xs, PIECES: tl.constexpr):
 
 @triton.jit(**FREE)
 def loss_kernel(
-    z, y, w, temperature, room, counters, counts, loss, kept, low, reach, smoothing, ignored,
+    z, y, w, temperature, workspace, counters, counts, loss, saved, low, reach, smoothing, ignored,
     n, d, stride, chunk, width, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, SMOOTHING: tl.constexpr,
     FORM: tl.constexpr, SCATTERED: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr,
@@ -84,9 +84,9 @@ def loss_kernel(
 ):  # fmt: skip
     """tp, predicted and actual of all rows, the sum of their losses and of their weights to `counts` (3 d + 2).
 
-    `room` has place for such a vector, and of `width` for the whole, for each group and for each program. Unless
-    FORM is below 0, the loss of these counts and its slopes follow; see `value_of_counts`. To `kept`: the slopes,
-    then from `rows_kept` on a row's maximum, e of its second place, sums of e and of h, (n, 4).
+    `workspace` has space for such a vector, and of `width` for the whole, for each group and for each program. Unless
+    FORM is below 0, the loss of these counts and its slopes follow; see `value_of_counts`. To `saved`: the slopes,
+    then from `saved_offset` on a row's maximum, e of its second place, sums of e and of h, (n, 4).
 
     Where SCATTERED, a row adds what it has for its label's class to whole numbers behind the counters, 2 d of them,
     rather than each of its threads to sums of all classes, two thirds of all there are. Weights have no such numbers.
@@ -98,7 +98,7 @@ def loss_kernel(
     beyond = tl.maximum(first_start, second_start) * (PIECES * WIDTH - d)  # as which those places are counted
     lane = tl.arange(0, WIDTH)[None, :]
     begin = tl.program_id(0).to(tl.int64) * chunk
-    stats = kept + rows_kept(d)
+    stats = saved + saved_offset(d)
     losses = tl.zeros([ROWS], tl.float32)
     groups = tl.cdiv(tl.num_programs(0), GROUP)
     by_label = counters + 1 + groups
@@ -162,7 +162,7 @@ def loss_kernel(
             losses += tl.where(weight == 0.0, 0.0, weight * (tl.log(total) - target))
     classes = tl.arange(0, BLOCK)
     if SCATTERED:
-        sums = room + (3 * d + 17) // 16 * 16
+        sums = workspace + (3 * d + 17) // 16 * 16
         out = sums + (1 + groups + tl.program_id(0)) * width
         for k in tl.static_range(PIECES):
             j = k * WIDTH + tl.arange(0, WIDTH)
@@ -178,11 +178,11 @@ def loss_kernel(
             tl.store(counts + 3 * d + 1, tl.sum(seen, 0))
             tl.debug_barrier()
             value_of_counts(
-                counts, sums, counts + 2 * d, counts + 3 * d + 1, sums + d, counts, loss, kept, d, anchor,
+                counts, sums, counts + 2 * d, counts + 3 * d + 1, sums + d, counts, loss, saved, d, anchor,
                 t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, False, BLOCK,
             )  # fmt: skip
     else:
-        parts = room + (1 + groups) * width
+        parts = workspace + (1 + groups) * width
         out = parts + tl.program_id(0) * width
         for k in tl.static_range(PIECES):
             j = k * WIDTH + tl.arange(0, WIDTH)
@@ -190,21 +190,21 @@ def loss_kernel(
             tl.store(out + d + j, tl.sum(predicted[k], 0), mask=j < d)
             tl.store(out + 2 * d + j, tl.sum(actual[k], 0), mask=j < d)
         tl.store(out + 3 * d, tl.sum(losses, 0))
-        if is_added_up(parts, room + width, counts, counters, width, GROUP, WIDE):
+        if is_added_up(parts, workspace + width, counts, counters, width, GROUP, WIDE):
             # Rounded like its parts, so that one class alone has a share of exactly 1.
             everything = tl.sum(tl.load(counts + 2 * d + classes, mask=classes < d, other=0.0), 0)
             tl.store(counts + 3 * d + 1, everything)
             if FORM >= 0:
                 tl.debug_barrier()
                 value_of_counts(
-                    counts, counts + d, counts + 2 * d, counts + 3 * d + 1, counts + 3 * d, counts, loss, kept, d,
+                    counts, counts + d, counts + 2 * d, counts + 3 * d + 1, counts + 3 * d, counts, loss, saved, d,
                     anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, False, BLOCK,
                 )  # fmt: skip
 
 
 @triton.jit(**FREE)
 def tile_gradient_kernel(
-    z, y, w, temperature, kept, by_loss, by_tp, by_predicted, by_losses, out, low, reach, smoothing, ignored, n, d,
+    z, y, w, temperature, saved, by_loss, by_tp, by_predicted, by_losses, out, low, reach, smoothing, ignored, n, d,
     stride,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, PACKED: tl.constexpr, ALIGNED: tl.constexpr,
     PIECES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
@@ -214,7 +214,7 @@ def tile_gradient_kernel(
     if ALIGNED:
         d, stride = d // 4 * 4, stride // 4 * 4
     by_predicted, scale, through_losses = unpacked(by_loss, by_tp, by_predicted, by_losses, d, LOSSES, PACKED)
-    stats = kept + rows_kept(d)
+    stats = saved + saved_offset(d)
     lane = tl.arange(0, WIDTH)[None, :]
     # The same for every row, but read for each: so it comes to the threads that need it.
     slopes = ()

@@ -1,4 +1,4 @@
-"""exp and log for float32 in plain arithmetic, which compiles to vector instructions where a call of libm does not."""
+"""exp, log, log1p and sigmoid of float32 in plain arithmetic, which compiles to vector instructions, unlike libm."""
 
 import numpy as np
 
@@ -20,9 +20,9 @@ BIAS = np.int32(127)
 
 @loop()
 def exp(t: F) -> F:
-    """exp(t) for t <= 0, within 2 units of the last place; nan stays nan.
+    """exp(t) for t <= 0, within 2 ulp; nan stays nan.
 
-    Cephes' way: t = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for exp(r), and 2^n by its bits.
+    As in Cephes: t = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for exp(r), and 2^n by its bits.
     """
     x = t if t > SMALLEST else SMALLEST
     n = np.floor(x * LOG2_E + HALF)
@@ -36,9 +36,9 @@ def exp(t: F) -> F:
 
 @loop()
 def log(x: F) -> F:
-    """log(x) of a normal x > 0, within 2 units of the last place; nan stays nan.
+    """log(x) of a normal x > 0, within 2 ulp; nan stays nan.
 
-    Cephes' way: x = 2^n m with m between sqrt(1/2) and sqrt(2), and a polynomial in m - 1.
+    As in Cephes: x = 2^n m with m between sqrt(1/2) and sqrt(2), and a polynomial in m - 1.
     """
     bits = np.float32(x).view(np.int32)
     n = F((bits >> np.int32(23)) - np.int32(126))
@@ -49,3 +49,24 @@ def log(x: F) -> F:
     power = ((((((((L9 * m + L8) * m + L7) * m + L6) * m + L5) * m + L4) * m + L3) * m + L2) * m + L1) * m * m * m
     found: np.float32 = (power + n * LN2_LOW - HALF * m * m) + m + n * LN2_HIGH
     return found if x == x else x
+
+
+# log(1 + e) = 2 artanh(e / (2 + e)): a series in at most (1/3)^2
+S1, S3, S5, S7, S9, S11, S13 = (F(2 / k) for k in (1, 3, 5, 7, 9, 11, 13))
+S15 = F(2 / 15)
+
+
+@loop()
+def log1p(e: F) -> F:
+    s = e / (F(2) + e)
+    q = s * s
+    return s * (S1 + q * (S3 + q * (S5 + q * (S7 + q * (S9 + q * (S11 + q * (S13 + q * S15)))))))
+
+
+@loop()
+def sigmoid(z: F) -> tuple[F, F]:
+    """p and 1 - p, neither as a difference."""
+    e = exp(-abs(z))
+    large = ONE / (ONE + e)
+    small = e * large
+    return (large if z >= ZERO else small), (small if z >= ZERO else large)

@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, is_grad_enabled
 
-from evalign.kernels.gpu.launch import Launch, Launcher, cdiv, next_power_of_2, questions, room, scratch
+from evalign.kernels.gpu.launch import Launch, Launcher, cdiv, next_power_of_2, workspace
 from evalign.kernels.gpu.step_kernels import GROUP
 from evalign.kernels.gpu.tile_kernels import loss_kernel, tile_gradient_kernel
-from evalign.kernels.plan import Settings, bare, once
+from evalign.kernels.plan import Settings, first_order_only
+from evalign.kernels.private_apis import allocator, device_queries, fast_apply
 
-WHOLE = 1024  # classes up to which a row is one tile
-SCATTERED = 512  # classes from which the sums of labels are not kept in registers
+TILE_CLASSES = 1024  # classes up to which a row is one tile
+SCATTERED = 512  # classes from which the sums of labels are not saved in registers
 launch_loss, launch_gradient = Launcher(loss_kernel), Launcher(tile_gradient_kernel)
 By = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -47,8 +48,8 @@ class Kind(NamedTuple):
 class Tiles:
     """Counts, or a loss, and gradient of batches of one kind."""
 
-    __slots__ = ("back", "backwards", "counters", "counts_room", "current_device", "device", "front", "gradient_room",
-                 "kept_room", "kind", "loss_room", "places")  # fmt: skip
+    __slots__ = ("back", "backwards", "counters", "current_device", "device", "front", "kind", "new_counts",
+                 "new_gradient", "new_loss", "new_saved", "size")  # fmt: skip
 
     def __init__(self, kind: Kind, device: torch.device) -> None:
         self.kind, (n, d) = kind, kind.shape
@@ -56,18 +57,18 @@ class Tiles:
         scattered = kind.ending.form >= 0 and kind.dtypes[2] is None and d >= SCATTERED
         pieces, rows, wide, warps, most = tile(d, aligned, scattered)
         chunk = rows * max(1, cdiv(n, rows * most))
-        programs, width = max(1, cdiv(n, chunk)), 16 * cdiv(d + 1, 16) if scattered else places_of_counts(d)
+        programs, width = max(1, cdiv(n, chunk)), 16 * cdiv(d + 1, 16) if scattered else counts_size(d)
         groups = cdiv(programs, GROUP)
-        self.counters, self.places = groups + 1, (1 + groups + programs) * width
+        self.counters, self.size = groups + 1, (1 + groups + programs) * width
         if scattered:
-            self.counters, self.places = self.counters + 2 * d, self.places + places_of_counts(d)
+            self.counters, self.size = self.counters + 2 * d, self.size + counts_size(d)
         self.device = kind.devices[0]
-        self.current_device, _ = questions(self.device)
+        self.current_device, _ = device_queries(self.device)
         where = device, self.device
-        self.loss_room = room((), torch.float32, *where)
-        self.counts_room = room((places_of_counts(d),), torch.float32, *where)
-        self.kept_room = room((places_kept(n, d),), torch.float32, *where)
-        self.gradient_room = room((n, d), kind.dtypes[0] or torch.float32, *where)
+        self.new_loss = allocator((), torch.float32, *where)
+        self.new_counts = allocator((counts_size(d),), torch.float32, *where)
+        self.new_saved = allocator((saved_size(n, d),), torch.float32, *where)
+        self.new_gradient = allocator((n, d), kind.dtypes[0] or torch.float32, *where)
         constants = kind.dtypes[3] is not None, kind.dtypes[2] is not None, kind.losses
         self.front = Launch(
             launch_loss, kind.devices[0], self._key(), (programs, 1, 1),
@@ -100,13 +101,13 @@ class Tiles:
         """tp, predicted and actual of every class and the sum of losses, 3 d + 1 numbers; what `gradient` needs."""
         weight, temperature = y if weight is None else weight, z if temperature is None else temperature
         with torch.cuda.device(self.device):  # -1 is none
-            added, kept = self.counts_room(), self.kept_room()
-            counters, room, *_ = scratch(z, self.counters, self.places)
-            self.front(z, y, weight, temperature, room, counters, added, added, kept)
-        return added, kept
+            added, saved = self.new_counts(), self.new_saved()
+            counters, floats, *_ = workspace(z, self.counters, self.size)
+            self.front(z, y, weight, temperature, floats, counters, added, added, saved)
+        return added, saved
 
     def gradient(
-        self, z: Tensor, y: Tensor, weight: Tensor | None, kept: Tensor, temperature: Tensor | None, by: By,
+        self, z: Tensor, y: Tensor, weight: Tensor | None, saved: Tensor, temperature: Tensor | None, by: By,
         losses: bool,
     ) -> Tensor:  # fmt: skip
         """dL/dz from `by`, as in `triton_rows.gradient`, where they are not packed."""
@@ -116,8 +117,8 @@ class Tiles:
             launch = self.backwards[kind] = self._back(kind)
         weight, temperature = y if weight is None else weight, z if temperature is None else temperature
         with torch.cuda.device(self.device):
-            found = self.gradient_room()
-            launch(z, y, weight, temperature, kept, *by, found)
+            found = self.new_gradient()
+            launch(z, y, weight, temperature, saved, *by, found)
         return found
 
     def _back(self, by: tuple[Any, ...]) -> Launch:
@@ -146,57 +147,57 @@ class TileLoss(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, given: Given) -> Tensor:
         tiles, y, weight, temperature = given
         ctx.save_for_backward(z, y)
-        counters, room, counters_at, room_at, stream = scratch(z, tiles.counters, tiles.places)
-        loss, kept, front = tiles.loss_room(), tiles.kept_room(), tiles.front
-        z_at, y_at, kept_at = z.data_ptr(), y.data_ptr(), kept.data_ptr()
+        counters, floats, counters_at, floats_at, stream = workspace(z, tiles.counters, tiles.size)
+        loss, saved, front = tiles.new_loss(), tiles.new_saved(), tiles.front
+        z_at, y_at, saved_at = z.data_ptr(), y.data_ptr(), saved.data_ptr()
         weight_at = y_at if weight is None else weight.data_ptr()
         temperature_at = z_at if temperature is None else temperature.data_ptr()
-        ctx.given = tiles, weight, temperature, kept, weight_at, temperature_at, kept_at
+        ctx.given = tiles, weight, temperature, saved, weight_at, temperature_at, saved_at
         start = front.starts.get(stream)
         if start is None:
             weight, temperature = y if weight is None else weight, z if temperature is None else temperature
-            front(z, y, weight, temperature, room, counters, room, loss, kept)
+            front(z, y, weight, temperature, floats, counters, floats, loss, saved)
         else:
-            at = z_at, y_at, weight_at, temperature_at, room_at, counters_at, room_at, loss.data_ptr(), kept_at
+            at = z_at, y_at, weight_at, temperature_at, floats_at, counters_at, floats_at, loss.data_ptr(), saved_at
             start(*(at + front.last))
         return loss
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor, None]:
         z, y = ctx.saved_tensors
-        tiles, weight, temperature, kept, weight_at, temperature_at, kept_at = ctx.given
+        tiles, weight, temperature, saved, weight_at, temperature_at, saved_at = ctx.given
         device, back = tiles.device, tiles.back
         if tiles.current_device() != device:
             with torch.cuda.device(device):
                 return TileLoss.backward(ctx, by_loss)
-        found = tiles.gradient_room()
+        found = tiles.new_gradient()
         start = back.starts.get(back.stream())
         if start is None:
             weight, temperature = y if weight is None else weight, z if temperature is None else temperature
-            back(z, y, weight, temperature, kept, by_loss, kept, kept, kept, found)
+            back(z, y, weight, temperature, saved, by_loss, saved, saved, saved, found)
         else:
             at = (
-                z.data_ptr(), y.data_ptr(), weight_at, temperature_at, kept_at, by_loss.data_ptr(), kept_at, kept_at,
-                kept_at, found.data_ptr(),
+                z.data_ptr(), y.data_ptr(), weight_at, temperature_at, saved_at, by_loss.data_ptr(), saved_at, saved_at,
+                saved_at, found.data_ptr(),
             )  # fmt: skip
             start(*(at + back.last))
-        return (once(found) if is_grad_enabled() else found), None
+        return (first_order_only(found) if is_grad_enabled() else found), None
 
 
-_tile_loss: Any = bare(TileLoss)
+_tile_loss: Any = fast_apply(TileLoss)
 
 
-def places_of_counts(d: int) -> int:
+def counts_size(d: int) -> int:
     """Places of a vector of counts; each of many starts where 16 bytes are read at once."""
     return 16 * cdiv(3 * d + 2, 16)
 
 
-def places_kept(n: int, d: int) -> int:
+def saved_size(n: int, d: int) -> int:
     """Of 2 d + 1 slopes, and of four numbers for each row; see `loss_kernel`."""
     return 16 * (d // 8 + 1) + 4 * n
 
 
-made = lru_cache(4096)(Tiles)
+cached_tiles = lru_cache(4096)(Tiles)
 
 
 def tiles(
@@ -207,7 +208,7 @@ def tiles(
     others = None if weight is None else weight.dtype, None if temperature is None else temperature.dtype
     dtypes = z.dtype, y.dtype, *others
     devices = z.get_device(), y.get_device()
-    return made(
+    return cached_tiles(
         Kind(z.shape, z.stride(0), z.data_ptr() % 16, dtypes, devices, low, reach, smoothing, losses, ignored, ending),
         z.device,
     )

@@ -1,0 +1,120 @@
+"""Every use of private parts of torch and Triton, behind one switch.
+
+Set the environment variable `EVALIGN_PRIVATE_APIS=0` to use public interfaces only; the numbers are the same (see
+`tests/kernels/test_private_apis.py`). The private ones save host time, which is what a small batch on a GPU costs:
+`benchmarks/bench_private_apis.py` measures the gain.
+
+- `fast_apply`: `autograd.Function.apply` without the checks for function transforms, and without the lookup of the
+  backward method in every backward pass;
+- `raw_launch`: the C function under Triton's launcher, called with addresses instead of tensors;
+- `allocator`: the allocation function that compiled graphs use, which bypasses the dispatcher;
+- `device_queries`: the current device and stream without the wrappers of `torch.cuda`.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from copy import copy
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# No public function tells whether vmap or grad is transforming a tensor, so the switch does not cover this one.
+from torch._C._functorch import is_functorch_wrapped_tensor as is_functorch_wrapped
+
+__all__ = ["ENABLED", "Start", "allocator", "device_queries", "fast_apply", "is_capturing", "is_functorch_wrapped",
+           "launcher_words", "raw_launch", "raw_stream"]  # fmt: skip
+
+ENABLED = os.environ.get("EVALIGN_PRIVATE_APIS", "1") != "0"
+Grid = tuple[int, int, int]
+
+
+def fast_apply(function: type[torch.autograd.Function]) -> Any:
+    """`function.apply` for tensors that no function transform wraps (`dispatch.is_fused` refuses those)."""
+    if not ENABLED:
+        return function.apply
+    node = getattr(function, "_backward_cls", None)
+    if node is not None:
+        node.apply = function.backward
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+def current_device() -> int:
+    return torch._C._cuda_getDevice() if ENABLED else torch.cuda.current_device()
+
+
+def raw_stream(device: int) -> int:
+    """Handle of the current stream of a device."""
+    if ENABLED:
+        return torch._C._cuda_getCurrentRawStream(device)
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def is_capturing() -> bool:
+    return torch._C._cuda_isCurrentStreamCapturing() if ENABLED else torch.cuda.is_current_stream_capturing()
+
+
+def device_queries(device: int) -> tuple[Callable[[], int], Callable[[], int]]:
+    """Functions for the current device and for the current stream of `device`; -1 where kernels are interpreted."""
+    if device < 0:
+        return (lambda: -1), (lambda: -1)
+    if not ENABLED:
+        return torch.cuda.current_device, partial(raw_stream, device)
+    return torch._C._cuda_getDevice, partial(torch._C._cuda_getCurrentRawStream, device)
+
+
+_empty_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+
+
+def allocator(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, index: int) -> Callable[[], Tensor]:
+    """Function that allocates uninitialised dense tensors of one kind on the current device (index -1: no GPU)."""
+    if index < 0 or _empty_cuda is None or not ENABLED:
+        return partial(torch.empty, shape, dtype=dtype, device=device)
+    return partial(_empty_cuda, tuple(shape), torch.empty(shape, device="meta").stride(), dtype)
+
+
+class Start(NamedTuple):
+    """A launch function, the words it takes before the stream, and those between stream and kernel arguments."""
+
+    run: Any
+    before: tuple[Any, ...]
+    between: tuple[Any, ...]
+    packed: bool = False  # the kernel arguments are one tuple
+
+    def on(self, stream: int) -> Callable[..., Any]:
+        """The launch function on a stream, which takes the kernel arguments."""
+        start = partial(self.run, *self.before, stream, *self.between)
+        return (lambda *arguments: start(arguments)) if self.packed else start
+
+
+def launcher_words(program: Any) -> tuple[Any, ...]:
+    """What Triton's launcher takes between stream and kernel arguments; no launch hooks."""
+    return program.function, program.packed_metadata, None, None, None
+
+
+def raw_launch(program: Any, grid: Grid) -> Start | None:
+    """The C function under Triton's launcher if it can be found, else the launcher; None with the switch off.
+
+    The Python launcher takes half the time that a small batch may cost, to pass the same words at every launch. A copy
+    of it is called once with a function that records these words. They depend on Triton's version; if they hold memory
+    that is allocated for one launch, the launcher is used every time.
+    """
+    if not ENABLED:
+        return None
+    stream, argument, words = object(), object(), []
+    try:
+        launcher = copy(program.run)
+        run, launcher.launch = launcher.launch, lambda *given: words.extend(given)
+        launcher(*grid, stream, *launcher_words(program), argument)
+    except (AttributeError, TypeError, RuntimeError):
+        words = []
+    last = words[-1] if words else None
+    if words.count(stream) != 1 or not (last is argument or last == (argument,)) or _has_memory(words):
+        return Start(program.run, grid, launcher_words(program))
+    at = words.index(stream)
+    return Start(run, tuple(words[:at]), tuple(words[at + 1 : -1]), last is not argument)
+
+
+def _has_memory(words: Iterable[Any]) -> bool:
+    return any(hasattr(word, "data_ptr") for word in words)
