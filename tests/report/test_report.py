@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from evalign.report.page import verdict
 from evalign.report.result import versions
 
 SMALL: dict[str, Any] = {"hidden": (16,), "epochs": 6, "device": "cpu"}
+ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "<script>alert(1)</script> & $x_1$"
 
@@ -89,8 +91,8 @@ def test_every_part_is_on_the_page(binary: tuple[Comparison, dict[str, Any]], mu
         for heading in ("The comparison", own, "Training", "Confusion matrices", "Class by class", "To repeat it"):
             assert heading in page
         for row in result["table"]:
-            assert f"<td>{row['title']}</td><td>{row['score']:.3f}</td>" in page
-        assert page.count("<svg") == 3
+            assert re.search(rf"<td>{re.escape(html.escape(row['title']))}</td>\s*<td>{row['score']:.3f}<small>", page)
+        assert page.count("<svg") == (4 if result is binary[1] else 3)  # calibration is drawn for two classes
         assert html.escape(result["command_line"], quote=False).split(" --target")[0] in html.unescape(page)
     assert "0.2" in render(binary[1])
     assert " missed</td>" in render(binary[1])
@@ -98,7 +100,8 @@ def test_every_part_is_on_the_page(binary: tuple[Comparison, dict[str, Any]], mu
 
 def test_page_needs_nothing_from_outside(binary: tuple[Comparison, dict[str, Any]], multiclass: dict[str, Any]) -> None:
     for page in (render(binary[1]), render(multiclass)):
-        assert "<script" not in page  # neither ours nor the one in a label
+        ours = page.count('<script type="application/json"') + page.count("<script>// Moves")
+        assert page.count("<script") == ours  # none from a label
         assert "default-src 'none'" in page
         links = re.findall(r"""(?:src|href|xlink:href)\s*=\s*["']([^"']*)""", page)
         assert [link for link in links if not link.startswith(("#", "data:"))] == []
@@ -191,7 +194,7 @@ def test_browser_shows_the_table_and_no_error(binary: tuple[Comparison, dict[str
     [table] = re.findall(r'<table id="scores">.*?</table>', document, re.DOTALL)
     assert table.count("<tr") == 1 + len(binary[1]["table"])
     assert "ours (anchored) + plug-in" in table
-    assert document.count("<svg") == 3
+    assert document.count("<svg") == 4
 
 
 # A page around the page, since a headless window is never narrower than 500: how far it reaches to the right, and the
@@ -231,3 +234,56 @@ def test_page_fits_a_phone_and_is_readable_in_the_dark(
     assert seen["width"] <= width  # wide tables scroll inside of their own box
     assert (seen["paper"] < 0.1) == (scheme == "dark")
     assert min(seen["text"], seen["drawn"]) >= 4.5  # WCAG's AA
+
+
+AXE = Path(os.environ.get("EVALIGN_AXE", ROOT / ".cache/axe/node_modules/axe-core/axe.min.js"))
+
+
+@needs_browser
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: npm install --prefix .cache/axe axe-core")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_has_no_accessibility_violations(
+    binary: tuple[Comparison, dict[str, Any]], multiclass: dict[str, Any], tmp_path: Path, scheme: str
+) -> None:
+    check = "axe.run().then(r => { document.body.dataset.axe = JSON.stringify(r.violations.map(v => v.id)); });"
+    for name, result in (("binary", binary[1]), ("multiclass", multiclass)):
+        page = tmp_path / f"{name}.html"
+        page.write_text(render(result).replace("</body>", f"<script>{AXE.read_text()}\n{check}</script></body>"))
+        flags = (f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", "--virtual-time-budget=20000")
+        document, _ = browse(page, tmp_path / "profile", *flags)
+        found = re.search(r'data-axe="([^"]*)"', document)
+        assert found is not None
+        assert json.loads(html.unescape(found[1])) == []
+
+
+# Turns the knobs as a reader would, and writes down what the page says.
+KNOBS = """<script>(function () {
+  const say = () => document.getElementById("operating-shown").textContent, heard = [say()];
+  const cut = document.getElementById("cut");
+  cut.value = cut.max; cut.dispatchEvent(new Event("input")); heard.push(say());
+  document.getElementById("miss").value = 0; document.getElementById("to-cheapest").click(); heard.push(say());
+  document.body.dataset.heard = JSON.stringify(heard);
+})();</script></body>"""
+
+
+@needs_browser
+def test_threshold_slider_counts_as_scikit_learn_does(
+    binary: tuple[Comparison, dict[str, Any]], tmp_path: Path
+) -> None:
+    comparison, result = binary
+    page = tmp_path / "report.html"
+    page.write_text(render(result).replace("</body>", KNOBS))
+    document, console = browse(page, tmp_path / "profile")
+    assert console == ""
+    found = re.search(r'data-heard="([^"]*)"', document)
+    assert found is not None
+    chosen, lowest, free = json.loads(html.unescape(found[1]))
+    [trial] = [trial for trial in comparison.trials if trial.contender.name == "ours"]
+    held_out = trial.estimator.validation_
+    y, w = held_out.labels, held_out.weight
+    predicted = trial.rules["plug_in"].predict(held_out.probabilities)
+    assert f"recall {100 * recall_score(y, predicted, sample_weight=w):.1f} %" in chosen
+    assert f"precision {100 * precision_score(y, predicted, sample_weight=w):.1f} %" in chosen
+    assert "recall 100.0 %" in lowest
+    assert "flags 100.0 %" in lowest
+    assert free.endswith("cost 0.")  # misses cost nothing: no false alarm is worth it, or none is made

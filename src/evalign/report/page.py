@@ -1,4 +1,4 @@
-"""A result -> one HTML page that needs nothing else: no network, no scripts, no fonts."""
+"""Render a result as one self-contained HTML page: nothing is loaded from a network."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,25 +11,52 @@ from scipy.stats import t as student_t
 from evalign.report import plots
 
 MOST_CELLS = 30  # classes of a confusion matrix that is shown whole
+# What people use as it comes, the most usual first.
+USUAL = ("random_forest", "lightgbm", "gradient_boosting", "logistic", "cross_entropy")
+FEWEST_SPLITS = 3  # for a p-value: two splits have one degree of freedom
 
 
 def render(result: dict[str, Any]) -> str:
     """The page; everything that came from a user's file is escaped."""
     environment = Environment(
-        loader=PackageLoader("evalign", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("evalign", "report/templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"score": score, "signed": signed}
     return environment.get_template("report.html.j2").render(
         r=result,
+        headline=headline(result),
         verdict=verdict(result),
         file_name=Path(result["data"]["file"]).name,
         figures=figures(result),
         matrices=[matrix(rule["confusion"], rule["title"], result["classes"]) for rule in result["per_class"]],
         several=result["splits"] > 1,
+        tested=result["splits"] >= FEWEST_SPLITS,
         constraints=list(result["table"][0]["limits"]),
         flat=flat,
     )
+
+
+def headline(result: dict[str, Any]) -> str | None:
+    """What ours and the rival people would use do to the rows, in counts; None for more than two classes.
+
+    >>> row = {"contender": "ours", "decision": "auto", "title": "blend", "confusion": [[90, 4], [1, 5]]}
+    >>> forest = {"contender": "random_forest", "decision": "argmax", "title": "random forest + argmax"}
+    >>> forest |= {"confusion": [[94, 0], [4, 2]]}
+    >>> headline({"reference": ["ours", "auto"], "table": [row, forest], "classes": ["ok", "fraud"], "splits": 1})
+    "Catches 5 of 6 'fraud' rows with 4 false alarms; random forest + argmax catches 2 with 0."
+    """
+    if len(result["classes"]) != 2:
+        return None
+    ours = next(row for row in result["table"] if [row["contender"], row["decision"]] == result["reference"])
+    (_, alarms), (missed, caught) = ours["confusion"]
+    words = f"Catches {caught:,} of {missed + caught:,} {result['classes'][1]!r} rows with {alarms:,} false alarms"
+    usual = [row for row in result["table"] if row["decision"] == "argmax" and row["contender"] in USUAL]
+    if usual:
+        rival = min(usual, key=lambda row: USUAL.index(row["contender"]))
+        (_, theirs), (_, hits) = rival["confusion"]
+        words += f"; {rival['title']} catches {hits:,} with {theirs:,}"
+    return f"{words}, over {result['splits']} splits." if result["splits"] > 1 else f"{words}."
 
 
 def verdict(result: dict[str, Any]) -> str:
@@ -90,6 +117,12 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
     elif len(result["classes"]) > 2:
         caption = "Precision and recall of every class, rare classes first; test rows in brackets, 95 % intervals."
         found.append(("The trade-off, class by class", plots.class_scores(result), caption))
+    if result["calibration"]:
+        caption = f"Test rows in bins of equal size; honest probabilities lie on the dashed line.{first}"
+        found.append(("Calibration", plots.calibration(result), caption))
+    if result.get("importance"):
+        caption = "Mean and standard deviation over shuffles of one column at a time, on held-out rows."
+        found.append(("Which columns matter", plots.importance(result), caption))
     if any(result["history"].values()):
         caption = f"By argmax on validation rows; a ring marks the epoch whose weights were kept.{first}"
         found.append(("Training", plots.training(result), caption))

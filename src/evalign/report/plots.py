@@ -1,6 +1,6 @@
-"""Matplotlib figures as SVG that takes its colours from the page, so that one drawing serves light and dark.
+"""Plots of the report, as SVG that takes its colours from the page: one drawing serves light and dark.
 
-Lines are drawn in stand-in colours, which are then replaced by CSS: `currentColor` for ink, variables for the rest.
+Lines are drawn in stand-in colours, which CSS then replaces: `currentColor` for ink, variables for the rest.
 """
 
 import io
@@ -17,16 +17,10 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 INK, GRID = "#010203", "#020304"
-COLOURS = {
-    "ours": "#030401",
-    "cross_entropy": "#030402",
-    "random_forest": "#030403",
-    "gradient_boosting": "#030404",
-}
-OTHER = "#030405"
-_CSS = {INK: "currentColor", GRID: "var(--grid)", OTHER: "var(--c5)"} | {
-    stand_in: f"var(--c{i})" for i, stand_in in enumerate(COLOURS.values(), 1)
-}
+# Stand-ins for the page's colours --c1 to --c8: ours first, a neutral grey last, for whatever has none of its own.
+TINTS = tuple(f"#03040{i}" for i in range(1, 9))
+OTHER = TINTS[-1]
+_CSS = {INK: "currentColor", GRID: "var(--grid)"} | {tint: f"var(--c{i})" for i, tint in enumerate(TINTS, 1)}
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it is small, can be read aloud and takes the page's font
     "text.parse_math": False,  # a label may hold a dollar sign
@@ -50,8 +44,11 @@ STYLE: dict[str, Any] = {
 }
 
 
-def colour(contender: str) -> str:
-    return COLOURS.get(contender, OTHER)
+def palette(result: dict[str, Any]) -> dict[str, str]:
+    """A colour for each contender, ours first; the same in every drawing of a page."""
+    names = list(dict.fromkeys(row["contender"] for row in result["table"] if row["contender"] != "majority"))
+    names.sort(key=lambda name: name != result["reference"][0])
+    return dict(zip(names, TINTS, strict=False))
 
 
 @contextmanager
@@ -85,10 +82,11 @@ MOST_CLASSES = 24
 def scores(result: dict[str, Any]) -> str:
     """One line per contender and decision: the score, its interval, and with several splits each split's score."""
     table = [row for row in result["table"][::-1] if row["contender"] != "majority"]
+    tints = palette(result)
     with drawing("scores", WIDTH, 0.8 + 0.27 * len(table)) as figure:
         axes = figure.add_subplot()
         for y, row in enumerate(table):
-            tint, (low, high) = colour(row["contender"]), _interval(row)
+            tint, (low, high) = tints.get(row["contender"], OTHER), _interval(row)
             axes.plot([low, high], [y, y], color=tint, solid_capstyle="round", linewidth=2.2)
             axes.plot(row["score"], y, "o", color=tint, markersize=6)
             if len(row["scores"]) > 1:
@@ -103,24 +101,26 @@ def scores(result: dict[str, Any]) -> str:
 
 def precision_recall(result: dict[str, Any]) -> str:
     """Two classes: curves on the test rows, with the points that decision rules chose."""
-    with drawing("trade-off", WIDTH, 4.2) as figure:
+    tints = palette(result)
+    with drawing("trade-off", WIDTH, 4.9) as figure:
         axes = figure.add_subplot()
         for curve in reversed(result["curves"]):  # ours last, on top of the others
-            tint = colour(curve["contender"])
+            tint = tints.get(curve["contender"], OTHER)
             axes.plot(curve["recall"], curve["precision"], color=tint, label=curve["title"], linewidth=1.4, alpha=0.85)
             for name, (recall, precision) in curve["points"].items():
                 chosen = [curve["contender"], name] == result["reference"]
-                axes.plot(recall, precision, MARKERS[name], color=tint, markersize=8 if chosen else 5.5)
+                axes.plot(recall, precision, MARKERS.get(name, "o"), color=tint, markersize=8 if chosen else 5.5)
                 if chosen:
                     axes.plot(recall, precision, "o", markersize=16, markerfacecolor="none", markeredgecolor=INK)
-        _decision_legend(axes, [name for curve in result["curves"] for name in curve["points"]])
+        _decision_marks(axes, [name for curve in result["curves"] for name in curve["points"]])
+        figure.legend(loc="outside lower center", ncols=2)  # below the axes, where it hides no curve
         axes.set(xlabel="recall", ylabel="precision", xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
         return to_svg(figure, "Precision against recall on the test rows, with the points the decision rules chose")
 
 
 def class_scores(result: dict[str, Any]) -> str:
     """More classes: precision and recall of every class under each of the rules shown in detail, rare classes first."""
-    rows, names = result["class_rows"], result["classes"]
+    rows, names, tints = result["class_rows"], result["classes"], palette(result)
     order = sorted(range(len(names)), key=lambda k: rows[k])[:MOST_CLASSES]
     with drawing("classes", WIDTH, 1.1 + 0.32 * len(order)) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
@@ -128,9 +128,9 @@ def class_scores(result: dict[str, Any]) -> str:
             for shift, rule in enumerate(result["per_class"]):
                 y = [i + 0.16 * (shift - (len(result["per_class"]) - 1) / 2) for i in range(len(order))]
                 values = [rule[score][k] for k in order]
-                tint = colour(rule["contender"])
+                tint = tints.get(rule["contender"], OTHER)
                 axes.hlines(y, [v[1] for v in values], [v[2] for v in values], color=tint, linewidth=1.2, alpha=0.6)
-                axes.plot([v[0] for v in values], y, MARKERS[rule["decision"]], color=tint, markersize=4.5,
+                axes.plot([v[0] for v in values], y, MARKERS.get(rule["decision"], "o"), color=tint, markersize=4.5,
                           label=_short(rule["title"], 40))  # fmt: skip
             axes.set(xlabel=score, xlim=(-0.04, 1.04), xticks=(0, 0.5, 1))
             axes.grid(axis="y", visible=False)
@@ -142,28 +142,63 @@ def class_scores(result: dict[str, Any]) -> str:
 
 
 def training(result: dict[str, Any]) -> str:
-    """Validation score, cross-entropy and temperature by epoch; a ring marks the epoch whose weights were kept."""
-    with drawing("training", WIDTH, 4.8) as figure:
-        score, entropy, heat = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 1.3))
-        names = zip(("ours", "cross_entropy"), result["history"].items(), strict=False)
-        for name, (title, history) in reversed(list(names)):
+    """Validation score and cross-entropy by epoch, temperature of a metric stage; a ring marks the kept epoch."""
+    tints = [TINTS[0], TINTS[1]]
+    heated = [row for history in result["history"].values() for row in history if row["stage"] == "metric"]
+    with drawing("training", WIDTH, 4.8 if heated else 3.7) as figure:
+        panels = figure.subplots(3 if heated else 2, 1, sharex=True, height_ratios=(3, 2, 1.3)[: 3 if heated else 2])
+        score, entropy = panels[:2]
+        for i, (tint, (title, history)) in reversed(
+            list(enumerate(zip(tints, result["history"].items(), strict=False)))
+        ):
             epochs = [row["epoch"] for row in history]
             for axes, key in ((score, "score"), (entropy, "entropy")):
-                axes.plot(epochs, [row[key] for row in history], color=colour(name), label=title, linewidth=1.3)
+                axes.plot(epochs, [row[key] for row in history], color=tint, label=title if axes is score else None,
+                          linewidth=1.3)  # fmt: skip
                 if kept := [row for row in history if row["best"]]:
                     axes.plot(kept[-1]["epoch"], kept[-1][key], "o", markersize=8, markerfacecolor="none",
                               markeredgecolor=INK)  # fmt: skip
-            if name == "ours":
+            if i == 0 and heated:
                 _mark_stages(score, history)
                 hot = [row for row in history if row["stage"] == "metric"]
-                heat.step([r["epoch"] for r in hot], [r["temperature"] for r in hot], color=colour(name), where="mid")
+                panels[2].step([r["epoch"] for r in hot], [r["temperature"] for r in hot], color=tint, where="mid")
         score.set_ylabel("validation score")
-        score.legend(loc="best")
+        figure.legend(loc="outside lower center", ncols=2)
         entropy.set_ylabel("cross-entropy")
-        heat.set(ylabel="temperature", xlabel="epoch")
-        heat.set_ylim(bottom=0)
+        panels[-1].set_xlabel("epoch")
+        if heated:
+            panels[2].set_ylabel("temperature")
+            panels[2].set_ylim(bottom=0)
         figure.align_ylabels()
-        return to_svg(figure, "Validation score, cross-entropy and temperature by epoch")
+        return to_svg(figure, "Validation score and cross-entropy by epoch" + (", and temperature" if heated else ""))
+
+
+def calibration(result: dict[str, Any]) -> str:
+    """Observed share against predicted probability on the test rows; honest probabilities lie on the diagonal."""
+    tints = palette(result)
+    with drawing("calibration", WIDTH, 4.6) as figure:
+        axes = figure.add_subplot()
+        axes.plot([0, 1], [0, 1], color=GRID, linewidth=1.2, linestyle=(0, (4, 3)))
+        for curve in reversed(result["calibration"]):
+            tint = tints.get(curve["contender"], OTHER)
+            axes.plot(curve["predicted"], curve["observed"], "o-", color=tint, markersize=4, linewidth=1.3,
+                      label=curve["title"])  # fmt: skip
+        figure.legend(loc="outside lower center", ncols=2)
+        axes.set(xlabel="predicted probability", ylabel="observed share", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        return to_svg(figure, "Observed share against predicted probability, in bins of equally many test rows")
+
+
+def importance(result: dict[str, Any]) -> str:
+    """Loss of the metric when one column is shuffled, the largest first."""
+    rows = sorted(result["importance"], key=lambda row: -row["mean"])[:MOST_CLASSES]
+    with drawing("importance", WIDTH, 0.8 + 0.27 * len(rows)) as figure:
+        axes = figure.add_subplot()
+        axes.barh([_short(row["column"], 28) for row in rows], [row["mean"] for row in rows],
+                  xerr=[row["error"] for row in rows], color=TINTS[0], ecolor=INK, height=0.6)  # fmt: skip
+        axes.invert_yaxis()
+        axes.set(xlabel=f"loss of {result['metric']['title']} when the column is shuffled")
+        axes.grid(axis="y", visible=False)
+        return to_svg(figure, "Permutation importance of the columns on held-out rows, the largest first")
 
 
 def _mark_stages(axes: Axes, history: Sequence[dict[str, Any]]) -> None:
@@ -174,12 +209,10 @@ def _mark_stages(axes: Axes, history: Sequence[dict[str, Any]]) -> None:
                           fontsize=8.5, va="bottom")  # fmt: skip
 
 
-def _decision_legend(axes: Axes, names: Sequence[str]) -> None:
+def _decision_marks(axes: Axes, names: Sequence[str]) -> None:
     for name in dict.fromkeys(names):
-        axes.plot([], [], MARKERS[name], color=INK, markersize=5, label=name.replace("_", "-"))
+        axes.plot([], [], MARKERS.get(name, "o"), color=INK, markersize=5, label=name.replace("_", "-"))
     axes.plot([], [], "o", markersize=9, markerfacecolor="none", markeredgecolor=INK, label="chosen")
-    axes.plot([], [], color=GRID)
-    axes.legend(loc="lower left", ncols=2)
 
 
 def _interval(row: dict[str, Any]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Curves for the report, short enough to be written down."""
+"""Collect a comparison into one dictionary of plain JSON types that holds all a report shows."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.calibration import calibration_curve
 from sklearn.metrics import precision_recall_curve
 
 from evalign import metrics
@@ -39,6 +40,45 @@ def precision_recall(trials: Sequence[Trial], judge: Judge) -> list[dict[str, An
                 "precision": precision[keep].round(5).tolist(),
                 "points": points,
             }
+        )
+    return curves
+
+
+def operating_points(trial: Trial, decision: str) -> dict[str, Any] | None:
+    """Counts at every threshold of two classes, on the rows that training held out; None where none are kept."""
+    held_out = getattr(trial.estimator, "validation_", None)
+    if held_out is None or held_out.probabilities.shape[1] != 2:
+        return None
+    p, y, weight = held_out.probabilities[:, 1], held_out.labels, held_out.weight
+    order = np.argsort(-p, kind="stable")
+    ends = np.flatnonzero(np.diff(p[order], append=-np.inf))  # last row of each run of equal probabilities
+    ends = ends[np.unique(np.linspace(0, len(ends) - 1, min(len(ends), POINTS)).round().astype(int))]
+    tp, fp = (np.cumsum((weight * (y == label))[order])[ends] for label in (1, 0))
+    flagged = trial.rules[decision].predict(held_out.probabilities) == 1
+    lowest = p[flagged].min() if flagged.any() else np.inf
+    return {
+        "title": line_title(trial.contender.title, decision),
+        "rows": len(p),
+        "thresholds": p[order][ends].tolist(),
+        "tp": tp.tolist(),
+        "fp": fp.tolist(),
+        "positives": float(weight[y == 1].sum()),
+        "negatives": float(weight[y == 0].sum()),
+        "chosen": int(np.searchsorted(-p[order][ends], -lowest, side="right").clip(1) - 1),
+    }
+
+
+def calibration(trials: Sequence[Trial], *, bins: int = 10) -> list[dict[str, Any]]:
+    """Observed share against predicted probability of the positive class, on the test rows of the first split."""
+    curves = []
+    for trial in trials:
+        if trial.contender.name == "majority" or trial.probabilities.shape[1] != 2:
+            continue
+        p = trial.probabilities[:, 1].clip(0, 1)
+        observed, predicted = calibration_curve(trial.truth, p, n_bins=bins, strategy="quantile", pos_label=1)
+        name, title = trial.contender.name, trial.contender.title
+        curves.append(
+            {"contender": name, "title": title, "observed": observed.tolist(), "predicted": predicted.tolist()}
         )
     return curves
 
@@ -86,6 +126,10 @@ def build_result(
         "table": table,
         "per_class": [per_class(line, judge, repeats, seed) for line in shown],
         "curves": precision_recall(comparison.trials, judge) if len(judge.classes) == 2 else [],
+        "calibration": calibration(comparison.trials),
+        "operating": next(
+            (operating_points(t, reference[1]) for t in comparison.trials if t.contender.name == reference[0]), None
+        ),
         "rules": [_rules(trial) for trial in comparison.trials],
         "history": {trial.contender.title: thinned(trial.estimator.history_) for trial in trained},
     }
@@ -108,7 +152,7 @@ def metric_title(judge: Judge) -> str:
 
 
 def line_title(title: str, decision: str) -> str:
-    return title if title.startswith("majority") else f"{title} + {TITLES[decision]}"
+    return title if title.startswith("majority") else f"{title} + {TITLES.get(decision, decision)}"
 
 
 def shown_in_detail(lines: Sequence[Line], reference: tuple[str, str]) -> list[Line]:

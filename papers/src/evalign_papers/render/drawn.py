@@ -7,10 +7,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evalign.report.plots import COLOURS, OTHER
+from evalign.report.plots import TINTS as PAGE_TINTS
 
 WIDTH = 5.4  # inches at 72 per inch: about a phone's width
-TINTS = (*COLOURS.values(), OTHER)
+TINTS = PAGE_TINTS[:5]
 
 
 class Drawn(NamedTuple):

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from evalign.report.plots import OTHER, drawing, to_svg
+from evalign.report.plots import drawing, to_svg
 from evalign_papers.render.cells import FilledTable
 from evalign_papers.render.drawn import TINTS, WIDTH, Drawn, shared_legend
 
-SOURCES = (("printed", "s:", OTHER), ("paper", "o-", TINTS[1]), ("honest", "D-", TINTS[0]))
+SOURCES = (("printed", "s:", TINTS[4]), ("paper", "o-", TINTS[1]), ("honest", "D-", TINTS[0]))
 
 
 def trade_off(tables: Sequence[FilledTable]) -> Drawn | None:
