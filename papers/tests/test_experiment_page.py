@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from made_up_reports import copy_tables, write_report
 from scipy import stats
-from test_report import PROBE, browse, needs_browser
 
+from browser import PROBE, browse, needs_browser
 from evalign import steps
 from evalign_papers.engine.tables import all_tables, load_table
 from evalign_papers.render.cells import FilledTable, fill

@@ -4,8 +4,6 @@ import html
 import json
 import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.metrics import precision_recall_curve, precision_score, recall_score
 
+from browser import PROBE, browse, needs_browser
 from evalign.comparison import Aim, Comparison, Judge, Table, compare, evaluate, split
 from evalign.comparison import contenders as c
 from evalign.report import build_result, render
@@ -22,7 +21,6 @@ from evalign.report.result import versions
 
 SMALL: dict[str, Any] = {"hidden": (16,), "epochs": 6, "device": "cpu"}
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "<script>alert(1)</script> & $x_1$"
 
 
@@ -166,25 +164,6 @@ def test_many_classes_are_kept_readable() -> None:
 # -- in a browser -----------------------------------------------------------------------------------------------------
 
 
-def browse(page: Path, profile: Path, *flags: str, width: int = 1200) -> tuple[str, str]:
-    """The page's document and whatever its console said."""
-    assert CHROMIUM is not None
-    done = subprocess.run(
-        [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--disable-dev-shm-usage", f"--user-data-dir={profile}", f"--window-size={width},1000",
-            "--enable-logging=stderr", "--dump-dom", *flags, page.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-
-
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine to look at the page with")
-
-
 @needs_browser
 def test_browser_shows_the_table_and_no_error(binary: tuple[Comparison, dict[str, Any]], tmp_path: Path) -> None:
     page = tmp_path / "report.html"
@@ -195,26 +174,6 @@ def test_browser_shows_the_table_and_no_error(binary: tuple[Comparison, dict[str
     assert table.count("<tr") == 1 + len(binary[1]["table"])
     assert "ours (anchored) + plug-in" in table
     assert document.count("<svg") == 4
-
-
-# A page around the page, since a headless window is never narrower than 500: how far it reaches to the right, and the
-# least contrast of its texts.
-PROBE = """<!doctype html><meta name="color-scheme" content="light dark">
-<iframe style="border: 0; width: WIDTHpx; height: 900px" srcdoc="PAGE"></iframe>
-<script>addEventListener("load", () => {
-  const inner = document.querySelector("iframe").contentWindow, page = inner.document;
-  const rgb = text => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
-  const light = rgb => rgb.map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
-  const paper = light(rgb(inner.getComputedStyle(page.body).backgroundColor));
-  const ratio = (a, b) => (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-  const contrasts = (chosen, property) => [...page.querySelectorAll(chosen)]
-    .map(e => ratio(light(rgb(inner.getComputedStyle(e)[property])), paper));
-  document.documentElement.dataset.probe = JSON.stringify({
-    width: page.documentElement.scrollWidth, window: inner.innerWidth, paper,
-    text: Math.min(...contrasts("p, td:not(.none), th, dt, dd, h1, h2, h3, figcaption", "color")),
-    drawn: Math.min(...contrasts("svg text", "fill")) });
-});</script>"""
 
 
 @needs_browser
@@ -245,7 +204,8 @@ AXE = Path(os.environ.get("EVALIGN_AXE", ROOT / ".cache/axe/node_modules/axe-cor
 def test_page_has_no_accessibility_violations(
     binary: tuple[Comparison, dict[str, Any]], multiclass: dict[str, Any], tmp_path: Path, scheme: str
 ) -> None:
-    check = "axe.run().then(r => { document.body.dataset.axe = JSON.stringify(r.violations.map(v => v.id)); });"
+    listed = "r.violations.map(v => [v.id, v.nodes.map(n => n.html)])"
+    check = f"axe.run().then(r => {{ document.body.dataset.axe = JSON.stringify({listed}); }});"
     for name, result in (("binary", binary[1]), ("multiclass", multiclass)):
         page = tmp_path / f"{name}.html"
         page.write_text(render(result).replace("</body>", f"<script>{AXE.read_text()}\n{check}</script></body>"))
