@@ -37,7 +37,7 @@ from evalign.training.recipes import Recipe, Stage, find_recipe
 from evalign_papers.datasets import load
 from evalign_papers.datasets.base import Dataset
 from evalign_papers.datasets.splits import splits
-from evalign_papers.engine.parts import thinned
+from evalign_papers.engine.trial_data import thinned
 
 RESULTS = Path(__file__).parent / "results" / "bench_batches_training.csv"
 SMALL, LARGE = 64, 4096

@@ -28,7 +28,7 @@ from evalign.training.recipes import Recipe, Stage
 from evalign.training.step import plain_step
 from evalign_papers.networks import Pictures
 from evalign_papers.networks.darknet import Conv, darknet
-from evalign_papers.networks.pictures import moved
+from evalign_papers.networks.image_input import moved
 
 STAGE = Stage(
     "metric", metric=True, anchor=1.0, learning_rate=1e-3, epochs=3, patience=9, monitor="last", decay="cosine",

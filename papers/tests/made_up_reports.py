@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evalign_papers.engine.config import VERSION, Config, Data, Method
-from evalign_papers.engine.report import Report, TrialReport, save_report
-from evalign_papers.engine.tables import find_papers
+from evalign_papers.engine.printed import find_papers
+from evalign_papers.engine.reports import Report, TrialReport, save_report
 
 PAPERS = find_papers()
 

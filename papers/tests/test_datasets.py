@@ -18,27 +18,23 @@ from typer.testing import CliRunner
 
 from evalign_papers import datasets
 from evalign_papers.commands import datasets as command
-from evalign_papers.datasets import (
-    DataError,
+from evalign_papers.datasets import DataError, check_split, load, registry, splits
+from evalign_papers.datasets.base import Card, Dataset, File, equitability
+from evalign_papers.datasets.fingerprint import fingerprint
+from evalign_papers.datasets.folders import VARIABLE, digest_of
+from evalign_papers.datasets.image_files import read_folder, read_npz, write_npz
+from evalign_papers.datasets.sources import (
     adult,
     caltech101,
     caltech256,
-    check_split,
     cifar10,
     cocktailparty,
     creditcard,
     letter,
-    load,
     mammography,
-    registry,
     shuttle,
-    splits,
     yeast,
 )
-from evalign_papers.datasets.base import Card, Dataset, File, equitability
-from evalign_papers.datasets.fingerprint import fingerprint
-from evalign_papers.datasets.pictures import read_folder, read_npz, write_npz
-from evalign_papers.datasets.store import VARIABLE, digest_of
 
 REAL = os.environ.get(VARIABLE)
 needs_real = pytest.mark.skipif(
@@ -58,10 +54,15 @@ RARE = {"cocktailparty": "different group"}
 TABLES = (adult, mammography, creditcard, letter, shuttle, yeast)
 
 
+def no_network(*_, **__):
+    raise OSError("Name or service not known")
+
+
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """No real files and no network, whatever the machine has."""
     monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr("pooch.retrieve", no_network)
 
     def offline(**_):
         raise URLError("Name or service not known")

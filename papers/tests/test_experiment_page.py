@@ -12,9 +12,9 @@ from scipy import stats
 
 from browser import PROBE, browse, needs_browser
 from evalign import steps
-from evalign_papers.engine.tables import all_tables, load_table
-from evalign_papers.render.cells import FilledTable, fill
-from evalign_papers.render.facts import Fact
+from evalign_papers.analysis.facts import Fact
+from evalign_papers.analysis.filled import FilledTable, fill
+from evalign_papers.engine.printed import all_tables, load_table
 from evalign_papers.render.figures import imbalance, trade_off
 from evalign_papers.render.page import render_page, summary, write_page
 from evalign_papers.render.step_figures import (

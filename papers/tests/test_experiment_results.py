@@ -7,10 +7,10 @@ import pytest
 from made_up_reports import PAPERS, copy_tables, write_report
 from scipy import stats
 
-from evalign_papers.engine.tables import load_table
-from evalign_papers.render.cells import fill
+from evalign_papers.analysis.contests import ANCHORED, ANCHORED_FIELDS, PAPER_FIELDS, Contender, duels, rivals, tally
+from evalign_papers.analysis.filled import fill
+from evalign_papers.engine.printed import load_table
 from evalign_papers.render.documents import refreshed, write_document
-from evalign_papers.render.duels import ANCHORED, ANCHORED_FIELDS, PAPER_FIELDS, Contender, duels, rivals, tally
 from evalign_papers.render.reproduction import effects, reproduction_blocks
 from evalign_papers.render.results import CONTESTS, main, results_blocks
 

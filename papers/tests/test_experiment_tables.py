@@ -9,10 +9,10 @@ import pytest
 from made_up_reports import PAPERS, copy_tables, write_report
 from rich.console import Console
 
+from evalign_papers.analysis.facts import count_facts, facts_of
+from evalign_papers.analysis.filled import fill, read_report
 from evalign_papers.datasets import load, names
-from evalign_papers.engine.tables import all_tables, find_papers, load_table, parse_table, table_names
-from evalign_papers.render.cells import fill, read_report
-from evalign_papers.render.facts import count_facts, facts_of
+from evalign_papers.engine.printed import all_tables, find_papers, load_table, parse_table, table_names
 from evalign_papers.render.terminal import show
 from evalign_papers.render.wording import mark, not_run, state_of
 
@@ -84,7 +84,7 @@ def test_wrong_tables_are_refused(tmp_path: Path) -> None:
         parse_table(good | {"datasets": ["adult"]}, "btg-4")
     with pytest.raises(ValueError, match="no table is called 'btg-99'; there are btg-1"):
         load_table(PAPERS, "btg-99")
-    with pytest.raises(ValueError, match="found none; give the folder"):
+    with pytest.raises(ValueError, match="found none in"):
         find_papers(tmp_path)
     assert find_papers(PAPERS) == PAPERS
 

@@ -14,13 +14,13 @@ from torch.func import vmap
 from evalign.steps import linear
 from evalign.training.history import Epoch
 from evalign_papers.engine.config import Config, Method, from_json, read_config, to_json
-from evalign_papers.engine.evaluate import WATCHED, hard_scores, honest_scores, watch_cuts
-from evalign_papers.engine.losses import build_term, released_counts
-from evalign_papers.engine.parts import dataset_of, parts, thinned
-from evalign_papers.engine.report import Report, TrialReport, load_report, report_path, save_report
+from evalign_papers.engine.printed import find_papers
+from evalign_papers.engine.reports import Report, TrialReport, load_report, report_path, save_report
 from evalign_papers.engine.run import paper_scores
-from evalign_papers.engine.stacks import Trained, grid_points
-from evalign_papers.engine.tables import find_papers
+from evalign_papers.engine.scores import WATCHED, hard_scores, honest_scores, watch_cuts
+from evalign_papers.engine.stacked_trials import Trained, grid_points
+from evalign_papers.engine.terms import build_term, released_counts
+from evalign_papers.engine.trial_data import dataset_of, parts, thinned
 from evalign_papers.rivals import dice_loss, wmw_loss
 
 PAPERS = find_papers()

@@ -9,7 +9,7 @@ from torch import nn
 
 from evalign_papers.networks import PairNetwork, Pictures, darknet19, tiny_darknet
 from evalign_papers.networks.graph import pair_network
-from evalign_papers.networks.pictures import channel_statistics, moved
+from evalign_papers.networks.image_input import channel_statistics, moved
 
 # Filters, size and output of each layer as printed for 224 x 224 pictures (YOLO9000, Table 6), typed in by hand.
 PRINTED_19 = """

@@ -12,22 +12,22 @@ from sklearn.decomposition import PCA
 
 from evalign import metrics
 from evalign.training.recipes import Stage
+from evalign_papers.analysis.filled import fill
 from evalign_papers.datasets import Card, Dataset
 from evalign_papers.datasets.base import Graphs
-from evalign_papers.engine import parts as parts_module
 from evalign_papers.engine import run as run_module
+from evalign_papers.engine import trial_data
+from evalign_papers.engine.cells import Cell
 from evalign_papers.engine.config import Config, Data, Grid, Method, Network, Training, from_json, read_config, to_json
-from evalign_papers.engine.engine import run_cells
-from evalign_papers.engine.evaluate import Tail, hard_scores, honest_scores
+from evalign_papers.engine.image_trials import picture_splits, train_pictures
 from evalign_papers.engine.longtail import tail_counts, tail_split
-from evalign_papers.engine.losses import build_term
-from evalign_papers.engine.parts import components, graph_rows, parts
-from evalign_papers.engine.pictures import picture_splits, train_pictures
-from evalign_papers.engine.report import Report, TrialReport, load_report, report_path, save_report
+from evalign_papers.engine.printed import find_papers, load_table
+from evalign_papers.engine.reports import Report, TrialReport, load_report, report_path, save_report
 from evalign_papers.engine.run import run
-from evalign_papers.engine.store import Cell
-from evalign_papers.engine.tables import find_papers, load_table
-from evalign_papers.render.cells import fill
+from evalign_papers.engine.scheduler import run_cells
+from evalign_papers.engine.scores import Tail, hard_scores, honest_scores
+from evalign_papers.engine.terms import build_term
+from evalign_papers.engine.trial_data import components, graph_rows, parts
 
 NAMES = ("bird", "dog", "frog")
 METRIC = {"metric": "f1", "average": "macro", "step": "annealed", "delta": 0.2, "k": 10.0, "threshold": None,
@@ -63,7 +63,7 @@ def loaded(monkeypatch):
     def find(data, _data_dir):
         return {"made_up": made_up(), "two": made_up(2), "tailed": made_up(3, 240, True), "graphs": frames()}[data.name]
 
-    monkeypatch.setattr(parts_module, "dataset_of", find)
+    monkeypatch.setattr(trial_data, "dataset_of", find)
     monkeypatch.setattr(run_module, "dataset_of", find)
 
 

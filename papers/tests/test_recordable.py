@@ -12,9 +12,9 @@ from evalign.training.batches import Rows
 from evalign.training.recipes import Recipe
 from evalign.training.stacked import Trial, _Stack
 from evalign_papers.engine.config import read_config
-from evalign_papers.engine.evaluate import watch_cuts
-from evalign_papers.engine.losses import build_term, metric_score
-from evalign_papers.engine.tables import find_papers
+from evalign_papers.engine.printed import find_papers
+from evalign_papers.engine.scores import watch_cuts
+from evalign_papers.engine.terms import build_term, metric_score
 
 PAPERS = find_papers()
 

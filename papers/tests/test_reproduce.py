@@ -1,5 +1,6 @@
 """`evalign reproduce` end to end: a tiny table, killed at random, on Ray, and wrong input."""
 
+import contextlib
 import json
 import os
 import random
@@ -14,12 +15,12 @@ from pathlib import Path
 import joblib
 import pytest
 
+from evalign_papers.engine.cells import Cell, cells_of, held, with_grid_of_the_paper
 from evalign_papers.engine.config import Grid, read_config, to_json
-from evalign_papers.engine.engine import pieces_of, run_cells, run_trial
-from evalign_papers.engine.report import load_report, report_path
+from evalign_papers.engine.printed import find_papers, load_table
+from evalign_papers.engine.reports import load_report, report_path
 from evalign_papers.engine.run import run
-from evalign_papers.engine.store import Cell, cells_of, held, with_grid_of_the_paper
-from evalign_papers.engine.tables import find_papers, load_table
+from evalign_papers.engine.scheduler import pieces_of, run_cells, run_trial
 
 PAPERS = find_papers()
 ROWS = {"f1": "f1-linear-b1024", "bce": "bce-b1024"}
@@ -197,12 +198,15 @@ def test_ray_and_processes_give_the_same_reports(tiny, tmp_path):
 
 def test_a_cell_in_other_hands_is_left_alone(tiny):
     path = tiny / "btg/tiny/honest/synthetic_5.ccs.json"
-    with held(path) as free:
-        assert free
-        (done,) = run_cells([Cell(path)])
-        (piece,) = run_cells([Cell(path)], jobs=2)
-    assert done.error == piece.error == "another process is running it"
+    stacked = tiny / "btg/tiny/honest/synthetic_5.f1.json"
+    trial_locks = [path.with_name(f"{path.name}.{trial}") for trial in range(3)]
+    with contextlib.ExitStack() as locks:
+        assert all(locks.enter_context(held(file)) for file in (stacked, *trial_locks))
+        done = [*run_cells([Cell(path), Cell(stacked)]), *run_cells([Cell(path), Cell(stacked)], jobs=2)]
+    assert [one.error for one in done] == 4 * ["another process is running it"]
     assert not report_path(path).exists()
+    assert not report_path(stacked).exists()
+    assert not list(tiny.rglob("*.lock"))
 
 
 def test_the_grid_of_the_paper_is_a_config_of_its_own(tiny):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from evalign_papers.render.significance import against_printed, holm, over_splits
+from evalign_papers.analysis.significance import against_printed, holm, over_splits
 
 UNROUNDED = (12, 12)  # decimals whose half unit is nothing
 scores = st.lists(st.integers(0, 100).map(lambda n: n / 100), min_size=2, max_size=12)

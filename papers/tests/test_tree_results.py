@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import sem
 
-from evalign_papers.render.trees import NOTHING, tree_blocks
+from evalign_papers.render.benchmarks import NOTHING, tree_blocks
 
 SPLITS = 10
 

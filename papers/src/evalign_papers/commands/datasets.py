@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from evalign_papers.datasets import Card
-    from evalign_papers.datasets.store import Store
+    from evalign_papers.datasets.folders import Store
 
 NAME = "datasets"
 EXAMPLE = "evalign datasets --data-dir ~/data --check"

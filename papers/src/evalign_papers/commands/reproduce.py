@@ -13,9 +13,9 @@ from evalign.cli import options as o
 
 if TYPE_CHECKING:
     from evalign.cli.console import Output
-    from evalign_papers.engine.engine import Done
-    from evalign_papers.engine.store import Cell
-    from evalign_papers.engine.tables import Table
+    from evalign_papers.engine.cells import Cell
+    from evalign_papers.engine.printed import Table
+    from evalign_papers.engine.scheduler import Done
 
 NAME = "reproduce"
 EXAMPLE = "evalign reproduce btg-1 --data-dir ~/data"
@@ -77,26 +77,31 @@ def command(
     ] = None,
     papers: Annotated[
         Path | None,
-        typer.Option("--papers", help="Folder of tables, configs and reports; ./papers.", show_default=False),
+        typer.Option(
+            "--papers",
+            help="Folder of tables, configs and reports; by default ./evalign-papers.",
+            show_default=False,
+        ),
     ] = None,
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
     """Run tables of the papers again, cell by cell, and print them beside the printed ones.
 
-    A cell is a config under papers/; its report is written beside it after every step, so a run that is killed goes on
-    where it was when the same command is given again. What is complete is not run again.
+    A cell is a config; its report is written beside it after every step, so the same command resumes a run that was
+    killed. Complete cells are not run again. Data sets that are neither in --data-dir nor in $EVALIGN_DATA are fetched
+    from their source or from OpenML where that is possible. --list and --report download nothing.
     """
     from evalign._checks import check_choice
     from evalign.cli.console import Output
-    from evalign_papers.engine.engine import ENGINES
-    from evalign_papers.engine.tables import all_tables, find_papers, load_table
+    from evalign_papers.engine.printed import all_tables, find_papers, load_table, writable_papers
+    from evalign_papers.engine.scheduler import ENGINES
 
     output = Output(quiet=quiet, as_json=json)
     check_choice("protocol", protocol, ["honest", "paper", "both"])
     check_choice("grid", grid, ["small", "paper"])
     check_choice("engine", engine, ENGINES)
-    home = find_papers(papers)
+    home = writable_papers(papers) if tables else find_papers(papers)
     named = list(all_tables(home)) if tables == ["all"] else [load_table(home, name) for name in tables or ()]
     if not (named or list_tables or report):
         raise ValueError("expected a table to reproduce, got none; see evalign reproduce --list")
@@ -105,7 +110,7 @@ def command(
         wanted = ("honest", "paper") if protocol == "both" else (protocol,)
         cells = select(home, named, wanted, dataset, row)
         if grid == "paper":
-            from evalign_papers.engine.store import with_grid_of_the_paper
+            from evalign_papers.engine.cells import with_grid_of_the_paper
 
             cells = [with_grid_of_the_paper(cell) for cell in cells]
         failed = work(
@@ -128,7 +133,7 @@ def select(
 ) -> "list[Cell]":
     """The cells of tables, each once, as far as they are asked for; a name that none has is refused."""
     from evalign._checks import check_choice
-    from evalign_papers.engine.store import cells_of
+    from evalign_papers.engine.cells import cells_of
 
     for name in datasets or ():
         check_choice("dataset", name, sorted({dataset for table in tables for dataset in table.datasets}))
@@ -146,7 +151,7 @@ def work(
     trials: int | None,
 ) -> "list[Done]":  # fmt: skip
     """Run what is open, with a bar; what could not be run."""
-    from evalign_papers.engine.engine import is_open, pieces_of, run_cells
+    from evalign_papers.engine.scheduler import is_open, pieces_of, run_cells
 
     todo = [cell for cell in cells if is_open(cell, trials)]
     if not todo:
@@ -188,9 +193,9 @@ def _bar(output: "Output", total: int) -> Iterator[Any]:
 
 
 def _show(output: "Output", papers: Path, named: "list[Table]", list_tables: bool, data_dir: Path | None) -> None:
-    from evalign_papers.engine.tables import all_tables
-    from evalign_papers.render.cells import fill
-    from evalign_papers.render.facts import count_facts
+    from evalign_papers.analysis.facts import count_facts
+    from evalign_papers.analysis.filled import fill
+    from evalign_papers.engine.printed import all_tables
     from evalign_papers.render.terminal import show
 
     rows = [state(papers, table) for table in (all_tables(papers) if list_tables else named)]
@@ -203,7 +208,7 @@ def _show(output: "Output", papers: Path, named: "list[Table]", list_tables: boo
 
 def state(papers: Path, table: "Table") -> dict[str, Any]:
     """How much of a table is there, and what it cost."""
-    from evalign_papers.engine.store import cells_of
+    from evalign_papers.engine.cells import cells_of
 
     cells = cells_of(papers, table)
     reports = [report for report in (cell.report for cell in cells) if report is not None]

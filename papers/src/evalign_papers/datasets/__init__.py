@@ -9,9 +9,8 @@
 """
 
 from evalign_papers.datasets.base import PROTOCOLS, Card, DataError, Dataset, Graphs, equitability
-from evalign_papers.datasets.registry import find_card, load, names
+from evalign_papers.datasets.registry import find_card, load, names, open_store
 from evalign_papers.datasets.splits import Split, check_split, splits
-from evalign_papers.datasets.store import open_store
 
 __all__ = [
     "PROTOCOLS",

@@ -19,13 +19,14 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class File:
-    """A file a data set is read from. `size` in bytes and the checksums are None where nobody published them."""
+    """A file of a data set. `size` in bytes, checksums and `url` are None where nobody published them."""
 
     name: str
     size: int | None = None
     sha256: str | None = None
     md5: str | None = None
     directory: bool = False
+    url: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""All data sets by name: their cards, and `load`."""
+"""All data sets by name: find a card, open the folders of files, load a data set."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalign._checks import check_choice
-from evalign_papers.datasets import (
+from evalign_papers.datasets.base import PROTOCOLS, Card, Dataset, File, Protocol, check_dataset
+from evalign_papers.datasets.folders import Store, open_places
+from evalign_papers.datasets.sources import (
     adult,
     caltech101,
     caltech256,
@@ -20,8 +22,6 @@ from evalign_papers.datasets import (
     synthetic,
     yeast,
 )
-from evalign_papers.datasets.base import PROTOCOLS, Card, Dataset, File, Protocol, check_dataset
-from evalign_papers.datasets.store import open_store
 
 
 class Entry(NamedTuple):
@@ -59,6 +59,11 @@ def names() -> list[str]:
 def find_card(name: str) -> Card:
     check_choice("data set", name, ENTRIES)
     return ENTRIES[name].card
+
+
+def open_store(data_dir: str | Path | None = None, *, verify: bool = True, fetch: bool = True) -> Store:
+    """The folders named by `data_dir` and $EVALIGN_DATA, to load data sets from."""
+    return Store(open_places(data_dir), verify, fetch, tuple(all_files()))
 
 
 def load(

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from evalign.training.evaluation import probabilities_of
 from evalign_papers.engine.config import Config
-from evalign_papers.engine.evaluate import WATCHED, Tail, auroc, hard_scores, honest_scores
-from evalign_papers.engine.parts import Part, dataset_of, parts
-from evalign_papers.engine.pictures import picture_splits, takes_pictures, train_pictures
-from evalign_papers.engine.report import Report, Scores, TrialReport, environment
-from evalign_papers.engine.singles import ESTIMATORS, fit_estimator, train_alone
-from evalign_papers.engine.stacks import OnEpoch, Point, Trained, grid_points, train_points
+from evalign_papers.engine.image_trials import picture_splits, takes_pictures, train_pictures
+from evalign_papers.engine.reports import Report, Scores, TrialReport, environment
+from evalign_papers.engine.scores import WATCHED, Tail, auroc, hard_scores, honest_scores
+from evalign_papers.engine.single_trials import ESTIMATORS, fit_estimator, train_alone
+from evalign_papers.engine.stacked_trials import OnEpoch, Point, Trained, grid_points, train_points
+from evalign_papers.engine.trial_data import Part, dataset_of, parts
 
 Save = Callable[[Report], None]
 Ints = NDArray[np.int64]

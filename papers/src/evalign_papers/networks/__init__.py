@@ -3,4 +3,4 @@
 from evalign_papers.networks.darknet import darknet19 as darknet19
 from evalign_papers.networks.darknet import tiny_darknet as tiny_darknet
 from evalign_papers.networks.graph import PairNetwork as PairNetwork
-from evalign_papers.networks.pictures import Pictures as Pictures
+from evalign_papers.networks.image_input import Pictures as Pictures

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from evalign.report.plots import drawing, to_svg
-from evalign_papers.render.cells import FilledTable
-from evalign_papers.render.drawn import TINTS, WIDTH, Drawn, shared_legend
+from evalign_papers.analysis.filled import FilledTable
+from evalign_papers.render.figure_parts import TINTS, WIDTH, Drawn, shared_legend
 
 SOURCES = (("printed", "s:", TINTS[4]), ("paper", "o-", TINTS[1]), ("honest", "D-", TINTS[0]))
 

@@ -9,10 +9,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from evalign.storage.atomic import write_atomically
-from evalign_papers.engine.tables import all_tables
-from evalign_papers.render.cells import FilledTable, fill
-from evalign_papers.render.drawn import Drawn
-from evalign_papers.render.facts import Fact, count_facts
+from evalign_papers.analysis.facts import Fact, count_facts
+from evalign_papers.analysis.filled import FilledTable, fill
+from evalign_papers.engine.printed import all_tables
+from evalign_papers.render.figure_parts import Drawn
 from evalign_papers.render.figures import imbalance, trade_off
 from evalign_papers.render.step_figures import STEP_FIGURES
 from evalign_papers.render.wording import LEGEND, columns, mark, measured_number, not_run, printed_number, state_of

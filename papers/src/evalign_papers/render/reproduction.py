@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from evalign_papers.engine.tables import all_tables
-from evalign_papers.render.cells import FilledTable, Measured, Number, fill, measure, read_report, report_path
+from evalign_papers.analysis.filled import FilledTable, Measured, Number, fill, measure, read_report, report_path
+from evalign_papers.analysis.significance import LEVEL, against_printed, holm
+from evalign_papers.engine.printed import all_tables
 from evalign_papers.render.documents import markdown_table
-from evalign_papers.render.significance import LEVEL, against_printed, holm
 from evalign_papers.render.wording import NONE, measured_number, not_run, printed_number
 
 WITHOUT = "-without-"

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from evalign_papers.engine.tables import find_papers, load_table
-from evalign_papers.render.cells import FilledTable, fill
+from evalign_papers.analysis.contests import ANCHORED, Contender, Duel, duels, tally
+from evalign_papers.analysis.filled import FilledTable, fill
+from evalign_papers.analysis.significance import holm, over_splits
+from evalign_papers.engine.printed import find_papers, load_table
+from evalign_papers.render.benchmarks import tree_blocks
 from evalign_papers.render.documents import markdown_table, write_document
-from evalign_papers.render.duels import ANCHORED, Contender, Duel, duels, tally
 from evalign_papers.render.reproduction import reproduction_blocks
-from evalign_papers.render.significance import holm, over_splits
-from evalign_papers.render.trees import tree_blocks
 from evalign_papers.render.wording import NONE, measured_number, signed
 
 # Block of the document, metric, and whose training is judged by it.

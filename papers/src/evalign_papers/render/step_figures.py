@@ -10,7 +10,7 @@ from torch import Tensor
 from evalign import Confusion, metrics, steps
 from evalign.membership import dynamic
 from evalign.report.plots import drawing, to_svg
-from evalign_papers.render.drawn import TINTS, WIDTH, Drawn, shared_legend
+from evalign_papers.render.figure_parts import TINTS, WIDTH, Drawn, shared_legend
 
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 TEMPERATURES = (0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)

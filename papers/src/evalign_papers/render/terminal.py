@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from evalign_papers.render.cells import FilledTable, Number
-from evalign_papers.render.facts import Fact
+from evalign_papers.analysis.facts import Fact
+from evalign_papers.analysis.filled import FilledTable, Number
 from evalign_papers.render.wording import (
     LEGEND,
     NONE,

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from evalign_papers.engine.tables import Printed, Table
-from evalign_papers.render.cells import FilledTable, Measured, Number
-from evalign_papers.render.significance import PRINTED_TRIALS
+from evalign_papers.analysis.filled import FilledTable, Measured, Number
+from evalign_papers.analysis.significance import PRINTED_TRIALS
+from evalign_papers.engine.printed import Printed, Table
 
 NONE = "–"
 STARS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))

@@ -1,0 +1,159 @@
+"""A table with whatever reports exist: what every cell has of printed and measured numbers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Literal
+
+from evalign_papers.analysis.significance import Comparison, against_printed, holm
+from evalign_papers.engine.printed import Printed, Row, Table
+from evalign_papers.engine.reports import Report, load_report
+
+State = Literal["not planned", "no config", "not run", "partial", "complete"]
+STATES: tuple[State, ...] = ("not planned", "no config", "not run", "partial", "complete")
+SUFFIX = ".report.json"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The scores of one cell under one protocol, trial by trial; none where nothing was run."""
+
+    scores: Mapping[int, float]
+    state: State = "no config"
+    planned: int | None = None
+
+    @property
+    def values(self) -> list[float]:
+        return list(self.scores.values())
+
+    @property
+    def mean(self) -> float | None:
+        return fmean(self.values) if self.scores else None
+
+    @property
+    def std(self) -> float | None:
+        """The sample's deviation, None for fewer than two trials."""
+        return stdev(self.values) if len(self.scores) > 1 else None
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of a table: printed, measured under the paper's protocol, measured honestly."""
+
+    row: Row
+    dataset: str
+    metric: str
+    decimals: tuple[int, int]
+    printed: Printed | None
+    measured: Mapping[str, Measured]
+    incomparable: tuple[str, ...] = ()  # protocols that measure something else than what was printed
+
+    @cached_property
+    def tests(self) -> dict[str, Comparison | None]:
+        """Of each protocol against what was printed; None where there is nothing to compare."""
+        return {
+            protocol: against_printed(self.printed, found.values, self.decimals)
+            if self.printed and protocol not in self.incomparable
+            else None
+            for protocol, found in self.measured.items()
+        }
+
+
+@dataclass(frozen=True)
+class FilledTable:
+    table: Table
+    cells: tuple[Number, ...]
+
+    def cell(self, row: Row, dataset: str, metric: str) -> Number:
+        return self._by_place[row.label, dataset, metric]
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, str, str], Number]:
+        return {(cell.row.label, cell.dataset, cell.metric): cell for cell in self.cells}
+
+    @cached_property
+    def adjusted(self) -> dict[tuple[str, str, str, str], float]:
+        """p values against the printed numbers, corrected (Holm) for all those of one protocol in this table."""
+        out: dict[tuple[str, str, str, str], float] = {}
+        for protocol in self.table.protocols:
+            places = [
+                ((cell.row.label, cell.dataset, cell.metric, protocol), test.p)
+                for cell in self.cells
+                if (test := cell.tests[protocol]) is not None
+            ]
+            out |= zip([place for place, _ in places], holm([p for _, p in places]), strict=True)
+        return out
+
+    def states(self, protocol: str) -> dict[tuple[str, str], State]:
+        """Of every run that the table needs, by row and data set: the best of its metrics' states."""
+        best: dict[tuple[str, str], State] = {}
+        for cell in self.cells:
+            state, place = cell.measured[protocol].state, (cell.row.label, cell.dataset)
+            best[place] = max(best.get(place, state), state, key=STATES.index)
+        return {place: state for place, state in best.items() if state != "not planned"}
+
+
+def fill(papers: Path, table: Table) -> FilledTable:
+    """Every row, data set and metric of a table, with the scores of the reports that are there."""
+    return FilledTable(table, tuple(_cells(papers, table)) if table.kind == "runs" else ())
+
+
+def _cells(papers: Path, table: Table) -> Iterator[Number]:
+    for row in table.rows:
+        for dataset in table.datasets:
+            paths = {name: report_path(papers, row, name, dataset) for name in table.protocols}
+            for metric in table.metrics:
+                measured = {
+                    name: measure(
+                        read_report(path), row.decision or table.decision[name], metric, empty=_empty(row, name, path)
+                    )
+                    for name, path in paths.items()
+                }
+                printed = row.printed.get(dataset, {}).get(metric)
+                other = tuple(name for name in paths if not table.comparable(row, dataset, metric, name))
+                yield Number(row, dataset, metric, table.decimals, printed, measured, other)
+
+
+def report_path(papers: Path, row: Row, protocol: str, dataset: str) -> Path:
+    return papers / row.folder / protocol / f"{dataset}.{row.cell}{SUFFIX}"
+
+
+def read_report(path: Path) -> Report | None:
+    """A report, or None where there is none. Tables share reports, so they are read once while they stay the same."""
+    if not path.is_file():
+        return None
+    beside = [file.stat() for file in (path, _config_path(path)) if file.is_file()]
+    return _parsed(path, tuple((status.st_mtime_ns, status.st_size) for status in beside))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(path: Path, changed: tuple[tuple[int, int], ...]) -> Report:
+    return load_report(path)  # refuses what another config than the one beside it gave
+
+
+def _config_path(report: Path) -> Path:
+    return report.with_name(f"{report.name.removesuffix(SUFFIX)}.json")
+
+
+def _empty(row: Row, protocol: str, path: Path) -> State:
+    """Without a report: not run, or no config to run it by; our own rows need none of the paper's protocol."""
+    if _config_path(path).is_file():
+        return "not run"
+    return "not planned" if row.extra and protocol == "paper" else "no config"
+
+
+def measure(report: Report | None, decision: str, score: str, *, empty: State = "no config") -> Measured:
+    """One score of every trial; trials that lack it are left out, and without any the cell is `empty`."""
+    if report is None:
+        return Measured({}, empty)
+    scores = {
+        trial.trial: trial.scores[decision][score]
+        for trial in report.trials
+        if not isnan(trial.scores.get(decision, {}).get(score, nan))  # AUROC of one class alone is nan
+    }
+    if not scores:
+        return Measured({}, empty)
+    return Measured(scores, "complete" if report.complete else "partial", report.config.trials)

@@ -1,0 +1,1 @@
+"""One module for each data set: its card and its loader."""

@@ -1,0 +1,115 @@
+"""Where the papers' tables are: papers/<paper>/<table>/<protocol>/<dataset>.<cell>.json, its report beside it."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from evalign.storage.atomic import write_atomically
+from evalign_papers.engine.config import Config, read_config, to_json
+from evalign_papers.engine.printed import Table
+from evalign_papers.engine.reports import Report, load_report, report_path
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A config on disk, what is known of it without running, and the report beside it if there is one."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return "/".join(self.path.parts[-4:]).removesuffix(".json")
+
+    @property
+    def dataset(self) -> str:
+        return self.path.name.split(".")[0]
+
+    @property
+    def row(self) -> str:
+        """The name that rows of a table give their cell, without the grid that it may have been searched by."""
+        return self.path.name.split(".")[1].partition("@")[0]
+
+    @property
+    def config(self) -> Config:
+        return read_config(self.path)
+
+    @property
+    def report(self) -> Report | None:
+        where = report_path(self.path)
+        return load_report(where, self.config) if where.exists() else None
+
+    def twin_report(self) -> Report | None:
+        """What another table's cell found with this very config: the same seeds give the same trials, so run them once.
+
+        Where several have the same config, the one with the most trials; the environment says whose they are.
+        """
+        own = self.config
+        found: list[Report] = []
+        for path in sorted(self.path.parents[3].glob(f"*/*/{own.protocol}/{self.dataset}.*.json")):
+            if path == self.path or not report_path(path).exists() or path.name.endswith(".report.json"):
+                continue
+            if replace(read_config(path), cell=own.cell) == own:
+                found.append(load_report(report_path(path)))
+        if not found:
+            return None
+        best = max(found, key=lambda report: len(report.trials))
+        environment = {**best.environment, "trials_of": best.environment.get("trials_of", best.config.cell)}
+        return replace(best, config=own, environment=environment)
+
+
+def cells_of(papers: Path, table: Table, protocols: Sequence[str] = ("honest", "paper")) -> list[Cell]:
+    """The cells that make a table, those it borrows from another table too, as far as there is a plan for them.
+
+    Data set by data set, so that one is loaded once.
+    """
+    paths = [
+        papers / row.folder / protocol / f"{dataset}.{row.cell}.json"
+        for dataset in table.datasets
+        for row in table.rows
+        for protocol in protocols
+    ]
+    return [Cell(path) for path in dict.fromkeys(paths) if path.exists()]
+
+
+def with_grid_of_the_paper(cell: Cell) -> Cell:
+    """The same cell searched as EAST describes, as a config of its own beside it; the cell itself if it has no grid.
+
+    Batch sizes 128 … 2048 (credit card also 4096 and 8192), learning rates 1e-2 … 1e-4, dropout 0.25 and 0.5, cooling
+    by 0.8 and 0.9 where there is any (EAST, E.4).
+    """
+    config = cell.config
+    if config.grid is None:
+        return cell
+    sizes = (128, 256, 512, 1024, 2048, *((4096, 8192) if config.data.name == "creditcard" else ()))
+    grid = replace(
+        config.grid, learning_rate=(1e-2, 1e-3, 1e-4), dropout=(0.25, 0.5), batch_size=sizes,
+        rate=(0.8, 0.9) if config.grid.rate else (),
+    )  # fmt: skip
+    path = cell.path.with_name(cell.path.name.removesuffix(".json") + "@paper-grid.json")
+    derived = replace(config, cell=f"{config.cell}@paper-grid", grid=grid)
+    if not path.exists() or read_config(path) != derived:
+        write_atomically(path, to_json(derived))
+    return Cell(path)
+
+
+@contextlib.contextmanager
+def held(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold the lock of a file: yields True, or False where another process has it and `wait` is not set.
+
+    The operating system releases the lock of a process that dies. The lock file lies beside the file and is removed
+    while the lock is held; filelock retries a lock whose file is gone, so nobody ends up with a stale one.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()

@@ -1,0 +1,143 @@
+"""Networks of a cell, trained as stacks: all trials at once, and all points of a grid where there is one."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evalign.confusion import Task
+from evalign.networks import mlp
+from evalign.training.batches import Batches, Rows
+from evalign.training.evaluation import predict_logits
+from evalign.training.history import Epoch
+from evalign.training.recipes import Recipe
+from evalign.training.stacked import Trial, train_trials
+from evalign_papers.datasets.sources.cocktailparty import PEOPLE
+from evalign_papers.engine.config import Config, Grid
+from evalign_papers.engine.scores import watch_cuts
+from evalign_papers.engine.terms import build_term, metric_score
+from evalign_papers.engine.trial_data import Part
+from evalign_papers.networks.graph import pair_network
+from evalign_papers.rivals.cross_entropy import class_weights
+
+LARGEST_STACK = 80
+Point = dict[str, float]
+OnEpoch = Callable[[int, Epoch], None]
+
+
+@dataclass
+class Trained:
+    """One network of one trial at one point of the grid: what it says of the trial's rows."""
+
+    trial: int
+    point: Point
+    history: list[Epoch]
+    valid: Tensor  # logits
+    test: Tensor
+
+    @property
+    def kept(self) -> Epoch:
+        """The epoch whose weights were kept, of the last stage that kept one."""
+        return [epoch for epoch in self.history if epoch.best][-1]
+
+
+def grid_points(grid: Grid | None) -> list[Point]:
+    """
+    >>> len(grid_points(Grid((1e-2, 1e-3), (0.25, 0.5), (0.9,), (512,), "score", "each")))
+    4
+    """
+    if grid is None:
+        return [{}]
+    axes = {name: getattr(grid, name) for name in ("learning_rate", "dropout", "rate", "batch_size", "offset")}
+    axes = {name: values for name, values in axes.items() if values}
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def train_points(
+    config: Config, parts: Sequence[Part], points: Sequence[Point], device: str, on_epoch: OnEpoch | None = None
+) -> list[Trained]:
+    """Every trial at every point; those with as many batches an epoch, of the same size, in one stack."""
+    assert config.training is not None
+    groups: dict[tuple[int, int], list[tuple[Part, Point]]] = {}
+    for part, point in itertools.product(parts, points):
+        size = int(point.get("batch_size", config.training.batch_size))
+        count = Batches(len(part.train_y), size, seed=0).count
+        groups.setdefault((size, count), []).append((part, point))
+    found = []
+    for (size, _), members in groups.items():
+        for start in range(0, len(members), LARGEST_STACK):
+            found += _stack(config, members[start : start + LARGEST_STACK], size, device, on_epoch)
+    return found
+
+
+def _stack(
+    config: Config, members: list[tuple[Part, Point]], batch_size: int, device: str, on_epoch: OnEpoch | None
+) -> list[Trained]:
+    network, training = config.network, config.training
+    assert network is not None
+    assert training is not None
+    own = {part.trial: part for part, _ in members}
+    width = max(part.train.shape[1] for part in own.values())
+    classes = 1 + max(int(part.train_y.max()) for part in own.values())
+    task: Task = "binary" if network.outputs == "one" else "multiclass"
+    tables: list[Any] = [[], [], []]
+    places: dict[int, list[Tensor]] = {}
+    rows = 0
+    for trial, part in own.items():
+        places[trial] = []
+        for table, labels in ((part.train, part.train_y), (part.valid, part.valid_y), (part.test, part.test_y)):
+            tables[0].append(np.pad(table, ((0, 0), (0, width - table.shape[1]))))
+            tables[1].append(labels)
+            tables[2].append(
+                np.ones(len(labels), np.float32) if labels is part.test_y else _weights(config, part, labels)
+            )
+            places[trial].append(torch.arange(rows, rows + len(labels)))
+            rows += len(labels)
+    x, y, weight = (torch.from_numpy(np.concatenate(table)).to(device) for table in tables)
+    made = []
+    for part, point in members:
+        train, valid, test = places[part.trial]
+        made.append(Trial(train, valid, recipe_of(config, point), part.seed(config), point.get("dropout"), test))
+    watches = "mean_over_thresholds" in config.quirks
+    squash = config.method.name in ("metric", "released") or bool(config.method.options.get("squash"))
+
+    def make() -> torch.nn.Module:
+        if network.kind == "graph":
+            return pair_network(PEOPLE, width, network.hidden)
+        return mlp(width, 1 if task == "binary" else classes, network.hidden, network.dropout)
+
+    results = train_trials(
+        make, Rows(x, y, weight), made, build_term(config.method, task), metric_score(config.decide_for, classes),
+        batch_size=batch_size, task=task, oversample=training.oversample, watch=watch_cuts(squash) if watches else None,
+        on_epoch=None if on_epoch is None else lambda s, epoch: on_epoch(members[s][0].trial, epoch),
+    )  # fmt: skip
+    found = []
+    for (part, point), result in zip(members, results, strict=True):
+        alone = make().to(device)
+        alone.load_state_dict(result.state)
+        logits = [predict_logits(alone, x[i.to(device)]).cpu() for i in places[part.trial][1:]]
+        found.append(Trained(part.trial, point, result.history, logits[0], logits[1]))
+    return found
+
+
+def _weights(config: Config, part: Part, y: Any) -> Any:
+    assert config.training is not None
+    if not config.training.class_weight:
+        return np.ones(len(y), np.float32)
+    return class_weights(torch.from_numpy(part.train_y)).numpy()[y].astype(np.float32)
+
+
+def recipe_of(config: Config, point: Point) -> Recipe:
+    assert config.training is not None
+    stages = config.training.stages
+    if "learning_rate" in point:
+        stages = tuple(replace(stage, learning_rate=point["learning_rate"]) for stage in stages)
+    if "rate" in point:
+        stages = tuple(replace(stage, rate=point["rate"]) if stage.rate is not None else stage for stage in stages)
+    if "offset" in point:
+        stages = tuple(replace(stage, offset=point["offset"]) if stage.offset else stage for stage in stages)
+    return Recipe(config.cell, "", stages)

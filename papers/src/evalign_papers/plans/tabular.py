@@ -1,0 +1,222 @@
+"""Configs of tabular experiments: BtG, EAST, MF and our own checks."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evalign.training.batches import default_batch_size
+from evalign.training.recipes import Stage, find_recipe
+from evalign_papers.datasets import find_card
+from evalign_papers.datasets.base import Protocol
+from evalign_papers.engine.config import VERSION, Config, Data, Grid, Method, Network, Training
+
+HERE = Path(__file__).parents[1] / "tables"
+TABLES = {
+    "btg": ["1", "4", "s4", "s5", "s6", "s7", "s9", "s11"],
+    "east": ["1", "3"],
+    "mf": ["2"],
+    "checks": ["ablation", "imbalance", "cooling"],
+}
+IMAGES = ("cifar10", "caltech256", "caltech101")  # the second cannot be had, the third stands in for it
+EXTRA = ("anchored", "ce", "forest", "boosting")
+# The papers stop by patience alone; a bound keeps the longest trial of a stack from deciding its cost.
+BTG_EPOCHS = {
+    "cocktailparty": 500,
+    "adult": 300,
+    "mammography": 500,
+    "creditcard": 100,
+    "synthetic_5": 300,
+    "synthetic_33": 300,
+}
+EAST_EPOCHS = {"cocktailparty": 600, "adult": 120, "mammography": 600, "creditcard": 40}
+EAST_PATIENCE = {"cocktailparty": 20, "adult": 8, "mammography": 20, "creditcard": 5}
+
+BTG_NETWORK = Network((32, 16), 0.5, "one")
+EAST_NETWORK = Network((512, 256, 128), 0.25, "classes")
+OUR_NETWORK = Network((512, 256, 128), 0.2, "classes")
+BTG_QUIRKS = ("cut_logits", "mean_over_thresholds", "test_chooses", "auroc_of_cuts")
+METRIC = {
+    "metric": "f1",
+    "average": "binary",
+    "step": "linear",
+    "delta": 0.1,
+    "k": 10.0,
+    "threshold": 0.5,
+    "beta": None,
+}
+STAGE = Stage("metric", metric=True, anchor=0.0, learning_rate=1e-3, epochs=0, patience=100, weight_decay=0.0)
+ENTROPY = replace(STAGE, name="cross-entropy", metric=False, anchor=1.0)
+
+
+def btg(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
+    """A cell of Bridging the Gap: network 32-16, Adam 1e-3, batches of 1024, patience 100."""
+    loss, _, rest = cell.partition("-")
+    shape = "sigmoid" if "sigmoid" in rest else "linear"
+    batch = int(cell.rpartition("-b")[2]) if "-b" in cell else 1024
+    paper, quirks = protocol == "paper", BTG_QUIRKS if protocol == "paper" else ()
+    epochs = BTG_EPOCHS[name]
+    stage = replace(STAGE, epochs=epochs, step=shape)
+    decide_for = "accuracy" if loss == "accuracy" else "f1"
+    if loss in ("f1", "f2", "f3", "accuracy", "auroc"):
+        beta = {"f2": 2.0, "f3": 3.0}.get(loss)
+        metric = "fbeta" if beta else loss
+        if paper:
+            quirks = ("released_soft_sets", *quirks)
+            method = Method("released", {"metric": metric, "step": shape, "beta": beta})
+        else:
+            grid = [i / 10 for i in range(1, 10)] if loss == "auroc" else 0.5
+            method = Method("metric", {**METRIC, "metric": metric, "step": shape, "beta": beta, "threshold": grid})
+    elif loss == "bce":
+        method, stage = Method("cross_entropy", {}), replace(ENTROPY, epochs=epochs)
+    elif loss == "dice":
+        quirks = ("dice_per_sample", *quirks) if paper else quirks
+        method = Method("dice", {"squash": rest != "logits", "per_sample": paper})
+    elif loss == "wmw":
+        quirks = ("wmw_of_positives", *quirks) if paper else quirks
+        method = Method("wmw", {"gamma": 0.2, "p": 3.0, "of_positives": paper})
+    elif loss == "ap_perf":
+        method, batch = Method("ap_perf", {}), 20
+        stage = replace(STAGE, epochs=20, patience=5, learning_rate=3e-4)
+    elif loss == "svm_perf":
+        method = Method("svm_perf", {"loss": rest, "C": 1.0})
+        return {"method": method, "quirks": tuple(q for q in quirks if q == "auroc_of_cuts"), "decide_for": "f1"}
+    else:
+        raise ValueError(f"btg-{table}: no plan for {cell!r}")
+    training = Training((stage,), batch, class_weight=table == "s9", oversample=table == "s11")
+    return {"method": method, "network": BTG_NETWORK, "training": training, "quirks": quirks, "decide_for": decide_for}
+
+
+def east(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
+    """A cell of EAST: network 512-256-128, AdamW, a grid on validation data, geometric cooling."""
+    paper = protocol == "paper"
+    quirks = ("one_split",) if paper else ()
+    if cell == "ccs":
+        return {"method": Method("ccs", {}), "quirks": ("macro_f1",) if paper else (), "decide_for": "f1"}
+    if cell == "forest":
+        return {"method": Method("random_forest", {}), "quirks": ("macro_f1",) if paper else (), "decide_for": "f1"}
+    small = name not in ("creditcard",)
+    grid = Grid(
+        (1e-3, 1e-4), (0.25, 0.5) if small else (), (0.8, 0.9) if cell not in ("ce", "dice") else (), (),
+        select="loss" if paper else "score", search="once" if paper else "each",
+    )  # fmt: skip
+    stage = replace(
+        STAGE, epochs=EAST_EPOCHS[name], patience=EAST_PATIENCE[name], rate=0.9, step="annealed", weight_decay=1e-2
+    )
+    if table == "2":  # MF: the slope stays as it is
+        stage, grid = replace(stage, rate=None, step="linear"), replace(grid, rate=())
+    if cell == "ce":
+        method, stage = (
+            Method("cross_entropy", {}),
+            replace(stage, name="cross-entropy", metric=False, anchor=1.0, rate=None),
+        )
+    elif cell == "dice":
+        method, stage = Method("dice", {"squash": True, "per_sample": paper}), replace(stage, rate=None)
+        quirks = ("dice_per_sample", *quirks) if paper else quirks
+    else:
+        options = {
+            **METRIC,
+            "metric": cell,
+            "average": "macro" if paper else "binary",
+            "step": stage.step,
+            "delta": 0.2,
+            "threshold": None,
+        }
+        method = Method("metric", options)
+    network = replace(EAST_NETWORK, outputs="one") if cell == "dice" else EAST_NETWORK
+    training = Training((stage,), 1024, class_weight=False, oversample=False)
+    decide_for = cell if cell in ("accuracy", "mcc") else "f1"
+    return {
+        "method": method,
+        "network": network,
+        "training": training,
+        "grid": grid,
+        "quirks": quirks,
+        "decide_for": decide_for,
+    }
+
+
+def ours(cell: str, rows: int, average: str, inputs: str = "both") -> dict[str, Any]:
+    """Our recipes at their defaults, whole or with one part taken out, and trees."""
+    if cell in ("forest", "boosting"):
+        return {
+            "method": Method({"forest": "random_forest", "boosting": "gradient_boosting"}[cell], {}),
+            "quirks": (),
+            "decide_for": "f1",
+        }
+    batch = default_batch_size(round(0.64 * rows))
+    entropy = cell == "ce"
+    recipe = find_recipe("cross_entropy" if entropy else "paper" if cell == "f1" else "anchored")
+    if cell == "f1":  # EAST as printed, as many epochs as ours
+        stages = tuple(replace(stage, epochs=200, patience=20) for stage in recipe.stages)
+    else:
+        stages = recipe.for_rows(round(0.64 * rows), batch).stages
+    options = {**METRIC, "average": average, "step": "annealed", "threshold": None}
+    if cell == "no-anchor":
+        stages = (stages[0], replace(stages[1], anchor=0.0))
+    elif cell == "no-annealing":
+        stages = (stages[0], replace(stages[1], cool_to=None))
+    elif cell == "no-dynamic-threshold":
+        options["threshold"] = 0.5
+    elif cell == "no-soft-matrix":
+        options["step"] = "identity"
+    elif cell in ("linear", "cosine"):
+        stages = (stages[0], replace(stages[1], cool_to=0.02, cooling="linear" if cell == "linear" else "cosine"))
+    elif cell == "none":
+        stages = (stages[0], replace(stages[1], cool_to=None))
+    elif cell.startswith("geometric"):
+        rate = float(cell.partition("-")[2].replace("_", "."))
+        stages = (stages[0], replace(stages[1], cool_to=None, rate=rate, patience=3, max_stale=30))
+    method = Method("cross_entropy", {}) if entropy else Method("metric", options)
+    training = Training(stages, batch, class_weight=False, oversample=False)
+    return {"method": method, "network": OUR_NETWORK, "training": training, "quirks": (), "decide_for": "f1"}
+
+
+def data_of(name: str, protocol: Any, inputs: Any) -> tuple[Data, int, int]:
+    """The data set, its rows and its classes; `creditcard-100` is creditcard thinned to 1 : 100."""
+    base, _, ratio = name.partition("-")
+    if ratio:
+        base = "blobs" if base == "synthetic" else base
+        positives, negatives = (492, 284_315) if base == "creditcard" else (200_000, 200_000)
+        odds = int(ratio)
+        rows = positives * (odds + 1) if negatives >= odds * positives else negatives + negatives // odds
+        return Data(base, protocol, {}, odds, inputs), rows, 2
+    card = find_card(name)
+    return Data(name, protocol, {}, None, inputs), card.rows, card.num_classes
+
+
+def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
+    content = json.loads((HERE / paper / table / "table.json").read_text())
+    for row in content["rows"]:
+        cell = row["cell"]
+        if "from" in row:
+            continue
+        for name in content["datasets"]:
+            if name in IMAGES:
+                continue
+            extra = paper == "checks" or (row.get("extra", False) and cell in EXTRA)
+            protocols: list[Protocol] = (
+                ["honest"] if extra and not (paper == "east" and cell == "forest") else ["paper", "honest"]
+            )
+            for protocol in protocols:
+                inputs = "both" if extra and cell not in ("forest", "boosting") else "standard"
+                data, rows, classes = data_of(name, protocol, inputs)
+                if extra and protocol == "honest":
+                    parts = ours(cell, rows, "binary" if classes == 2 else "macro")
+                else:
+                    parts = (btg if paper == "btg" else east)(table, cell, name, protocol)
+                where = f"{paper}/{table}/{protocol}/{name}.{cell}"
+                full = {"network": None, "training": None, "grid": None, **parts}
+                yield (
+                    HERE / f"{where}.json",
+                    Config(
+                        version=VERSION,
+                        cell=where,
+                        protocol=protocol,
+                        data=data,
+                        trials=10,
+                        seed=0,
+                        **full,
+                    ),
+                )

@@ -1,0 +1,175 @@
+"""Where metric training helps trees: blocks of docs/research/results.md from the rows of the quality benchmarks.
+
+The rows are those of `benchmarks/bench_trees.py` and `benchmarks/bench_quality.py`: ten splits, default settings, test
+rows read once. A method that lacks a set is left out there.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import NamedTuple, TypeVar
+
+import pandas as pd
+
+from evalign_papers.analysis.significance import Comparison, holm, over_splits
+from evalign_papers.render.documents import markdown_table
+from evalign_papers.render.wording import NONE, signed
+
+FILES = ("bench_quality.csv", "bench_quality_boost.csv")
+METRIC, ENTROPY = "booster", "booster, cross-entropy"
+DECISIONS = {"argmax": "argmax", "tuned": "tuned", "plug-in": "plug-in", "own": "as it decides"}
+RIVALS = ("stock LightGBM", "stock XGBoost", "random forest", "histogram gradient boosting")
+NETWORK = "cross-entropy"  # the network's rival, and with a comma the end of the names of others like it
+NOTHING = "Nothing has been run for this comparison yet."
+
+
+K = TypeVar("K")
+
+
+class Entry(NamedTuple):
+    """A method with one decision rule on one set: a score for every split."""
+
+    method: str
+    decision: str
+    scores: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.scores.values())
+
+    @property
+    def title(self) -> str:
+        return f"{self.method}, {DECISIONS[self.decision]}"
+
+
+Results = dict[str, dict[tuple[str, str], Entry]]  # by set, then by method and decision
+
+
+def read_results(folder: Path) -> Results:
+    """All stored scores; of a cell that two files have, the later file's."""
+    found: Results = {}
+    for path in (folder / name for name in FILES):
+        if not path.exists():
+            continue
+        rows = pd.read_csv(path)
+        columns = (rows.set, rows.method, rows.decision, rows.split, rows.score)
+        scores: dict[tuple[str, str, str], dict[int, float]] = {}
+        for name, method, rule, split, score in zip(*columns, strict=True):
+            if rule in DECISIONS:
+                scores.setdefault((name, method, rule), {})[int(split)] = float(score)
+        for (name, method, rule), of_splits in scores.items():
+            found.setdefault(name, {})[method, rule] = Entry(method, rule, of_splits)
+    return found
+
+
+def tree_blocks(folder: Path) -> dict[str, str]:
+    """The blocks of docs/research/results.md that are about trees."""
+    results = read_results(folder)
+    return {
+        "trees-metric": metric_block(results),
+        "trees-rivals": rivals_block(results),
+        "trees-best": best_block(results),
+    }
+
+
+def metric_block(results: Results) -> str:
+    """EASTBooster on the metric against the same trees on cross-entropy alone, by each decision rule."""
+    pairs = {
+        (name, rule): (entries[METRIC, rule], entries[ENTROPY, rule])
+        for name, entries in results.items()
+        for rule in DECISIONS
+        if {(METRIC, rule), (ENTROPY, rule)} <= entries.keys()
+    }
+    compared = _judged({key: over_splits(a.scores, b.scores) for key, (a, b) in pairs.items()})
+    if not compared:
+        return NOTHING
+    rows = []
+    for (name, rule), (judged, p) in compared.items():
+        common = pairs[name, rule][0].scores.keys() & pairs[name, rule][1].scores.keys()
+        both = [_mean({split: one.scores[split] for split in common}) for one in pairs[name, rule]]
+        rows.append([name, str(len(common)), DECISIONS[rule], *both, signed(judged.difference, judged.error, p)])
+    head = ["data", "splits", "decision", "cross-entropy + metric", "cross-entropy", "difference"]
+    return f"{markdown_table(head, rows)}\n\n{_family(len(compared))}"
+
+
+def rivals_block(results: Results) -> str:
+    """EASTBooster as it comes, minus each of the other trees with each decision rule."""
+    pairs = {
+        (name, method, rule): (entries[METRIC, "own"], entries[method, rule])
+        for name, entries in results.items()
+        if (METRIC, "own") in entries
+        for method in RIVALS
+        for rule in DECISIONS
+        if (method, rule) in entries
+    }
+    compared = _judged({key: over_splits(ours.scores, theirs.scores) for key, (ours, theirs) in pairs.items()})
+    if not compared:
+        return NOTHING
+    rules = [rule for rule in DECISIONS if any(key[2] == rule for key in compared)]
+    rows = []
+    for name in dict.fromkeys(key[0] for key in compared):
+        ours = results[name][METRIC, "own"]
+        for method in dict.fromkeys(key[1] for key in compared if key[0] == name):
+            cells = [compared.get((name, method, rule)) for rule in rules]
+            shown = [NONE if cell is None else signed(cell[0].difference, cell[0].error, cell[1]) for cell in cells]
+            rows.append([name, _mean(ours.scores), method, *shown])
+    head = ["data", "EASTBooster", "minus", *(DECISIONS[rule] for rule in rules)]
+    return f"{markdown_table(head, rows)}\n\n{_family(len(compared))}"
+
+
+def best_block(results: Results) -> str:
+    """The best of ours, network or booster, against the best rival; both picked by these scores."""
+    pairs = {}
+    for name, entries in results.items():
+        theirs = [entry for entry in entries.values() if _is_rival(entry.method)]
+        ours = [entry for entry in entries.values() if _is_ours(entry)]
+        if ours and theirs:
+            pairs[name] = (max(ours, key=lambda entry: entry.mean), max(theirs, key=lambda entry: entry.mean))
+    rows, ahead, level = [], [], []
+    for name, (own, rival) in pairs.items():
+        gaps = [own.scores[split] - rival.scores[split] for split in sorted(own.scores.keys() & rival.scores.keys())]
+        if len(gaps) < 2:
+            continue
+        difference, plain = fmean(gaps), stdev(gaps) / len(gaps) ** 0.5
+        judged = over_splits(own.scores, rival.scores)
+        gap, corrected = signed(difference, plain, 1.0), NONE if judged is None else f"{judged.error:.3f}"
+        rows.append([name, own.title, _mean(own.scores), rival.title, _mean(rival.scores), gap, corrected])
+        ahead += [name] if difference > 2 * plain else []
+        level += [name] if difference >= -plain else []
+    if not rows:
+        return NOTHING
+    head = ["data", "best of ours", "F1", "best rival", "F1", "difference ± standard error", "corrected"]
+    note = (
+        f"Ahead or within one standard error on {len(level)} of {len(rows)} sets ({', '.join(level) or 'none'}), ahead "
+        f"beyond two on {len(ahead)} ({', '.join(ahead) or 'none'})."
+    )
+    return f"{markdown_table(head, rows)}\n\n{note}"
+
+
+def _is_rival(method: str) -> bool:
+    return method in RIVALS or (method.endswith(NETWORK) and method != ENTROPY)
+
+
+def _is_ours(entry: Entry) -> bool:
+    """With the decision that it comes with: a booster's own, a network's plug-in rule."""
+    if entry.method in (METRIC, ENTROPY):
+        return (entry.method, entry.decision) == (METRIC, "own")
+    return not _is_rival(entry.method) and entry.decision == "plug-in" and entry.method != "EAST as printed"
+
+
+def _judged(compared: Mapping[K, Comparison | None]) -> dict[K, tuple[Comparison, float]]:
+    """Every comparison there is, with its p corrected for all of them."""
+    found = {key: one for key, one in compared.items() if one is not None}
+    corrected = holm([one.p for one in found.values()])
+    return {key: (one, p) for (key, one), p in zip(found.items(), corrected, strict=True)}
+
+
+def _family(comparisons: int) -> str:
+    return f"{comparisons} paired comparisons, corrected (Holm) as one family."
+
+
+def _mean(scores: Mapping[int, float]) -> str:
+    values = list(scores.values())
+    if len(values) < 2:
+        return f"{fmean(values):.3f}"
+    return f"{fmean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
