@@ -33,10 +33,10 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
 from stacked_splits import Folds, Part, average_and_labels, network_probabilities, parts
 
-from evalign import EASTClassifier, decision
-from evalign.comparison.aims import Validation
-from evalign.comparison.contenders import KeepsBlend, KeepsBooster, StockBooster
+from evalign import EASTBlend, EASTBooster, EASTClassifier, decision
+from evalign.comparison.contenders import StockBooster
 from evalign.decision import Rule
+from evalign.estimators.base import HeldOutPredictions
 from evalign.storage.atomic import write_atomically
 from evalign.training.recipes import find_recipe
 
@@ -129,17 +129,19 @@ def tree_probabilities(
 
 def decided(valid: Any, test: Any, part: Part, classes: int) -> dict[str, float]:
     """Test F1 of argmax, tuned and plug-in decisions, learned on the rows held out, and of rows decided together."""
-    return decided_by(Validation(valid, part.y[part.held_out], part.held_out_weight), test, part.test_y, classes)
+    return decided_by(
+        HeldOutPredictions(valid, part.y[part.held_out], part.held_out_weight), test, part.test_y, classes
+    )
 
 
-def decided_by(valid: Validation, test: Any, truth: Ints, classes: int) -> dict[str, float]:
+def decided_by(valid: HeldOutPredictions, test: Any, truth: Ints, classes: int) -> dict[str, float]:
     average, labels = average_and_labels(classes)
     p, options = valid.probabilities, {"average": average, "sample_weight": valid.weight}
     rules = {
         "argmax": Rule("argmax", classes),
         "tuned": decision.tuned(p, valid.labels, "f1", **options),  # type: ignore[arg-type]
         "plug-in": decision.plug_in(p, "f1", margin=1 / len(p), **options),  # type: ignore[arg-type]
-        "together": decision.plug_in(test, "f1", margin=1 / len(test), average=average),  # predict_together
+        "together": decision.plug_in(test, "f1", margin=1 / len(test), average=average),  # predict_jointly
     }
     return {
         name: float(f1_score(truth, rule.predict(test), average=average, labels=labels, zero_division=0.0))
@@ -155,15 +157,15 @@ def boosted_scores(
     started, clock = time.process_time(), time.perf_counter()
     more: dict[str, Any] = {}
     if method in BLENDS:
-        model: Any = KeepsBlend(**BLENDS[method], random_state=seed, n_jobs=jobs, device=device)
+        model: Any = EASTBlend(**BLENDS[method], random_state=seed, n_jobs=jobs, device=device)
     elif method.startswith("booster"):
         recipe = "cross_entropy" if "cross-entropy" in method else "anchored"
-        model = KeepsBooster(recipe=recipe, random_state=seed, n_jobs=jobs)
+        model = EASTBooster(recipe=recipe, random_state=seed, n_jobs=jobs)
     else:
         model = StockBooster(method.removeprefix("stock ").lower(), random_state=seed, n_jobs=jobs)
     model.fit(X.iloc[dev], y[dev])
     seconds = round(time.process_time() - started, 2)
-    scores = decided_by(model.validation_, model.predict_proba(X.iloc[test]), y[test], int(y.max()) + 1)
+    scores = decided_by(model.held_out_predictions_, model.predict_proba(X.iloc[test]), y[test], int(y.max()) + 1)
     if method in BLENDS:
         more = {"seconds": round(time.perf_counter() - clock, 1), "weights": _words(model.weights_)}
     if not method.startswith("stock"):  # what it decides by itself

@@ -25,8 +25,7 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
 from stacked_splits import average_and_labels
 
-from evalign import decision
-from evalign.comparison.contenders import Keeps, KeepsBooster, KeepsValidation
+from evalign import EASTBooster, EASTClassifier, decision
 from evalign.estimators.blend import best_weights, blended
 from evalign.estimators.forest import EASTForest
 
@@ -34,11 +33,7 @@ FOLDS = 5
 BASE = "booster"
 
 
-class KeepsForest(Keeps, EASTForest):
-    """`EASTForest` with the rows that its folds held out."""
-
-
-class RandomForest(KeepsForest):
+class RandomForest(EASTForest):
     """The same with scikit-learn's random forest."""
 
     def _forest(self, seed: int) -> Any:
@@ -47,16 +42,16 @@ class RandomForest(KeepsForest):
 
 EMBEDDING: dict[str, Any] = {"network": "embedding", "hidden": (256, 128), "folds": FOLDS}
 MEMBERS: dict[str, tuple[type[Any], dict[str, Any]]] = {
-    BASE: (KeepsBooster, {"n_jobs": 1}),
-    "all-columns": (KeepsBooster, {"n_jobs": 1, "columns": 1.0}),
-    "cross-entropy": (KeepsBooster, {"n_jobs": 1, "recipe": "cross_entropy"}),
-    "xgboost": (KeepsBooster, {"n_jobs": 1, "library": "xgboost"}),
-    "forest": (KeepsForest, {"n_jobs": 1}),
-    "forest-few": (KeepsForest, {"n_jobs": 1, "columns": 0.33}),
+    BASE: (EASTBooster, {"n_jobs": 1}),
+    "all-columns": (EASTBooster, {"n_jobs": 1, "columns": 1.0}),
+    "cross-entropy": (EASTBooster, {"n_jobs": 1, "recipe": "cross_entropy"}),
+    "xgboost": (EASTBooster, {"n_jobs": 1, "library": "xgboost"}),
+    "forest": (EASTForest, {"n_jobs": 1}),
+    "forest-few": (EASTForest, {"n_jobs": 1, "columns": 0.33}),
     "random-forest": (RandomForest, {"n_jobs": 1}),
-    "network": (KeepsValidation, {**EMBEDDING, "epochs": 40}),
-    "network-short": (KeepsValidation, {**EMBEDDING, "epochs": 30, "learning_rate": 1e-3, "batch_size": 256}),
-    "mlp": (KeepsValidation, {"folds": FOLDS}),
+    "network": (EASTClassifier, {**EMBEDDING, "epochs": 40}),
+    "network-short": (EASTClassifier, {**EMBEDDING, "epochs": 30, "learning_rate": 1e-3, "batch_size": 256}),
+    "mlp": (EASTClassifier, {"folds": FOLDS}),
 }
 
 
@@ -75,7 +70,7 @@ def fit(member: str, X: Any, y: NDArray[np.int64], split: int) -> Told:
     rows, select = train_test_split(dev, test_size=0.2, random_state=split, stratify=y[dev])
     cls, options = MEMBERS[member]
     model = cls(**options, random_state=split).fit(X.iloc[rows], y[rows])
-    valid = model.validation_
+    valid = model.held_out_predictions_
     return Told(valid.probabilities, valid.labels, valid.weight, model.predict_proba(X.iloc[select]), y[select])
 
 

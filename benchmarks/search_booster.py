@@ -26,9 +26,9 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
 from stacked_splits import average_and_labels
 
+from evalign import EASTBooster
 from evalign.boosting.objective import BoostRecipe
-from evalign.comparison.aims import Validation
-from evalign.comparison.contenders import KeepsBooster
+from evalign.estimators.base import HeldOutPredictions
 
 SPLITS = 10
 OPTIONS: dict[str, dict[str, Any]] = {  # of EASTBooster
@@ -95,16 +95,16 @@ def fit(variant: str, X: Any, y: NDArray[np.int64], number: int) -> Told:
         params |= PARAMS.get(name, {})
         seeds = SEEDS.get(name, seeds)
     with lightgbm_with(params):
-        models = [KeepsBooster(**options, random_state=number + 1000 * seed) for seed in seeds]
+        models = [EASTBooster(**options, random_state=number + 1000 * seed) for seed in seeds]
         told = [told_by(model.fit(X.iloc[rows], y[rows]), X.iloc[aside], y[aside]) for model in models]
     held_out, select = means(told)
     return told[0]._replace(held_out=held_out, select=select)
 
 
-def told_by(model: KeepsBooster, aside: Any, labels: NDArray[np.int64]) -> Told:
+def told_by(model: EASTBooster, aside: Any, labels: NDArray[np.int64]) -> Told:
     """What a model says; held-out rows in the order of the table, which is the same for all folds."""
-    order = np.argsort(model.held_out_, kind="stable")
-    valid = model.validation_
+    order = np.argsort(model.held_out_predictions_.rows, kind="stable")
+    valid = model.held_out_predictions_
     return Told(
         valid.probabilities[order], valid.labels[order], valid.weight[order], model.predict_proba(aside), labels
     )
@@ -118,7 +118,7 @@ def judged(told: Sequence[Told]) -> dict[str, float]:
     """F1 on the rows put aside by every rule, and log-loss there and on the rows that folds held out, of the mean."""
     first = told[0]
     held_out, aside = means(told)
-    valid = Validation(held_out, first.labels, first.weight)
+    valid = HeldOutPredictions(held_out, first.labels, first.weight)
     found = decided_by(valid, aside, first.select_labels, held_out.shape[1])
     found["off prior"] = off_prior(valid, aside, first.select_labels)
     found["plug-in, all rows"] = scores(told, [1 / len(told)] * len(told))[1]
@@ -131,7 +131,7 @@ def judged(told: Sequence[Told]) -> dict[str, float]:
     return found
 
 
-def off_prior(valid: Validation, aside: NDArray[np.float64], truth: NDArray[np.int64]) -> float:
+def off_prior(valid: HeldOutPredictions, aside: NDArray[np.float64], truth: NDArray[np.int64]) -> float:
     """F1 of argmax (log p - share x log prior), the share that is best on held-out rows; of equal ones the least."""
     classes = aside.shape[1]
     average, labels = average_and_labels(classes)

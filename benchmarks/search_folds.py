@@ -23,7 +23,7 @@ from sklearn.metrics import f1_score
 from stacked_splits import Part, average_and_labels, network_probabilities, selections
 
 from evalign import decision
-from evalign.comparison.aims import Validation
+from evalign.estimators.base import HeldOutPredictions
 
 SETS = ["yeast", "mammography", "shuttle", "creditcard"]
 RECIPES = ["anchored", "cross_entropy"]
@@ -41,7 +41,7 @@ def run(
         kept: dict[str, Any] = {}
         for part, (held_out, select) in zip(own, found, strict=False):
             kept |= {f"{key}.{part.seed}": value for key, value in _kept(part, held_out, select).items()}
-            valid = Validation(held_out, part.y[part.held_out], part.held_out_weight)
+            valid = HeldOutPredictions(held_out, part.y[part.held_out], part.held_out_weight)
             at_label = select[np.arange(len(select)), part.test_y]
             known = {
                 "set": name, "recipe": recipe, "folds": folds, "split": part.seed,

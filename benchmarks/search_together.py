@@ -1,4 +1,4 @@
-"""Is a plug-in rule better learned on rows held out, or on the very rows it decides (`predict_together`)?
+"""Is a plug-in rule better learned on rows held out, or on the very rows it decides (`predict_jointly`)?
 
     python benchmarks/search_together.py --data-dir DIR                                  # Yeast and Mammography
     python benchmarks/search_together.py --data-dir DIR --sets adult --methods booster --divisions 5
@@ -18,13 +18,13 @@ from bench_quality import SETS, decided_by, load
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.model_selection import train_test_split
 
-from evalign.comparison.aims import Validation
-from evalign.comparison.contenders import KeepsBooster
+from evalign import EASTBooster
+from evalign.estimators.base import HeldOutPredictions
 
 METHODS = ("random forest", "booster")
 
 
-def forest(X: pd.DataFrame, y: Any, rows: Any, new: Any, seed: int) -> tuple[Validation, Any]:
+def forest(X: pd.DataFrame, y: Any, rows: Any, new: Any, seed: int) -> tuple[HeldOutPredictions, Any]:
     table = pd.get_dummies(X, dtype=float).to_numpy()
     train, held_out = train_test_split(rows, test_size=0.2, random_state=seed, stratify=y[rows])
     model = RandomForestClassifier(300, random_state=seed, n_jobs=1).fit(table[train], y[train])
@@ -34,12 +34,12 @@ def forest(X: pd.DataFrame, y: Any, rows: Any, new: Any, seed: int) -> tuple[Val
         found[:, model.classes_] = model.predict_proba(table[at])
         return found
 
-    return Validation(probabilities(held_out), y[held_out], np.ones(len(held_out))), probabilities(new)
+    return HeldOutPredictions(probabilities(held_out), y[held_out], np.ones(len(held_out))), probabilities(new)
 
 
-def booster(X: pd.DataFrame, y: Any, rows: Any, new: Any, seed: int) -> tuple[Validation, Any]:
-    model = KeepsBooster(random_state=seed, n_jobs=1).fit(X.iloc[rows], y[rows])
-    return model.validation_, model.predict_proba(X.iloc[new])
+def booster(X: pd.DataFrame, y: Any, rows: Any, new: Any, seed: int) -> tuple[HeldOutPredictions, Any]:
+    model = EASTBooster(random_state=seed, n_jobs=1).fit(X.iloc[rows], y[rows])
+    return model.held_out_predictions_, model.predict_proba(X.iloc[new])
 
 
 def division(name: str, method: str, seed: int, folder: Path) -> dict[str, float]:

@@ -58,8 +58,8 @@ def test_a_report_has_paired_differences_of_rows_put_aside(search, tmp_path):
 
 def test_class_shares_are_taken_off_as_far_as_held_out_rows_ask_for(search):
     held_out = np.array([[0.9, 0.1]] * 6 + [[0.7, 0.3]] * 2)
-    valid = search.Validation(held_out, np.array([0] * 6 + [1] * 2), np.ones(8))
+    valid = search.HeldOutPredictions(held_out, np.array([0] * 6 + [1] * 2), np.ones(8))
     aside = np.array([[0.7, 0.3], [0.9, 0.1]])
     assert search.off_prior(valid, aside, np.array([1, 0])) == 1.0
-    never = search.Validation(held_out, np.array([1] + [0] * 6 + [1]), np.ones(8))
+    never = search.HeldOutPredictions(held_out, np.array([1] + [0] * 6 + [1]), np.ones(8))
     assert search.off_prior(never, np.array([[0.4, 0.6]]), np.array([1])) == 1.0

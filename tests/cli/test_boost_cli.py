@@ -14,7 +14,7 @@ from evalign import EASTBlend, EASTBooster, EASTClassifier
 from evalign.cli.app import app, main
 from evalign.cli.candidates import Clock
 from evalign.comparison import Aim, Judge, contenders
-from evalign.comparison.contenders import KeepsValidation, StockBooster
+from evalign.comparison.contenders import StockBooster
 from evalign.comparison.run import Table, choose, evaluate, split
 from evalign.comparison.significance import paired_p
 from evalign.estimators.saving import load_model
@@ -97,15 +97,15 @@ def test_choice_is_by_rows_that_both_held_out(data):
     ]  # fmt: skip
     trials = [evaluate(contender, *parts, judge, seed=0) for contender in listed]
     choice = choose(trials, judge)
-    rows = trials[0].estimator.held_out_
-    assert set(rows) <= set(trials[1].estimator.held_out_)
+    rows = trials[0].estimator.held_out_predictions_.rows
+    assert set(rows) <= set(trials[1].estimator.held_out_predictions_.rows)
     for trial, score in zip(trials, choice.scores, strict=True):
         estimator = trial.estimator
-        order = {row: i for i, row in enumerate(estimator.held_out_.tolist())}
+        order = {row: i for i, row in enumerate(estimator.held_out_predictions_.rows.tolist())}
         at = [order[row] for row in rows.tolist()]
-        predicted = estimator.decision_.predict(estimator.validation_.probabilities[at])
+        predicted = estimator.decision_.predict(estimator.held_out_predictions_.probabilities[at])
         truth = (parts[0].y[rows] == "yes").astype(int)
-        assert np.array_equal(truth, estimator.validation_.labels[at])
+        assert np.array_equal(truth, estimator.held_out_predictions_.labels[at])
         assert score == pytest.approx(f1_score(truth, predicted))
     assert choice.scores[choice.best] == max(choice.scores)
 
@@ -137,10 +137,10 @@ def test_stock_boosters_are_the_libraries_own_models(data):
     import lightgbm
 
     model = StockBooster("lightgbm", random_state=0, n_jobs=1).fit(X, y)
-    network = KeepsValidation(hidden=(4,), epochs=1, folds=1, random_state=0).fit(X, y)
-    valid = network.held_out_  # the same rows are held out
+    network = EASTClassifier(hidden=(4,), epochs=1, folds=1, random_state=0).fit(X, y)
+    valid = network.held_out_predictions_.rows  # the same rows are held out
     train = np.setdiff1d(np.arange(len(y)), valid)
-    assert sorted(model.validation_.labels) == sorted(y[valid])
+    assert sorted(model.held_out_predictions_.labels) == sorted(y[valid])
     own = lightgbm.LGBMClassifier(
         n_estimators=model.estimator_.best_iteration_, random_state=0, n_jobs=1, verbose=-1
     ).fit(X.iloc[train].to_numpy(), y[train])  # fmt: skip

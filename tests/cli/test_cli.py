@@ -389,14 +389,14 @@ def test_predict_says_the_score_and_what_it_ignores(fitted: Path, folder: Path, 
     assert said.err == ""
 
 
-def test_predict_together_is_the_models_and_so_is_its_score(
+def test_predict_jointly_is_the_models_and_so_is_its_score(
     fitted: Path, folder: Path, call: Call, tmp_path: Path
 ) -> None:
-    said = call("predict", fitted, folder / "test.parquet", "-o", tmp_path / "p.csv", "--target", "kind", "--together")
+    said = call("predict", fitted, folder / "test.parquet", "-o", tmp_path / "p.csv", "--target", "kind", "--jointly")
     assert said.code == 0, said.err
     found, frame = pd.read_csv(tmp_path / "p.csv"), pd.read_parquet(folder / "test.parquet")
     model = EASTClassifier.load(fitted / "model.safetensors")
-    assert found["prediction"].tolist() == model.predict_together(frame[model.feature_names_in_]).tolist()
+    assert found["prediction"].tolist() == model.predict_jointly(frame[model.feature_names_in_]).tolist()
     expected = f1_score(frame["kind"], found["prediction"], average="macro")
     assert f"f1 on these rows: {expected:.4f}" in said.err
 

@@ -125,7 +125,7 @@ def test_network_and_trees_hold_out_the_same_rows(cancer: Table) -> None:
         judge = Judge(Aim("f1", positive=positive), cancer.y)
         network = c.ours(judge, **SMALL, folds=1).make(7).fit(cancer.X, cancer.y)
         other = HeldOut(GaussianNB(), random_state=7).fit(cancer.X, judge.codes(cancer.y))
-        assert network.validation_.labels.tolist() == other.validation_.labels.tolist()
+        assert network.held_out_predictions_.labels.tolist() == other.held_out_predictions_.labels.tolist()
         means = [[column["shift"] for column in m.encoder_.to_json()["columns"]] for m in (network, other)]
         assert means[0] == means[1]  # learned from the same training rows
 
@@ -154,7 +154,7 @@ def test_rules_are_learned_on_held_out_rows_by_the_decision_functions(iris: Tabl
     development, test = split(iris, 0.3, seed=0)
     judge = Judge(Aim("f1"), iris.y)
     trial = evaluate(naive_bayes(), development, test, judge, seed=0)
-    held_out = trial.estimator.validation_
+    held_out = trial.estimator.held_out_predictions_
     options = {"average": "macro", "sample_weight": held_out.weight}
     assert trial.rules["plug_in"] == decision.plug_in(held_out.probabilities, "f1", **options)
     assert trial.rules["tuned"] == decision.tuned(held_out.probabilities, held_out.labels, "f1", **options)
@@ -170,7 +170,7 @@ def test_our_row_is_what_the_saved_classifier_predicts(cancer: Table) -> None:
     judge = Judge(Aim("f1", positive="benign"), cancer.y)
     trial = evaluate(c.ours(judge, **SMALL), development, test, judge, seed=1)
     assert judge.classes[trial.predictions["plug_in"]].tolist() == trial.estimator.predict(test.X).tolist()
-    assert trial.rules["plug_in"] == judge.rule("plug_in", trial.estimator.validation_)
+    assert trial.rules["plug_in"] == judge.rule("plug_in", trial.estimator.held_out_predictions_)
     [row] = [row for row in trial.rows(judge) if row.decision == "plug_in"]
     assert row.score == pytest.approx(trial.estimator.score(test.X, test.y), abs=1e-12)
 

@@ -10,7 +10,6 @@ from sklearn.metrics import f1_score
 
 from evalign import EASTClassifier, decision, metrics
 from evalign._objective import Objective
-from evalign.comparison.contenders import KeepsValidation
 from evalign.networks import Together, mlp
 from evalign.steps import StepChoice
 from evalign.tables.split import fold_rows
@@ -24,7 +23,7 @@ SMALL = {"hidden": (16,), "epochs": 12, "learning_rate": 1e-2, "random_state": 0
 
 
 def small(metric="f1", **options) -> EASTClassifier:
-    return KeepsValidation(metric, **{**SMALL, **options})
+    return EASTClassifier(metric, **{**SMALL, **options})
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +41,18 @@ def test_held_out_rows_are_judged_by_the_network_that_never_saw_them():
     generator = np.random.default_rng(0)
     X, y = generator.normal(size=(90, 150)), generator.permutation(np.arange(90) % 2)
     model = small(epochs=60, dropout=0.0, recipe="cross_entropy", hidden=(64,)).fit(X, y)
-    assert sorted(model.held_out_) == list(range(90))
-    said = model.validation_.probabilities[np.arange(90), model.validation_.labels]
-    assert np.array_equal(model.validation_.labels, y[model.held_out_])
+    assert sorted(model.held_out_predictions_.rows) == list(range(90))
+    said = model.held_out_predictions_.probabilities[np.arange(90), model.held_out_predictions_.labels]
+    assert np.array_equal(model.held_out_predictions_.labels, y[model.held_out_predictions_.rows])
     assert abs(np.mean(said > 0.5) - 0.5) < 0.2
     sizes = [30, 30, 30]
-    for member, own in zip(model.network_, np.split(model.held_out_, np.cumsum(sizes)[:-1]), strict=True):
+    for member, own in zip(
+        model.network_, np.split(model.held_out_predictions_.rows, np.cumsum(sizes)[:-1]), strict=True
+    ):
         p = encoded_probabilities(model, member, X)
-        np.testing.assert_allclose(p[own], model.validation_.probabilities[np.isin(model.held_out_, own)], atol=1e-6)
+        np.testing.assert_allclose(
+            p[own], model.held_out_predictions_.probabilities[np.isin(model.held_out_predictions_.rows, own)], atol=1e-6
+        )
         seen = np.setdiff1d(np.arange(90), own)
         assert np.mean(p[seen, y[seen]] > 0.5) > 0.9
     mean = np.mean([encoded_probabilities(model, member, X) for member in model.network_], axis=0)
@@ -92,11 +95,13 @@ def test_stacked_members_are_those_trained_one_by_one(rare):
 def test_the_decision_is_learned_on_every_label(rare):
     X, y = rare
     model = small(decision="tuned").fit(X, y)
-    assert len(model.validation_.labels) == len(np.unique(X, axis=0)) == len(y)
-    expected = decision.tuned(model.validation_.probabilities, y[model.held_out_], "f1", average="binary")
+    assert len(model.held_out_predictions_.labels) == len(np.unique(X, axis=0)) == len(y)
+    expected = decision.tuned(
+        model.held_out_predictions_.probabilities, y[model.held_out_predictions_.rows], "f1", average="binary"
+    )
     assert model.decision_.to_json() == expected.to_json()
     one = small(decision="tuned", folds=1).fit(X, y)
-    assert len(one.validation_.labels) == pytest.approx(0.2 * len(y), abs=2)
+    assert len(one.held_out_predictions_.labels) == pytest.approx(0.2 * len(y), abs=2)
     assert (one.folds_, model.folds_) == (1, 3)
     assert model.score(X, y) == pytest.approx(f1_score(y, model.predict(X)))
 
@@ -125,10 +130,10 @@ def test_weights_are_copies_and_none_is_no_row(rare):
     assert weighted.decision_.to_json() == copied.decision_.to_json()
     dropped = small().fit(X[weight > 0], y[weight > 0], sample_weight=weight[weight > 0])
     assert np.array_equal(weighted.predict_proba(X), dropped.predict_proba(X))
-    heavy = np.flatnonzero(weighted.held_out_ == np.flatnonzero(y == 0)[0])
+    heavy = np.flatnonzero(weighted.held_out_predictions_.rows == np.flatnonzero(y == 0)[0])
     assert len(heavy) == 3
-    assert weighted.validation_.weight[heavy].sum() == pytest.approx(90)
-    assert weighted.validation_.weight.sum() == pytest.approx(weight.sum())
+    assert weighted.held_out_predictions_.weight[heavy].sum() == pytest.approx(90)
+    assert weighted.held_out_predictions_.weight.sum() == pytest.approx(weight.sum())
 
 
 @pytest.mark.parametrize("options", [{}, {"network": "embedding"}, {"ensemble": 2, "network": "periodic"}])
@@ -215,8 +220,8 @@ def test_rare_classes_of_one_and_two_rows_are_learned_by_every_network():
     y[[0, 60, 61]] = 7, 8, 8
     model = small(folds=5).fit(X, y)
     assert list(model.classes_) == [0, 1, 2, 7, 8]
-    assert 0 not in model.held_out_  # alone in its class
-    assert {60, 61} <= set(model.held_out_)
+    assert 0 not in model.held_out_predictions_.rows  # alone in its class
+    assert {60, 61} <= set(model.held_out_predictions_.rows)
     tiny = small().fit(X[[0, 1, 60, 61]], y[[1, 2, 60, 61]])
     assert tiny.predict(X).shape == y.shape
 

@@ -112,7 +112,7 @@ def run(
     first = comparison.trials[0]
     note_columns(first.estimator.encoder_, output.note)
     note_classes(judge, first.truth, output.note)
-    held_out, rows = len(np.unique(first.estimator.held_out_)), len(loaded.table)
+    held_out, rows = len(np.unique(first.estimator.held_out_predictions_.rows)), len(loaded.table)
     tested = len(first.truth)
     sizes = {
         "test_from": str(loaded.test_path or f"stratified splits, {test_size:g} of every class"),

@@ -116,7 +116,7 @@ def run(
         if hasattr(part, "device"):
             part.device = "auto"  # the saved model may be loaded on another machine
     saved = model.save(folder.path / MODEL)
-    held_out, folds = len(np.unique(model.held_out_)), getattr(model, "folds_", 1)
+    held_out, folds = len(np.unique(model.held_out_predictions_.rows)), getattr(model, "folds_", 1)
     if folds > 1:
         output.note(f"{folds} networks were trained, one per fold; predictions are their mean")
     sizes = {

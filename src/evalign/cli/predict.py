@@ -30,10 +30,10 @@ def command(
     proba: Annotated[
         bool, typer.Option("--proba/--no-proba", help="Add a column probability_CLASS for each class.")
     ] = True,
-    together: Annotated[
+    jointly: Annotated[
         bool,
         typer.Option(
-            "--together", help="Choose the decision rule from the predicted rows themselves; better for rare classes."
+            "--jointly", help="Choose the decision rule from the predicted rows themselves; better for rare classes."
         ),
     ] = False,
     keep: Annotated[
@@ -65,7 +65,7 @@ def command(
         from evalign.tables.columns import quoted
 
         output.note(f"columns unknown to the model were ignored: {quoted(extra)}")
-    predictions = predicted_table(model, features, proba, together)
+    predictions = predicted_table(model, features, proba, jointly)
     for name in reversed(list(dict.fromkeys(keep or []))):
         if name in predictions:
             raise ValueError(f"--keep {name} would give two columns of that name; rename it in {data}")
@@ -75,7 +75,7 @@ def command(
         from evalign.cli.data import check_labels
 
         truth = check_labels(frame[target], model.classes_, data)
-        result["score"] = model._score_of(predictions["prediction"].to_numpy(), truth)
+        result["score"] = model.score_labels(predictions["prediction"].to_numpy(), truth)
         result["metric"] = model.metric
         output.say(f"{model.metric} on these rows: {result['score']:.4f}")
     write(predictions, out)
@@ -95,10 +95,8 @@ def load_model(folder: Path, device: str) -> tuple[Any, str | None]:
         where = f"the folder {folder} has no {MODEL}" if folder.is_dir() else f"{folder} does not exist"
         raise ValueError(f"{where}; give the folder that evalign fit wrote")
     model = load(path)
-    for part in (model, *getattr(model, "members_", {}).values()):  # a blend has a network among its members
-        if device != "auto" and hasattr(part, "network_"):
-            part.device = device
-            part.network_.to(part._device)
+    if device != "auto":
+        model.to(device)
     result = read_result(path.parent)
     return model, None if result is None else result.get("data", {}).get("target")
 
@@ -120,13 +118,11 @@ def ignorable(model: Any, target: str | None, trained_target: str | None, frame:
     return [name for name in {target, trained_target} if name is not None and name in frame and name not in known]
 
 
-def predicted_table(model: Any, features: Any, proba: bool, together: bool = False) -> "pd.DataFrame":
+def predicted_table(model: Any, features: Any, proba: bool, jointly: bool = False) -> "pd.DataFrame":
     import pandas as pd
 
     p = model.predict_proba(features)
-    order = model._internal_order
-    rule = model._rule_of(p[:, order]) if together else model.decision_
-    table = pd.DataFrame({"prediction": model.classes_[order][rule.predict(p[:, order])]})
+    table = pd.DataFrame({"prediction": model.decide(p, jointly=jointly)})
     for label, column in zip(model.classes_.tolist(), p.T if proba else (), strict=bool(proba)):
         table[f"probability_{label}"] = column
     return table

@@ -94,7 +94,7 @@ def _trial(
         if not model.history_:
             raise KeyboardInterrupt
         output.note(f"Ctrl-C ended the training of {contender.title}; its best weights so far were kept")
-    rules = {name: judge.rule(name, model.validation_) for name in contender.decisions}
+    rules = {name: judge.rule(name, model.held_out_predictions_) for name in contender.decisions}
     rules |= {model.decision: model.decision_} if model.decision in rules else {}
     seconds = time.perf_counter() - started
     p, truth = probabilities(model, stream.survey.test, stream.source)
@@ -123,7 +123,7 @@ def _finish(
         "file": str(source.path), "files": len(source.files), "rows": source.rows, "features": len(source.features),
         "target": source.target, "classes": {str(label): n for label, n in stream.survey.labels.items()},
     }  # fmt: skip
-    held_out = len(model.validation_.labels)
+    held_out = len(model.held_out_predictions_.labels)
     others = source.rows - len(truth)
     sizes = {
         "test_from": f"a hash of the row number, a share of {stream.parts.test:.3g}",

@@ -13,10 +13,8 @@ from evalign import _checks as checks
 from evalign import decision, metrics
 from evalign.confusion import Confusion
 from evalign.decision import Rule
+from evalign.estimators.base import Codes, Floats, HeldOutPredictions
 from evalign.metrics import Average, MetricFunction
-
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 
 DECISIONS = ("argmax", "tuned", "plug_in")
 _LABELLED = re.compile(r"(\s*\w+\s*\[)\s*(.*?)\s*(\]\s*[<>=!]+[^\]]*)")
@@ -39,15 +37,6 @@ class Aim:
     @property
     def name(self) -> str:
         return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Held-out rows of a development part: what decision rules are learned from."""
-
-    probabilities: Floats
-    labels: Codes
-    weight: Floats
 
 
 class Judge:
@@ -124,16 +113,16 @@ class Judge:
         pairs = zip(self.constraints, limits.items(), strict=True)
         return [text for c, (text, value) in pairs if not (value >= c.value if c.op == ">=" else value <= c.value)]
 
-    def rule(self, name: str, validation: Validation) -> Rule:
-        """A decision rule by name, learned on validation rows."""
+    def rule(self, name: str, held_out: HeldOutPredictions) -> Rule:
+        """A decision rule by name, learned from held-out predictions."""
         checks.check_choice("decision", name, DECISIONS)
-        p = validation.probabilities
+        p = held_out.probabilities
         if name == "argmax":
             return Rule("argmax", p.shape[1])
-        options: dict[str, Any] = {"average": self.average, "beta": self.beta, "sample_weight": validation.weight}
+        options: dict[str, Any] = {"average": self.average, "beta": self.beta, "sample_weight": held_out.weight}
         options["subject_to"] = self.subject_to or None
         if name == "tuned":
-            return decision.tuned(p, validation.labels, self.aim.metric, **options)
+            return decision.tuned(p, held_out.labels, self.aim.metric, **options)
         return decision.plug_in(p, self.aim.metric, **options)
 
     def _beta(self) -> float | list[float] | None:

@@ -13,9 +13,8 @@ from sklearn.utils import check_random_state
 from evalign import _checks as checks
 from evalign.boosting.libraries import LIBRARIES, find_library
 from evalign.boosting.tree_table import TreeTable
-from evalign.comparison.aims import DECISIONS, Codes, Floats, Judge, Validation
-from evalign.decision import Rule
-from evalign.estimators.base import MetricClassifier
+from evalign.comparison.aims import DECISIONS, Judge
+from evalign.estimators.base import Codes, Floats, HeldOutPredictions
 from evalign.estimators.blend import EASTBlend
 from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.network import EASTClassifier
@@ -34,7 +33,7 @@ class StockBooster(ClassifierMixin, BaseEstimator):
 
     >>> X, y = np.arange(60.0).reshape(-1, 1), np.arange(60) // 30
     >>> model = StockBooster("lightgbm", random_state=0, n_jobs=1).fit(X, y)
-    >>> model.predict_proba(X[:2]).shape, len(model.validation_.labels)
+    >>> model.predict_proba(X[:2]).shape, len(model.held_out_predictions_.labels)
     ((2, 2), 12)
     """
 
@@ -59,7 +58,7 @@ class StockBooster(ClassifierMixin, BaseEstimator):
         x, held_out = (self.encoder_.transform(X, rows=part) for part in (train, valid))
         fit = self._lightgbm if self.library == "lightgbm" else self._xgboost
         self.estimator_ = fit(x, codes[train], division.train_weight, held_out, codes[valid], seed)
-        self.validation_ = Validation(self._probabilities(held_out), codes[valid], division.valid_weight)
+        self.held_out_predictions_ = _predictions(self._probabilities(held_out), codes, valid, division.valid_weight)
         return self
 
     def predict_proba(self, X: Any) -> Floats:
@@ -95,28 +94,6 @@ class StockBooster(ClassifierMixin, BaseEstimator):
         return model.fit(x, y, sample_weight=weight, eval_set=[(held_out, truth)], verbose=False)
 
 
-class Keeps(MetricClassifier):
-    """Leaves the rows behind that its decision was learned from, so that one training serves every decision."""
-
-    validation_: Validation
-
-    def _learn_decision(self, p: Floats, codes: Codes, weight: Floats) -> Rule:
-        self.validation_ = Validation(p, codes, weight)
-        return super()._learn_decision(p, codes, weight)
-
-
-class KeepsValidation(Keeps, EASTClassifier):
-    """`EASTClassifier` with the rows that it held out."""
-
-
-class KeepsBooster(Keeps, EASTBooster):
-    """`EASTBooster` with the rows that its folds held out."""
-
-
-class KeepsBlend(Keeps, EASTBlend):
-    """`EASTBlend` with the rows that all of its members held out."""
-
-
 class HeldOut(ClassifierMixin, BaseEstimator):
     """Any classifier with `predict_proba`, fitted on the rows that `EASTClassifier` would train on, encoded alike.
 
@@ -126,7 +103,7 @@ class HeldOut(ClassifierMixin, BaseEstimator):
     >>> from sklearn.dummy import DummyClassifier
     >>> X, y = np.arange(20.0).reshape(-1, 1), np.array(["a", "b"] * 10)
     >>> model = HeldOut(DummyClassifier(), random_state=0).fit(X, y)
-    >>> len(model.validation_.labels), model.predict_proba(X[:1])
+    >>> len(model.held_out_predictions_.labels), model.predict_proba(X[:1])
     (4, array([[0.5, 0.5]]))
     """
 
@@ -146,7 +123,7 @@ class HeldOut(ClassifierMixin, BaseEstimator):
         again = np.repeat(train, np.rint(division.train_weight).astype(np.int64))  # as often as they were given
         self.estimator_ = clone(self.estimator).fit(self.encoder_.transform(X, rows=again), codes[again])
         p = self.estimator_.predict_proba(self.encoder_.transform(X, rows=valid))
-        self.validation_ = Validation(np.asarray(p, dtype=np.float64), codes[valid], division.valid_weight)
+        self.held_out_predictions_ = _predictions(p, codes, valid, division.valid_weight)
         return self
 
     def predict_proba(self, X: Any) -> Floats:
@@ -155,6 +132,11 @@ class HeldOut(ClassifierMixin, BaseEstimator):
     def predict(self, X: Any) -> Any:
         """The most probable class."""
         return self.classes_[self.predict_proba(X).argmax(axis=1)]
+
+
+def _predictions(p: Any, codes: Codes, rows: Codes, weight: Floats) -> HeldOutPredictions:
+    """Of one division."""
+    return HeldOutPredictions(np.asarray(p, dtype=np.float64), codes[rows], weight, rows, np.zeros_like(rows))
 
 
 def stock_forest(seed: int | None = None, *, jobs: int | None = -1) -> RandomForestClassifier:
@@ -195,8 +177,8 @@ class Contender:
 def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "plug_in", **options: Any) -> Contender:
     """`EASTClassifier` for a judge's metric; `options` are the classifier's other ones."""
 
-    def make(seed: int) -> KeepsValidation:
-        return KeepsValidation(
+    def make(seed: int) -> EASTClassifier:
+        return EASTClassifier(
             **_aimed(judge),
             recipe=recipe,
             decision=decision,  # type: ignore[arg-type]
@@ -212,8 +194,8 @@ def ours_boosted(
 ) -> Contender:
     """`EASTBooster` for a judge's metric; `options` are the booster's other ones."""
 
-    def make(seed: int) -> KeepsBooster:
-        return KeepsBooster(
+    def make(seed: int) -> EASTBooster:
+        return EASTBooster(
             **_aimed(judge),
             recipe=recipe,
             decision=decision,  # type: ignore[arg-type]
@@ -227,8 +209,8 @@ def ours_boosted(
 def ours_blended(judge: Judge, *, recipe: str = "anchored", decision: str = "plug_in", **options: Any) -> Contender:
     """`EASTBlend` for a judge's metric; `options` are the blend's other ones."""
 
-    def make(seed: int) -> KeepsBlend:
-        return KeepsBlend(
+    def make(seed: int) -> EASTBlend:
+        return EASTBlend(
             **_aimed(judge),
             recipe=recipe,
             decision=decision,  # type: ignore[arg-type]

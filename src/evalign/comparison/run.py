@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from evalign import metrics
-from evalign.comparison.aims import Aim, Codes, Floats, Judge
-from evalign.comparison.contenders import Contender, HeldOut, Keeps, StockBooster
+from evalign.comparison.aims import Aim, Judge
+from evalign.comparison.contenders import Contender, HeldOut, StockBooster
 from evalign.confusion import Confusion
 from evalign.decision import Rule
+from evalign.estimators.base import Codes, Floats, MetricClassifier
 from evalign.tables.split import split_rows
 from evalign.training.history import Epoch
 
@@ -111,17 +112,17 @@ def evaluate(
     """Fit, learn every decision rule on the rows held out of development, and only then look at the test rows."""
     started = time.perf_counter()
     estimator = contender.make(seed)
-    ours = isinstance(estimator, Keeps)
+    ours = isinstance(estimator, MetricClassifier)
     if ours:
         estimator.fit(development.X, development.y, on_epoch=on_epoch)
-        rules = {name: judge.rule(name, estimator.validation_) for name in contender.decisions}
+        rules = {name: judge.rule(name, estimator.held_out_predictions_) for name in contender.decisions}
         rules |= {estimator.decision: estimator.decision_} if estimator.decision in rules else {}
     else:
         # Labels as the judge's codes, so that the same rows are held out as for a network.
         by_itself = isinstance(estimator, StockBooster)
         estimator = estimator if by_itself else HeldOut(estimator, random_state=seed)
         estimator.fit(development.X, judge.codes(development.y))
-        rules = {name: judge.rule(name, estimator.validation_) for name in contender.decisions}
+        rules = {name: judge.rule(name, estimator.held_out_predictions_) for name in contender.decisions}
     seconds = time.perf_counter() - started
     p = estimator.predict_proba(test.X)
     p = np.ascontiguousarray(p[:, judge.order]) if ours else p
@@ -203,16 +204,16 @@ def choose(trials: Sequence[Trial], judge: Judge) -> Choice:
     scores here are a little too high, alike for all; they serve to choose only. A blend's weights were chosen there
     too, which is one more number or two.
     """
-    common = trials[0].estimator.held_out_
+    common = trials[0].estimator.held_out_predictions_.rows
     for trial in trials[1:]:
-        common = np.intersect1d(common, trial.estimator.held_out_)
+        common = np.intersect1d(common, trial.estimator.held_out_predictions_.rows)
     scores = tuple(_score(trial, common, judge) for trial in trials)
     return Choice(int(np.argmax(scores)), scores, len(np.unique(common)))
 
 
 def _score(trial: Trial, rows: np.ndarray, judge: Judge) -> float:
-    own, held_out = trial.estimator.validation_, trial.estimator.held_out_
-    at = np.flatnonzero(np.isin(held_out, rows))
+    own = trial.estimator.held_out_predictions_
+    at = np.flatnonzero(np.isin(own.rows, rows))
     predicted = trial.estimator.decision_.predict(own.probabilities[at])
     confusion = Confusion.hard(
         torch.from_numpy(predicted), torch.from_numpy(own.labels[at]), len(judge.classes),

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student_t
 
-from evalign.comparison.aims import Codes, Floats
 from evalign.comparison.run import Row
+from evalign.estimators.base import Codes, Floats
 
 CELLS = 2**22  # of matrices held at once, 32 MB
 Scorer = Callable[[NDArray[np.int64]], Floats]  # matrices (K, C, C) -> (K,) or (K, C)

@@ -1,33 +1,120 @@
-"""MetricClassifier: what our classifiers share, whatever they train: labels, weights, decision and score."""
+"""The `fit` template of every classifier: validate, divide into folds, cross-fit, keep held-out predictions, decide."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_array, check_consistent_length, column_or_1d
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 from evalign import _checks as checks
 from evalign import decision, metrics
 from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.metrics import Average, MetricFunction
+from evalign.storage import container
+from evalign.tables import TableEncoder
+from evalign.tables.columns import as_table
+from evalign.tables.split import Division, distinct_rows, fold_rows
+from evalign.training.history import Epoch
 
 BetaByLabel = float | Sequence[float] | Mapping[Any, float] | None
 Decision = Literal["plug_in", "tuned", "argmax"]
-Event = TypeVar("Event")
+OnEpoch = Callable[[Epoch], None]
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
+Arrays = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class HeldOutPredictions:
+    """Probabilities of rows by a model that did not train on them: what a decision is learned from.
+
+    `probabilities` (n, C) and `labels` (n,) number the classes as decision rules do (see `class_order`). `rows` are
+    positions in the table given to `fit`, equal rows by their first; `fold` says which fold held a row out.
+    """
+
+    probabilities: Floats
+    labels: Codes
+    weight: Floats
+    rows: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # empty for rows of a stream
+    fold: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """A validated table: its distinct rows, their labels as codes, their weights, and how they are divided.
+
+    Members of a blend share one of these, so that rows are hashed and columns are encoded once for all.
+    """
+
+    X: Any
+    rows: Codes
+    codes: Codes
+    weight: Floats
+    divisions: Sequence[Division]
+    seed: int
+    fitted: dict[str, Any]  # classes_, n_features_in_, feature_names_in_
+    _cache: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> int:
+        return len(self.fitted["classes_"])
+
+    @property
+    def held_out(self) -> Codes:
+        """Places among the distinct rows, fold after fold."""
+        return np.concatenate([division.valid for division in self.divisions])
+
+    def encoder(self, make: Callable[..., TableEncoder], **options: Any) -> Any:
+        """An encoder fitted once for all who ask for the same one; it sees no label.
+
+        Folds share it, so it learns from all rows; with one division it learns from the training rows alone.
+        """
+        key = (make, *sorted(options.items()))
+        if key not in self._cache:
+            rows = self.rows if len(self.divisions) > 1 else self.rows[self.divisions[0].train]
+            self._cache[key] = make(**options).fit(self.X, rows=rows)
+        return self._cache[key]
+
+    def encoded(self, make: Callable[..., TableEncoder], **options: Any) -> NDArray[Any]:
+        """The distinct rows as that encoder writes them, once for all who ask."""
+        key = ("encoded", make, *sorted(options.items()))
+        if key not in self._cache:
+            self._cache[key] = self.encoder(make, **options).transform(self.X, rows=self.rows)
+        found: NDArray[Any] = self._cache[key]
+        return found
+
+    def predictions(self, p: Floats) -> HeldOutPredictions:
+        """What folds said of the rows they held out, (n, C) fold after fold, with labels and weights."""
+        at = self.held_out
+        fold = np.repeat(np.arange(len(self.divisions)), [len(division.valid) for division in self.divisions])
+        weight = np.concatenate([division.valid_weight for division in self.divisions])
+        return HeldOutPredictions(p, self.codes[at], weight, self.rows[at], fold)
 
 
 class MetricClassifier(ClassifierMixin, BaseEstimator):
-    """Base of classifiers for a metric; one that derives from it has these options and fits `predict_proba`.
+    """Base of classifiers for a metric: a subclass trains on folds (`_cross_fit`) and predicts (`_probabilities`).
 
-    Inside, classes are 0 to C - 1 and the positive one of two is 1, whatever `pos_label` is.
+    Decision rules number the classes 0 to C - 1, and the positive one of two is 1, whatever `pos_label` is.
     """
+
+    FORMAT: ClassVar[str]  # names the kind of a saved model
 
     metric: str | MetricFunction
     average: Average | None
@@ -35,14 +122,39 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
     pos_label: Any
     decision: Decision
     subject_to: str | Sequence[str] | None
+    folds: Any
     validation_fraction: float
     class_weight: Any
+    random_state: Any
     classes_: NDArray[Any]
     decision_: Rule
+    held_out_predictions_: HeldOutPredictions
+    history_: list[dict[str, Any]]
+    temperature_: float | None = None
+
+    # -- what a subclass has ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities of the classes, in the order of `classes_`."""
+    def _check_options(self) -> None:
+        """Refuse options that make no sense, before any work."""
+
+    @abstractmethod
+    def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
+        """Train a model for each fold; return what each says of the rows it held out, (n, C), fold after fold."""
+
+    @abstractmethod
+    def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
+        """Probabilities (n, C), classes in the order of decision rules; of all folds' models, or of one."""
+
+    def _content(self) -> tuple[Arrays, dict[str, Any]]:
+        """The learned state beyond what every classifier has: arrays, and the rest in JSON's types."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be saved")
+
+    def _set_content(self, arrays: Arrays, fitted: dict[str, Any]) -> None:
+        """Take what `_content` returned; nothing in it is executed."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be loaded")
+
+    # -- scikit-learn's interface -------------------------------------------------------------------------------
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -50,36 +162,137 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.string = True
         return tags
 
+    def fit(
+        self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None, *, on_epoch: OnEpoch | None = None
+    ) -> Self:
+        """Cross-fit on folds, then learn the decision from the held-out predictions.
+
+        `on_epoch` is called with every `Epoch` (of trees: every round). Ctrl-C, or an `on_epoch` that raises
+        KeyboardInterrupt, ends training and keeps the best so far.
+        """
+        self._check_options()  # before the table is looked at
+        data = self._prepare(X, y, sample_weight)
+        self.fit_prepared(data, on_epoch)
+        return self.learn_decision(self.held_out_predictions_)
+
+    def fit_prepared(self, data: TrainingRows, on_epoch: OnEpoch | None = None) -> Self:
+        """`fit` on rows that are validated and divided already, without learning a decision (argmax decides)."""
+        self._check_options()
+        for name, value in data.fitted.items():
+            setattr(self, name, value)
+        self.history_ = []
+        self.held_out_predictions_ = data.predictions(self._cross_fit(data, on_epoch))
+        self.decision_ = Rule("argmax", len(self.classes_))
+        return self
+
+    def learn_decision(self, held_out: HeldOutPredictions) -> Self:
+        """Learn `decision_` from probabilities of rows that were held out of training."""
+        self.held_out_predictions_ = held_out
+        self.decision_ = self._rule(held_out)
+        return self
+
+    def predict_proba(self, X: Any) -> Floats:
+        """Probabilities of the classes, in the order of `classes_`."""
+        check_is_fitted(self, "decision_")
+        X = as_table(X)
+        validate_data(self, X, skip_check_array=True, reset=False)
+        return np.ascontiguousarray(self._probabilities(X)[:, self.class_order])
+
     def predict(self, X: Any) -> NDArray[Any]:
         """Labels by the learned decision rule."""
-        p = self.predict_proba(X)[:, self._internal_order]
-        return self.classes_[self._internal_order][self.decision_.predict(p)]
+        return self.decide(self.predict_proba(X))
 
-    def predict_together(self, X: Any) -> NDArray[Any]:
-        """Labels of rows that are decided together: by the plug-in rule of their own probabilities, without a label.
+    def predict_jointly(self, X: Any) -> NDArray[Any]:
+        """Labels of all rows at once, by the plug-in rule of their own probabilities.
 
-        The rule that `fit` learned expects of new rows what it saw of those held out, which say little about a class
-        that has five of them. Which of these very rows are likely to be of that class, their probabilities tell. What
-        a row gets depends on the rows beside it, so give all of them at once (docs/research/recipes.md).
+        A rule learned in `fit` expects new rows to resemble the held-out ones, which say little about a class with
+        five of them; the probabilities of the new rows themselves tell which are likely to be of that class. The
+        label of a row depends on the rows beside it, so pass all rows in one call.
         """
-        p = self.predict_proba(X)[:, self._internal_order]
-        return self.classes_[self._internal_order][self._rule_of(p).predict(p)]
+        return self.decide(self.predict_proba(X), jointly=True)
+
+    def decide(self, p: Floats, *, jointly: bool = False) -> NDArray[Any]:
+        """Labels for probabilities in the order of `classes_`, by `decision_` or, jointly, by the rows' own rule."""
+        p = p[:, self.class_order]
+        rule = self._plug_in(p) if jointly else self.decision_
+        return self.classes_[self.class_order][rule.predict(p)]
 
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric the classifier was trained on."""
-        return self._score_of(self.predict(X), y, sample_weight)
+        return self.score_labels(self.predict(X), y, sample_weight)
 
-    def _score_of(self, predicted: NDArray[Any], y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        order = {label: i for i, label in enumerate(self.classes_[self._internal_order].tolist())}
+    def score_labels(self, predicted: NDArray[Any], y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """The metric of predicted labels against the true ones `y`."""
+        order = {label: i for i, label in enumerate(self.classes_[self.class_order].tolist())}
         truth = column_or_1d(y)
         if unknown := set(np.unique(truth).tolist()) - set(order):
             raise ValueError(f"y must hold labels seen in training, got {sorted(map(str, unknown))[:5]}")
-        codes = [torch.tensor([order[label] for label in labels.tolist()]) for labels in (predicted, truth)]
-        weight = None if sample_weight is None else torch.as_tensor(np.asarray(sample_weight, dtype=np.float64))
-        confusion = Confusion.hard(codes[0], codes[1], len(order), sample_weight=weight)
-        return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(confusion))
+        codes = [np.array([order[label] for label in labels.tolist()]) for labels in (predicted, truth)]
+        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        return self._score_codes(codes[0], codes[1], weight)
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Write one file: arrays as safetensors, the rest as JSON in its header; see `evalign.storage.container`."""
+        check_is_fitted(self, "decision_")
+        return container.write(Path(path), self.FORMAT, *self.content())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote; nothing in the file is executed."""
+        return cls.from_content(*container.read(Path(path), cls.FORMAT))
+
+    def content(self) -> tuple[Arrays, dict[str, Any]]:
+        """The fitted model as arrays and JSON."""
+        arrays, own = self._content()
+        return arrays, {
+            "params": container.saved_params(self),
+            "classes": container.classes_to_json(self.classes_),
+            "n_features_in": self.n_features_in_,
+            "feature_names_in": list(self.feature_names_in_) if hasattr(self, "feature_names_in_") else None,
+            "decision": self.decision_.to_json(),
+            "history": self.history_,
+            "temperature": self.temperature_,
+            **own,
+        }
+
+    @classmethod
+    def from_content(cls, arrays: Arrays, fitted: dict[str, Any]) -> Self:
+        """The model that `content` was taken from; held-out predictions are not kept."""
+        model = cls(**{name: tuple(v) if name == "hidden" else v for name, v in fitted["params"].items()})
+        model.classes_ = container.classes_from_json(fitted["classes"])
+        model.n_features_in_ = fitted["n_features_in"]
+        if fitted["feature_names_in"] is not None:
+            model.feature_names_in_ = np.array(fitted["feature_names_in"], dtype=object)
+        model.decision_ = Rule.from_json(fitted["decision"])
+        # JSON has lists only; `watched` was a tuple.
+        model.history_ = [{**row, "watched": tuple(row.get("watched", ()))} for row in fitted["history"]]
+        model.temperature_ = fitted["temperature"]
+        model._set_content(arrays, fitted)
+        return model
+
+    def to(self, device: str) -> Self:
+        """Predict on another device; models without a network ignore it."""
+        return self
 
     # -- the parts of fit ---------------------------------------------------------------------------------------
+
+    def _prepare(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> TrainingRows:
+        X = as_table(X)
+        validate_data(self, X, skip_check_array=True)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        codes, weight = self._labels_and_weights(X, y, sample_weight)
+        rows, weight = distinct_rows(X, codes, weight)
+        codes = codes[rows]
+        self._check_classes(codes)
+        divisions = fold_rows(codes, weight, self._fold_count(codes), seed, fraction=self.validation_fraction)
+        names = ("classes_", "n_features_in_", "feature_names_in_")
+        fitted = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return TrainingRows(X, rows, codes, weight, divisions, seed, fitted)
+
+    def _fold_count(self, codes: Codes) -> int:
+        return int(self.folds)
 
     def _check_metric_and_decision(self) -> None:
         if not callable(self.metric):
@@ -91,9 +304,7 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
         if self.subject_to is not None and self.decision == "argmax":
             raise ValueError("subject_to needs decision='plug_in' or 'tuned', got decision 'argmax'")
 
-    def _labels_and_weights(
-        self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _labels_and_weights(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Codes, Floats]:
         if y is None:
             name = type(self).__name__
             raise ValueError(f"This {name} estimator requires y to be passed, but the target y is None.")
@@ -105,37 +316,45 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
         if self.class_weight is not None:
             weight = weight * compute_sample_weight(self.class_weight, labels)
-        return self._internal_order[codes].astype(np.int64), weight
+        return self.class_order[codes].astype(np.int64), weight
 
-    def _check_classes(self, codes: NDArray[np.int64]) -> None:
+    def _check_classes(self, codes: Codes) -> None:
         seen = len(np.unique(codes))
         if seen < 2:
             raise ValueError(f"y must hold at least two classes with a positive weight, got {seen} class (one class)")
         if self.pos_label is not None and len(self.classes_) != 2:
             raise ValueError(f"pos_label goes with two classes, got {len(self.classes_)}; leave it out")
 
-    def _learn_decision(self, p: NDArray[np.float64], codes: NDArray[np.int64], weight: NDArray[np.float64]) -> Rule:
-        """The rule for probabilities of held-out rows."""
+    def _rule(self, held_out: HeldOutPredictions) -> Rule:
+        """The rule that `decision` asks for, learned from held-out predictions."""
         if self.decision == "plug_in":
-            return self._rule_of(p, weight)
+            return self._plug_in(held_out.probabilities, held_out.weight)
         if self.decision == "tuned":
-            options: dict[str, Any] = {"average": self._average, "beta": self._beta, "sample_weight": weight}
-            return decision.tuned(p, codes, self.metric, subject_to=self.subject_to, **options)
+            options: dict[str, Any] = {"average": self._average, "beta": self._beta, "sample_weight": held_out.weight}
+            return decision.tuned(
+                held_out.probabilities, held_out.labels, self.metric, subject_to=self.subject_to, **options
+            )
         return Rule("argmax", len(self.classes_))
 
-    def _rule_of(self, p: NDArray[np.float64], weight: NDArray[np.float64] | None = None) -> Rule:
-        """The plug-in rule of probabilities, classes inside."""
+    def _plug_in(self, p: Floats, weight: Floats | None = None) -> Rule:
+        """The plug-in rule of probabilities in the order of decision rules."""
         # A rule that promises less than one row's worth over argmax is not worth leaving it.
         return decision.plug_in(
             p, self.metric, average=self._average, beta=self._beta, sample_weight=weight, subject_to=self.subject_to,
             margin=1 / len(p),
         )  # fmt: skip
 
+    def _score_codes(self, predicted: Codes, truth: Codes, weight: Floats | None = None) -> float:
+        labels, target = torch.from_numpy(predicted), torch.from_numpy(truth)
+        weights = None if weight is None else torch.from_numpy(weight)
+        confusion = Confusion.hard(labels, target, len(self.classes_), sample_weight=weights)
+        return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(confusion))
+
     # -- what follows from the options --------------------------------------------------------------------------
 
     @property
-    def _internal_order(self) -> NDArray[np.int64]:
-        """Column of each class inside: the positive one of two is always the second. Its own inverse."""
+    def class_order(self) -> Codes:
+        """Place of each class in decision rules: the positive one of two is always the second. Its own inverse."""
         count = len(self.classes_)
         if self.pos_label is None or count != 2:
             return np.arange(count)
@@ -153,22 +372,34 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
         if self.beta is None or isinstance(self.beta, (int, float)):
             return self.beta
         if not isinstance(self.beta, Mapping):
-            return [float(b) for b in np.asarray(self.beta, dtype=float)[self._internal_order]]
+            return [float(b) for b in np.asarray(self.beta, dtype=float)[self.class_order]]
         by_name = {str(label): label for label in self.classes_.tolist()}
         for label in self.beta:
             checks.check_choice("label of beta", str(label), by_name)
         given = {str(label): float(value) for label, value in self.beta.items()}
-        return [given.get(str(label), 1.0) for label in self.classes_[self._internal_order].tolist()]
+        return [given.get(str(label), 1.0) for label in self.classes_[self.class_order].tolist()]
 
     @property
-    def _metric_name(self) -> str:
+    def metric_name(self) -> str:
         return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
 
 
-def both(first: Callable[[Event], None], second: Callable[[Event], None] | None) -> Callable[[Event], None]:
-    """One call for two listeners."""
+LEAST = 1e-5  # of a probability: trees give 0 to what they have not seen, and one such row would decide alone
 
-    def call(event: Event) -> None:
+
+def log_loss(p: Floats, labels: Codes, weight: Floats) -> float:
+    """Weighted mean of -log p at the label, with p of at least `LEAST`.
+
+    >>> round(log_loss(np.array([[0.5, 0.5], [0.9, 0.1]]), np.array([0, 0]), np.ones(2)), 3)
+    0.399
+    """
+    return float(weight @ -np.log(np.maximum(p[np.arange(len(labels)), labels], LEAST)) / weight.sum())
+
+
+def both(first: OnEpoch, second: OnEpoch | None) -> OnEpoch:
+    """One callback for two."""
+
+    def call(event: Epoch) -> None:
         first(event)
         if second is not None:
             second(event)

@@ -1,26 +1,17 @@
 """How much each member of a blend counts: weights in quarters, by log-loss on rows that all of them held out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from numpy.typing import NDArray
 
 from evalign import _checks as checks
-from evalign.decision import Rule
-from evalign.estimators.base import BetaByLabel, Decision, MetricClassifier
+from evalign.estimators.base import Arrays, BetaByLabel, Decision, Floats, MetricClassifier, OnEpoch, TrainingRows
 from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.forest import EASTForest
 from evalign.estimators.network import EASTClassifier
 from evalign.metrics import Average, MetricFunction
-from evalign.tables.columns import as_table
-from evalign.training.history import Epoch
-
-Floats = NDArray[np.float64]
 
 STEPS = 4  # quarters: finer steps follow the noise of the held-out rows
 LEAST = 1e-5  # of a probability; trees say 0 of what they have not seen, and one such row would decide alone
@@ -72,38 +63,7 @@ def shares(members: int, left: int = STEPS) -> Iterator[tuple[float, ...]]:
 BLENDED = ("metric", "average", "beta", "pos_label", "folds", "random_state", "decision", "subject_to", "class_weight")
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Probabilities (n, C) in the order used inside, labels as codes, weights."""
-
-    probabilities: NDArray[np.float64]
-    codes: NDArray[np.int64]
-    weight: NDArray[np.float64]
-
-
-class Member(MetricClassifier):
-    """Keeps what its decision would be learned from, and learns none: the blend does."""
-
-    told_: HeldOut
-
-    def _learn_decision(self, p: NDArray[np.float64], codes: NDArray[np.int64], weight: NDArray[np.float64]) -> Rule:
-        self.told_ = HeldOut(p, codes, weight)
-        return Rule("argmax", len(self.classes_))
-
-
-class BlendedBooster(Member, EASTBooster):
-    """`EASTBooster` in a blend."""
-
-
-class BlendedForest(Member, EASTForest):
-    """`EASTForest` in a blend."""
-
-
-class BlendedNetwork(Member, EASTClassifier):
-    """`EASTClassifier` in a blend."""
-
-
-CLASSES: dict[str, type[Any]] = {"boost": BlendedBooster, "forest": BlendedForest, "network": BlendedNetwork}
+CLASSES: dict[str, type[Any]] = {"boost": EASTBooster, "forest": EASTForest, "network": EASTClassifier}
 DEFAULTS: dict[str, dict[str, Any]] = {"boost": {}, "forest": {}, "network": {"network": "embedding"}}
 
 
@@ -111,7 +71,7 @@ def make_member(name: str, shared: Mapping[str, Any], given: Mapping[str, Any]) 
     """An unfitted member with the options `given` for it, and those of the `shared` ones that it has.
 
     >>> make_member("forest", {"metric": "mcc", "recipe": "anchored"}, {"trees": 50})
-    BlendedForest(metric='mcc', trees=50)
+    EASTForest(metric='mcc', trees=50)
     """
     known = CLASSES[name]().get_params()
     for option in given:
@@ -149,7 +109,7 @@ class EASTBlend(MetricClassifier):
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `weights_` (by member), `members_` (those with a
     weight, fitted), `decision_`, `history_` (of the members, one after the other), `encoder_` and `temperature_` (of
-    the first member that has one), and after `fit` only `held_out_`.
+    the first member that has one), and after `fit` only `held_out_predictions_`.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -157,6 +117,8 @@ class EASTBlend(MetricClassifier):
     >>> sum(model.fit(X, y).weights_.values()), model.predict_proba(X).shape
     (1.0, (150, 3))
     """
+
+    FORMAT = "evalign.blend"
 
     def __init__(
         self,
@@ -201,66 +163,58 @@ class EASTBlend(MetricClassifier):
         self.n_jobs = n_jobs
         self.verbose = verbose
 
-    def fit(
-        self,
-        X: Any,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        *,
-        on_epoch: Callable[[Epoch], None] | None = None,
-    ) -> Self:
-        """Fit every member, choose their weights and learn the decision; `on_epoch` hears of each in turn."""
-        self._check_options()
-        X = as_table(X)
-        validate_data(self, X, skip_check_array=True)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        codes, weight = self._labels_and_weights(X, y, sample_weight)
-        self._check_classes(codes[weight > 0])
-        shared = {**{name: getattr(self, name) for name in PASSED_ON}, "random_state": seed}
+    def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
+        """Fit every member on the same folds and choose their weights; `on_epoch` gets those of each in turn."""
+        shared = {**{name: getattr(self, name) for name in PASSED_ON}, "random_state": data.seed}
         fitted = {name: make_member(name, shared, getattr(self, name) or {}) for name in self.members}
         for member in fitted.values():
-            member.fit(X, y, sample_weight, on_epoch=on_epoch)
-        told = [self._told(member) for member in fitted.values()]
-        first = next(iter(fitted.values()))
-        self.held_out_ = first.held_out_
-        p = [held_out.probabilities for held_out in told]
+            member.fit_prepared(data, on_epoch)
+        held_out = [member.held_out_predictions_ for member in fitted.values()]
+        for member in fitted.values():
+            del member.held_out_predictions_
+        p = [one.probabilities for one in held_out]
         weights: Sequence[float] = [1 / len(p)] * len(p)
         if self.weights == "auto":
-            weights, _ = best_weights(p, told[0].codes, told[0].weight)
+            weights, _ = best_weights(p, held_out[0].labels, held_out[0].weight)
         self.weights_ = dict(zip(fitted, weights, strict=True))
         self.members_ = {name: member for name, member in fitted.items() if self.weights_[name]}
         self.history_ = [row for member in self.members_.values() for row in member.history_]
         temperatures = [member.temperature_ for member in self.members_.values()]
         self.temperature_ = next((t for t in temperatures if t is not None), None)
-        self.decision_ = self._learn_decision(blended(p, weights), told[0].codes, told[0].weight)
-        return self
+        return blended(p, weights)
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities of the classes, in the order of `classes_`: the weighted mean of the members'."""
-        check_is_fitted(self)
-        X = as_table(X)
-        validate_data(self, X, skip_check_array=True, reset=False)
-        p = [member.predict_proba(X) for member in self.members_.values()]
+    def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
+        """The weighted mean of the members'."""
+        p = [member._probabilities(X, fold) for member in self.members_.values()]
         return blended(p, [self.weights_[name] for name in self.members_])
 
     @property
     def encoder_(self) -> Any:
         return next(iter(self.members_.values())).encoder_
 
-    def save(self, path: str | Path) -> Path:
-        """One file with all members; see `evalign.estimators.saving`."""
-        from evalign.estimators.saving import save_blend
+    def to(self, device: str) -> Self:
+        """Predict on another device."""
+        self.device = device
+        for member in self.members_.values():
+            member.to(device)
+        return self
 
-        check_is_fitted(self)
-        return save_blend(self, Path(path))
+    def _content(self) -> tuple[Arrays, dict[str, Any]]:
+        arrays: Arrays = {}
+        members: dict[str, Any] = {}
+        for name, member in self.members_.items():
+            own, members[name] = member.content()
+            arrays |= {f"{name}.{key}": value for key, value in own.items()}
+        return arrays, {"weights": self.weights_, "members": members}
 
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """The classifier that `save` wrote; nothing in the file is executed."""
-        from evalign.estimators.saving import load_blend
-
-        model: Self = load_blend(cls, Path(path))
-        return model
+    def _set_content(self, arrays: Arrays, fitted: dict[str, Any]) -> None:
+        self.weights_ = fitted["weights"]
+        self.members_ = {
+            name: CLASSES[name].from_content(
+                {key.removeprefix(f"{name}."): a for key, a in arrays.items() if key.startswith(f"{name}.")}, own
+            )
+            for name, own in fitted["members"].items()
+        }
 
     # -- the parts of fit ---------------------------------------------------------------------------------------
 
@@ -272,9 +226,3 @@ class EASTBlend(MetricClassifier):
             raise ValueError(f"members must be different ones of {', '.join(MEMBERS)}, got {self.members!r}")
         for name in self.members:
             checks.check_choice("member", name, MEMBERS)
-
-    def _told(self, member: Any) -> HeldOut:
-        """What a member said of the rows it held out, which it need not keep."""
-        told: HeldOut = member.told_
-        del member.told_
-        return told

@@ -2,27 +2,30 @@
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
-import torch
-from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from numpy.typing import NDArray
 
 from evalign import _checks as checks
-from evalign import metrics
 from evalign.boosting.growth import Monitor, Rows, Trained, TreeOptions, Trees, train_folds
 from evalign.boosting.libraries import LIBRARIES, Library, find_library
 from evalign.boosting.objective import BoostRecipe, ScoreObjective, cooling, find_recipe
 from evalign.boosting.tree_table import TreeTable
-from evalign.confusion import Confusion
 from evalign.decision import Rule
-from evalign.estimators.base import BetaByLabel, Decision, MetricClassifier
+from evalign.estimators.base import (
+    Arrays,
+    BetaByLabel,
+    Codes,
+    Decision,
+    Floats,
+    HeldOutPredictions,
+    MetricClassifier,
+    OnEpoch,
+    TrainingRows,
+)
 from evalign.metrics import Average, MetricFunction
-from evalign.tables.columns import as_table
-from evalign.tables.split import distinct_rows, fold_rows
+from evalign.storage import container
 from evalign.training.history import Epoch
 
 FEW = 5  # held-out rows: decided otherwise all one way, a sign test could not tell them from chance (2 x 2^-5 > 0.05)
@@ -62,7 +65,7 @@ class EASTBooster(MetricClassifier):
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `history_` (a row per round), `rounds_` (trees kept
     for each score), `columns_` (the share that was kept), `temperature_`, `decision_` (the rule), `encoder_`, `trees_`
     (one ensemble per fold), `start_` (the scores that trees add to: the classes' shares), and after `fit` only
-    `held_out_` (positions of the held-out rows, fold after fold, equal rows by their first).
+    `held_out_predictions_`.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -70,6 +73,8 @@ class EASTBooster(MetricClassifier):
     >>> model.predict(X).shape, model.predict_proba(X).shape, len(model.trees_)
     ((150,), (150, 3), 5)
     """
+
+    FORMAT = "evalign.booster"
 
     def __init__(
         self,
@@ -124,67 +129,37 @@ class EASTBooster(MetricClassifier):
         self.n_jobs = n_jobs
         self.verbose = verbose
 
-    def fit(
-        self,
-        X: Any,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        *,
-        on_epoch: Callable[[Epoch], None] | None = None,
-    ) -> Self:
-        """Learn columns, trees and decision; `on_epoch` is called with every round's `Epoch`."""
-        self._check_options()
-        library = find_library(self.library)
-        X = as_table(X)
-        validate_data(self, X, skip_check_array=True)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        codes, weight = self._labels_and_weights(X, y, sample_weight)
-        kept, weight = distinct_rows(X, codes, weight)
-        codes = codes[kept]
-        self._check_classes(codes)
-        self.encoder_ = TreeTable().fit(X, rows=kept)
-        x = self.encoder_.transform(X, rows=kept)
-        divisions = fold_rows(codes, weight, self.folds, seed, fraction=self.validation_fraction)
+    def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
+        self.encoder_ = data.encoder(TreeTable)
+        x = data.encoded(TreeTable)
 
-        def part(rows: NDArray[np.int64], weight: NDArray[np.float64]) -> Rows:
-            return Rows(x[rows], codes[rows], weight, self.encoder_.categorical)
+        def part(rows: Codes, weight: Floats) -> Rows:
+            return Rows(x[rows], data.codes[rows], weight, self.encoder_.categorical)
 
-        folds = [(part(d.train, d.train_weight), part(d.valid, d.valid_weight)) for d in divisions]
-        self.start_ = prior_scores(codes, weight, len(self.classes_))
-        trained = self._grow(library, folds, seed, self._listener(on_epoch))
+        folds = [(part(d.train, d.train_weight), part(d.valid, d.valid_weight)) for d in data.divisions]
+        self.start_ = prior_scores(data.codes, data.weight, data.classes)
+        trained = self._grow(find_library(self.library), folds, data.seed, self._listener(on_epoch))
         self.rounds_ = trained.rounds
         self.history_ = [vars(epoch) for epoch in trained.history]
         self.temperature_ = trained.history[trained.rounds - 1].temperature
-        valid = np.concatenate([d.valid for d in divisions])
-        valid_weight = np.concatenate([d.valid_weight for d in divisions])
-        self.held_out_ = kept[valid]
-        p = _as_columns(self._objective().probabilities(trained.scores.astype(np.float64)))
-        self.decision_ = self._learn_decision(p, codes[valid], valid_weight)
-        return self
+        return _as_columns(self._objective().probabilities(trained.scores.astype(np.float64)))
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities of the classes, in the order of `classes_`: the mean over the folds' trees."""
-        check_is_fitted(self)
-        X = as_table(X)
-        validate_data(self, X, skip_check_array=True, reset=False)
+    def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
         x, objective = self.encoder_.transform(X), self._objective()
-        parts = [objective.probabilities(trees.scores(x).astype(np.float64) + self.start_) for trees in self.trees_]
-        return np.ascontiguousarray(_as_columns(np.mean(parts, axis=0))[:, self._internal_order])
+        kept = self.trees_ if fold is None else [self.trees_[fold]]
+        parts = [objective.probabilities(trees.scores(x).astype(np.float64) + self.start_) for trees in kept]
+        return _as_columns(np.mean(parts, axis=0))
 
-    def save(self, path: str | Path) -> Path:
-        """One file: the trees in the library's own text, the rest as JSON; see `evalign.estimators.saving`."""
-        from evalign.estimators.saving import save_booster
+    def _content(self) -> tuple[Arrays, dict[str, Any]]:
+        arrays = {f"trees_{i}": container.text_as_array(trees.to_text()) for i, trees in enumerate(self.trees_)}
+        own = {"rounds": self.rounds_, "columns": self.columns_, "start": self.start_}
+        return arrays, {"encoder": self.encoder_.to_json(), **own}
 
-        check_is_fitted(self)
-        return save_booster(self, Path(path))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """The classifier that `save` wrote; nothing in the file is executed."""
-        from evalign.estimators.saving import load_booster
-
-        model: Self = load_booster(cls, Path(path))
-        return model
+    def _set_content(self, arrays: Arrays, fitted: dict[str, Any]) -> None:
+        self.encoder_ = TreeTable.from_json(fitted["encoder"])
+        self.rounds_, self.columns_, self.start_ = fitted["rounds"], fitted["columns"], np.array(fitted["start"])
+        read = find_library(self.library).trees.from_text
+        self.trees_: list[Trees] = [read(container.array_as_text(arrays[f"trees_{i}"])) for i in range(len(arrays))]
 
     # -- the parts of fit ---------------------------------------------------------------------------------------
 
@@ -222,27 +197,22 @@ class EASTBooster(MetricClassifier):
                 break
             if best is None or trained.value < best.value:
                 best, self.columns_ = trained, share
-                self.trees_: list[Trees] = [grower.finished(trained.rounds) for grower in growers]
+                self.trees_ = [grower.finished(trained.rounds) for grower in growers]
             if trained.interrupted:
                 break
         assert best is not None
         return best
 
-    def _learn_decision(self, p: NDArray[np.float64], codes: NDArray[np.int64], weight: NDArray[np.float64]) -> Rule:
-        rule = super()._learn_decision(p, codes, weight)
+    def _rule(self, held_out: HeldOutPredictions) -> Rule:
+        rule = super()._rule(held_out)
         if self.decision != "tuned" or self.subject_to is not None:
             return rule
-        # A rule that looks slightly worse is often better on new rows (docs/research/boosting.md).
-        plain = Rule("argmax", len(self.classes_))
+        # Without a constraint: a rule that looks worse by a little is often better on new rows.
+        plain, p = Rule("argmax", len(self.classes_)), held_out.probabilities
         decided, most_probable = rule.predict(p), plain.predict(p)
         differs = np.count_nonzero(decided != most_probable) > FEW
-        scores = [self._held_out_score(labels, codes, weight) for labels in (decided, most_probable)]
+        scores = [self._score_codes(labels, held_out.labels, held_out.weight) for labels in (decided, most_probable)]
         return rule if differs and abs(scores[0] - scores[1]) > MARGIN else plain
-
-    def _held_out_score(self, predicted: Any, codes: Any, weight: Any) -> float:
-        labels, truth, weights = (torch.from_numpy(x) for x in (predicted, codes, weight))
-        confusion = Confusion.hard(labels, truth, len(self.classes_), sample_weight=weights)
-        return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(confusion))
 
     def _objective(self) -> ScoreObjective:
         recipe = find_recipe(self.recipe)
@@ -263,7 +233,7 @@ class EASTBooster(MetricClassifier):
     def _listener(self, on_epoch: Callable[[Epoch], None] | None) -> Callable[[Epoch], None]:
         def listen(epoch: Epoch) -> None:
             if self.verbose:
-                print(f"round {epoch.epoch}: {self._metric_name} {epoch.score:.4f}, loss {epoch.loss:.4f}")
+                print(f"round {epoch.epoch}: {self.metric_name} {epoch.score:.4f}, loss {epoch.loss:.4f}")
             if on_epoch is not None:
                 on_epoch(epoch)
 

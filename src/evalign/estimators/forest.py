@@ -1,25 +1,22 @@
 """Trees of a forest as plain arrays, which are saved as they are and read without executing anything."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import torch
+from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesClassifier
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from evalign import _checks as checks
 from evalign.boosting.tree_table import TreeTable
-from evalign.estimators.base import BetaByLabel, Decision, MetricClassifier
+from evalign.estimators.base import Arrays, BetaByLabel, Decision, Floats, MetricClassifier, OnEpoch, TrainingRows
 from evalign.metrics import Average, MetricFunction
-from evalign.tables.columns import as_table
-from evalign.tables.split import Division, distinct_rows, fold_rows
+from evalign.tables.split import Division
 from evalign.training.history import Epoch
 
-Floats = NDArray[np.float64]
 BLOCK = 2**14  # rows at once: what is looked up for them stays in the cache
 LEAF = -1
 
@@ -119,7 +116,7 @@ class EASTForest(MetricClassifier):
     folds: as in `EASTBooster`: a forest for each, and the decision is learned on what each says of its held-out rows.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `decision_`, `encoder_`, `forests_` (one for each
-    fold), and after `fit` only `held_out_`, as in `EASTBooster`; `history_` is empty, as there are no epochs.
+    fold), and after `fit` only `held_out_predictions_`; `history_` is empty, as there are no epochs.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -127,7 +124,7 @@ class EASTForest(MetricClassifier):
     (150, 3)
     """
 
-    temperature_ = None  # there is no soft step in it
+    FORMAT = "evalign.forest"
 
     def __init__(
         self,
@@ -162,47 +159,34 @@ class EASTForest(MetricClassifier):
         self.random_state = random_state
         self.n_jobs = n_jobs
 
-    def fit(
-        self,
-        X: Any,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        *,
-        on_epoch: Callable[[Epoch], None] | None = None,
-    ) -> Self:
-        """Learn columns, trees and decision; `on_epoch` hears whenever every fold has got some more trees.
+    def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
+        self.encoder_ = data.encoder(TreeTable)
+        x = _bounded(data.encoded(TreeTable))
+        forests = self._grown(x, data.codes, data.divisions, data.seed, on_epoch)
+        self.forests_ = [TreeArrays.of(forest, data.classes) for forest in forests]
+        p = [forest.probabilities(x[d.valid]) for forest, d in zip(self.forests_, data.divisions, strict=True)]
+        return np.concatenate(p)
 
-        Ctrl-C, or an `on_epoch` that raises it, leaves the trees that are there.
-        """
-        self._check_options()
-        X = as_table(X)
-        validate_data(self, X, skip_check_array=True)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        codes, weight = self._labels_and_weights(X, y, sample_weight)
-        kept, weight = distinct_rows(X, codes, weight)
-        codes = codes[kept]
-        self._check_classes(codes)
-        self.encoder_ = TreeTable().fit(X, rows=kept)
-        x = _bounded(self.encoder_.transform(X, rows=kept))
-        divisions = fold_rows(codes, weight, self.folds, seed, fraction=self.validation_fraction)
-        forests = self._grown(x, codes, divisions, seed, on_epoch)
-        self.forests_ = [TreeArrays.of(forest, len(self.classes_)) for forest in forests]
-        valid = np.concatenate([division.valid for division in divisions])
-        self.held_out_ = kept[valid]
-        self.history_: list[dict[str, Any]] = []
-        p = [forest.probabilities(x[d.valid]) for forest, d in zip(self.forests_, divisions, strict=True)]
-        held_out_weight = np.concatenate([division.valid_weight for division in divisions])
-        self.decision_ = self._learn_decision(np.concatenate(p), codes[valid], held_out_weight)
-        return self
-
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities of the classes, in the order of `classes_`: the mean over the folds' trees."""
-        check_is_fitted(self)
-        X = as_table(X)
-        validate_data(self, X, skip_check_array=True, reset=False)
+    def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
         x = _bounded(self.encoder_.transform(X))
-        p = np.mean([forest.probabilities(x) for forest in self.forests_], axis=0)
-        return np.ascontiguousarray(p[:, self._internal_order])
+        forests = self.forests_ if fold is None else [self.forests_[fold]]
+        return np.asarray(np.mean([forest.probabilities(x) for forest in forests], axis=0))
+
+    def _content(self) -> tuple[Arrays, dict[str, Any]]:
+        arrays = {
+            f"{i}.{name}": torch.from_numpy(getattr(forest, name))
+            for i, forest in enumerate(self.forests_)
+            for name in TYPES
+        }
+        return arrays, {"encoder": self.encoder_.to_json(), "forests": len(self.forests_)}
+
+    def _set_content(self, arrays: Arrays, fitted: dict[str, Any]) -> None:
+        self.encoder_ = TreeTable.from_json(fitted["encoder"])
+        self.forests_ = [
+            TreeArrays(**{name: arrays[f"{i}.{name}"].numpy() for name in TYPES}) for i in range(fitted["forests"])
+        ]
+        for forest in self.forests_:
+            forest.check(self.n_features_in_)
 
     def _check_options(self) -> None:
         self._check_metric_and_decision()
@@ -216,7 +200,7 @@ class EASTForest(MetricClassifier):
         codes: NDArray[np.int64],
         divisions: Sequence[Division],
         seed: int,
-        on_epoch: Callable[[Epoch], None] | None,
+        on_epoch: OnEpoch | None,
     ) -> list[ExtraTreesClassifier]:
         """A forest for each fold, all of them grown in steps: whenever it ends, the folds have about as many trees."""
         forests = [self._forest(seed + i) for i in range(len(divisions))]

@@ -1,38 +1,44 @@
 """EASTClassifier: a scikit-learn classifier trained on the metric it is judged by."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from evalign import _checks as checks
 from evalign import metrics
 from evalign._objective import Objective
 from evalign.decision import Rule
-from evalign.estimators.base import BetaByLabel, Decision, MetricClassifier, both
+from evalign.estimators.base import (
+    Arrays,
+    BetaByLabel,
+    Codes,
+    Decision,
+    Floats,
+    MetricClassifier,
+    OnEpoch,
+    TrainingRows,
+    both,
+)
 from evalign.metrics import Average, MetricFunction
-from evalign.networks.ensemble import SHARING, Sharing
+from evalign.networks.ensemble import SHARING, Sharing, Together
 from evalign.networks.tabular import CURVES, Network, fields_of, table_network
 from evalign.steps import StepChoice
 from evalign.storage.heap import release_memory
 from evalign.tables import TableEncoder
 from evalign.tables.column_encoders import Numeric
-from evalign.tables.columns import as_table
 from evalign.tables.packed import Table
-from evalign.tables.split import Division, distinct_rows, fold_rows
 from evalign.training.batches import Rows, default_batch_size
 from evalign.training.evaluation import Score, argmax_score, predict_logits
 from evalign.training.folds import FoldedRows, automatic_folds, check_folds, train_folds
 from evalign.training.history import Epoch, epoch_bar
-from evalign.training.loop import OnEpoch, train
+from evalign.training.loop import train
 from evalign.training.recipes import Recipe, find_recipe
 
 
@@ -78,8 +84,8 @@ class EASTClassifier(MetricClassifier):
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `history_` (a row per epoch; of folds that of the
     first network), `temperature_` (of the weights kept, likewise), `decision_` (the rule), `encoder_`, `network_`,
-    `folds_` (how many networks were trained on folds of their own), and after `fit` only `held_out_` (positions of the
-    rows that the decision was learned on, fold after fold, equal rows by their first).
+    `folds_` (how many networks were trained, one for each fold), and after `fit` only `held_out_predictions_` (what the
+    decision was learned from).
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -90,6 +96,8 @@ class EASTClassifier(MetricClassifier):
     >>> curves.fit(X, y).predict_proba(X).shape
     (150, 3)
     """
+
+    FORMAT = "evalign.classifier"
 
     def __init__(
         self,
@@ -146,65 +154,6 @@ class EASTClassifier(MetricClassifier):
         self.amp = amp
         self.verbose = verbose
 
-    def fit(
-        self,
-        X: Any,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        *,
-        on_epoch: OnEpoch | None = None,
-    ) -> Self:
-        """Learn columns, network and decision; `on_epoch` hears every `Epoch`, of folds that of the first network."""
-        recipe = self._check_options()
-        X = as_table(X)
-        validate_data(self, X, skip_check_array=True)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        codes, weight = self._labels_and_weights(X, y, sample_weight)
-        rows, weight = distinct_rows(X, codes, weight)
-        codes = codes[rows]
-        self._check_classes(codes)
-        divisions = fold_rows(codes, weight, fold_count(self, codes, recipe), seed, fraction=self.validation_fraction)
-        self.folds_ = len(divisions)
-        # Folds share an encoder, which sees no label; alone it learns what the network learns from.
-        self.encoder_ = TableEncoder(numeric=self.numeric).fit(
-            X, rows=rows if self.folds_ > 1 else rows[divisions[0].train]
-        )
-        table = _Labelled(X, rows, codes, divisions)
-        p = (self._train_folds if self.folds_ > 1 else self._train_one)(table, recipe, seed, on_epoch)
-        release_memory()
-        self.held_out_ = rows[table.held_out]
-        self.decision_ = self._learn_decision(
-            p, codes[table.held_out], np.concatenate([division.valid_weight for division in divisions])
-        )
-        return self
-
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities of the classes, in the order of `classes_`."""
-        check_is_fitted(self)
-        X = as_table(X)
-        validate_data(self, X, skip_check_array=True, reset=False)
-        x = torch.from_numpy(self.encoder_.transform(X)).to(self._device)
-        return np.ascontiguousarray(self._probabilities(x)[:, self._internal_order])
-
-    def _rule_of(self, p: NDArray[np.float64], weight: NDArray[np.float64] | None = None) -> Rule:
-        check_plug_in(find_recipe(self.recipe))
-        return super()._rule_of(p, weight)
-
-    def save(self, path: str | Path) -> Path:
-        """One file: weights as safetensors, the rest as JSON in its header; see `evalign.estimators.saving`."""
-        from evalign.estimators.saving import save_classifier
-
-        check_is_fitted(self)
-        return save_classifier(self, Path(path))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """The classifier that `save` wrote; nothing in the file is executed."""
-        from evalign.estimators.saving import load_classifier
-
-        model: Self = load_classifier(cls, Path(path))
-        return model
-
     def export_onnx(self, path: str | Path) -> Path:
         """The network and its decision as an ONNX graph; see `evalign.estimators.onnx`."""
         from evalign.estimators.onnx import export_classifier
@@ -214,15 +163,22 @@ class EASTClassifier(MetricClassifier):
 
     # -- the parts of fit ---------------------------------------------------------------------------------------
 
-    def _train_one(
-        self, table: "_Labelled", recipe: Recipe, seed: int, on_epoch: OnEpoch | None
-    ) -> NDArray[np.float64]:
-        """Train `network_` on one division; returns the probabilities of its validation rows."""
-        (division,) = table.divisions
+    def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
+        """Train `network_`: one on one division, or one for every fold; `on_epoch` gets those of the first."""
+        recipe = self.checked_recipe()
+        self.folds_ = len(data.divisions)
+        self.encoder_ = data.encoder(TableEncoder, numeric=self.numeric)
+        p = (self._train_folds if self.folds_ > 1 else self._train_one)(data, recipe, on_epoch)
+        release_memory()
+        return p
 
-        def on_device(part: NDArray[np.int64], weight: NDArray[np.float64]) -> Rows:
-            x = self._encoded(table, part)
-            return Rows(x, self._tensor(table.codes[part]), self._tensor(weight.astype(np.float32)))
+    def _train_one(self, data: TrainingRows, recipe: Recipe, on_epoch: OnEpoch | None) -> Floats:
+        """Train `network_` on one division; returns the probabilities of its validation rows."""
+        (division,) = data.divisions
+
+        def on_device(part: Codes, weight: Floats) -> Rows:
+            x = self._encoded(data, part)
+            return Rows(x, self._tensor(data.codes[part]), self._tensor(weight.astype(np.float32)))
 
         train_rows = on_device(division.train, division.train_weight)
         valid_rows = on_device(division.valid, division.valid_weight)
@@ -231,46 +187,44 @@ class EASTClassifier(MetricClassifier):
         release_memory()
 
         def trained(rows: Rows, recipe: Recipe) -> list[Epoch]:
-            self.network_ = self._make_network(seed).to(self._device)
-            with epoch_bar(recipe, self._metric_name, enabled=bool(self.verbose)) as show:
+            self.network_ = self.make_network(data.seed).to(self.torch_device)
+            with epoch_bar(recipe, self.metric_name, enabled=bool(self.verbose)) as show:
                 return train(
-                    self.network_, rows, valid_rows, recipe, self._objective(), self._score(), batch_size=size,
-                    seed=seed, stratified=self.stratified, amp=self.amp, on_epoch=both(show, on_epoch),
+                    self.network_, rows, valid_rows, recipe, self.objective(), self._score(), batch_size=size,
+                    seed=data.seed, stratified=self.stratified, amp=self.amp, on_epoch=both(show, on_epoch),
                 )  # fmt: skip
 
         history = trained(train_rows, recipe)
         self._keep_history(history, recipe)
-        p = self._probabilities(valid_rows.x)
+        p = _predicted(self.network_, valid_rows.x)
         if self.refit:  # the decision stays: it is learned on rows that the network had not seen
             trained(train_rows.joined(valid_rows), recipe.repeated(history))
         return p
 
-    def _train_folds(
-        self, table: "_Labelled", recipe: Recipe, seed: int, on_epoch: OnEpoch | None
-    ) -> NDArray[np.float64]:
+    def _train_folds(self, data: TrainingRows, recipe: Recipe, on_epoch: OnEpoch | None) -> Floats:
         """Train a network for every division; returns what each says of the rows that it held out."""
-
-        folded = FoldedRows.of(partial(self._encoded, table), table.codes, table.divisions, self._device)
+        folded = FoldedRows.of(partial(self._encoded, data), data.codes, data.divisions, self.torch_device)
         size = folded.batch_size(self._batch_size(recipe, len(folded.train[0])))
         recipe = recipe.for_rows(len(folded.train[0]), size)
         release_memory()
         if self.verbose:
-            print(f"{self.folds_} networks are trained, each on its own folds; every row is held out by one of them")
-        with epoch_bar(recipe, self._metric_name, enabled=bool(self.verbose)) as show:
+            print(f"training {self.folds_} networks, one for each fold")
+        with epoch_bar(recipe, self.metric_name, enabled=bool(self.verbose)) as show:
             trained = train_folds(
-                self._new_network, folded, recipe, self._objective(), self._score(), batch_size=size, seed=seed,
+                self._new_network, folded, recipe, self.objective(), self._score(), batch_size=size, seed=data.seed,
                 stratified=self.stratified, refit=self.refit, on_epoch=both(show, on_epoch),
             )  # fmt: skip
         self.network_ = trained.network
         self._keep_history(trained.histories[0], recipe)
         return trained.held_out
 
-    def _encoded(self, table: "_Labelled", places: NDArray[np.int64]) -> Table:
+    def _encoded(self, data: TrainingRows, places: Codes) -> Table:
         """Rows of the table as a network takes them. On a CPU they are kept short; a GPU has room to spare."""
-        rows = table.rows[places]
-        if self._device.type == "cpu":
-            return self.encoder_.packed(table.X, rows=rows)
-        return torch.from_numpy(self.encoder_.transform(table.X, rows=rows)).to(self._device)
+        rows = data.rows[places]
+        if self.torch_device.type == "cpu":
+            packed: Table = self.encoder_.packed(data.X, rows=rows)
+            return packed
+        return torch.from_numpy(self.encoder_.transform(data.X, rows=rows)).to(self.torch_device)
 
     def _keep_history(self, history: list[Epoch], recipe: Recipe) -> None:
         self.history_ = [vars(epoch) for epoch in history]
@@ -279,11 +233,18 @@ class EASTClassifier(MetricClassifier):
     def _batch_size(self, recipe: Recipe, rows: int) -> int:
         return self.batch_size if self.batch_size != "auto" else recipe.batch_size or default_batch_size(rows)
 
-    def _check_options(self) -> Recipe:
+    def checked_recipe(self) -> Recipe:
+        """The recipe for the given epochs and learning rate, once every option is known to make sense."""
         self._check_metric_and_decision()
-        return checked_recipe(self)
+        return _checked_recipe(self)
 
-    def _make_network(self, seed: int) -> nn.Module:
+    def _check_options(self) -> None:
+        self.checked_recipe()
+
+    def _fold_count(self, codes: Codes) -> int:
+        return fold_count(self, codes, self.checked_recipe())
+
+    def make_network(self, seed: int) -> nn.Module:
         """The network for the table that `encoder_` has learned; of folds that of one."""
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
@@ -298,40 +259,54 @@ class EASTClassifier(MetricClassifier):
     def _score(self) -> Score:
         return argmax_score(metrics.resolve(self.metric, average=self._average, beta=self._beta))
 
-    def _probabilities(self, x: Table) -> NDArray[np.float64]:
-        p: NDArray[np.float64] = predict_logits(self.network_, x).double().softmax(1).cpu().numpy()
-        return p
+    def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
+        network = self.network_
+        if fold is not None and isinstance(network, Together):
+            network = network[fold]
+        return _predicted(network, torch.from_numpy(self.encoder_.transform(X)).to(self.torch_device))
 
-    def _objective(self) -> Objective:
+    def _plug_in(self, p: Floats, weight: Floats | None = None) -> Rule:
+        check_plug_in(find_recipe(self.recipe))
+        return super()._plug_in(p, weight)
+
+    def _content(self) -> tuple[Arrays, dict[str, Any]]:
+        weights = {name: value.detach().cpu().contiguous() for name, value in self.network_.state_dict().items()}
+        return weights, {"encoder": self.encoder_.to_json(), "folds": self.folds_}
+
+    def _set_content(self, arrays: Arrays, fitted: dict[str, Any]) -> None:
+        if str(self.device).startswith("cuda") and not torch.cuda.is_available():
+            self.device = "auto"  # trained on a GPU, used on a machine without one
+        self.encoder_, self.folds_ = TableEncoder.from_json(fitted["encoder"]), fitted["folds"]
+        members = [self.make_network(seed=0) for _ in range(self.folds_)]
+        self.network_ = members[0] if len(members) == 1 else Together(members)
+        self.network_.load_state_dict(arrays)
+        self.network_.to(self.torch_device)
+
+    def to(self, device: str) -> Self:
+        """Predict on another device."""
+        self.device = device
+        self.network_.to(self.torch_device)
+        return self
+
+    def objective(self) -> Objective:
         return Objective(self.metric, "multiclass", StepChoice("annealed"), average=self._average, beta=self._beta)
 
     @property
-    def _device(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return torch.device(self.device)
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.torch_device)
 
 
-@dataclass(frozen=True)
-class _Labelled:
-    """A table, which of its rows are distinct, their labels as codes, and how they are divided."""
-
-    X: Any
-    rows: NDArray[np.int64]
-    codes: NDArray[np.int64]
-    divisions: Sequence[Division]
-
-    @property
-    def held_out(self) -> NDArray[np.int64]:
-        """Places among the distinct rows."""
-        return np.concatenate([division.valid for division in self.divisions])
+def _predicted(network: nn.Module, x: Table) -> Floats:
+    p: Floats = predict_logits(network, x).double().softmax(1).cpu().numpy()
+    return p
 
 
-def checked_recipe(model: "EASTClassifier") -> Recipe:
-    """The recipe for the epochs and the learning rate that are asked for, once every option is known to make sense."""
+def _checked_recipe(model: "EASTClassifier") -> Recipe:
     _check_network(model)
     check_folds(model.folds)
     if model.batch_size != "auto":
@@ -370,7 +345,7 @@ def _check_network(model: "EASTClassifier") -> None:
         )
 
 
-def fold_count(model: "EASTClassifier", codes: NDArray[np.int64], recipe: Recipe) -> int:
+def fold_count(model: "EASTClassifier", codes: Codes, recipe: Recipe) -> int:
     """How many folds are asked for; "auto" does not ask for what cannot be stacked."""
     alone = _trains_alone(model, recipe)
     if model.folds != "auto":

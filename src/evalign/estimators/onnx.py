@@ -41,7 +41,7 @@ def export_classifier(model: "EASTClassifier", path: Path) -> Path:
         else model.encoder_.feature_names_out
     )
     graph = nn.Sequential(
-        scaling or nn.Identity(), model.network_, _Decide(model.decision_, model._internal_order.tolist())
+        scaling or nn.Identity(), model.network_, _Decide(model.decision_, model.class_order.tolist())
     )
     graph = graph.to("cpu").eval()
     try:
@@ -52,7 +52,7 @@ def export_classifier(model: "EASTClassifier", path: Path) -> Path:
                 dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False,
             )  # fmt: skip
     finally:
-        model.network_.to(model._device)
+        model.network_.to(model.torch_device)
     assert program is not None
     proto = program.model_proto
     for key, value in (("classes", model.classes_.tolist()), ("columns", names)):

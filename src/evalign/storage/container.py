@@ -78,7 +78,7 @@ def classes_from_json(data: dict[str, Any]) -> np.ndarray:
 def saved_params(model: Any) -> dict[str, Any]:
     """An estimator's options, which must be plain; a seed that is a generator cannot be written down."""
     if not isinstance(model.metric, str):
-        raise ValueError(f"only a metric given by name can be saved, got the function {model._metric_name!r}")
+        raise ValueError(f"only a metric given by name can be saved, got the function {model.metric_name!r}")
     if not isinstance(getattr(model, "recipe", ""), str):  # a forest has none
         raise ValueError(f"only a recipe given by name can be saved, got the recipe object {model.recipe.name!r}")
     params: dict[str, Any] = model.get_params()

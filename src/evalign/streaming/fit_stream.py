@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from evalign.estimators.base import HeldOutPredictions
 from evalign.estimators.network import EASTClassifier
 from evalign.streaming.source import ParquetRows, Parts, gathered, own_rank, rank_count
 from evalign.streaming.stream_loop import StreamBatches, epoch_updates, train_stream
@@ -47,13 +48,13 @@ def fit_stream(
     Where `fit` differs: rows that are equal are not counted as one, validation rows are not taken by class, and there
     are no folds.
     """
-    recipe = model._check_options()
+    recipe = model.checked_recipe()
     if model.folds not in (1, "auto"):
         raise TableError(f"rows that are read in passes are not dealt into folds; use folds=1, got {model.folds}")
     model.folds_ = 1
     source, found = stream.source, stream.survey
     model.classes_ = found.classes
-    model._internal_order  # noqa: B018  (says so if pos_label is no label, before any training)
+    model.class_order  # noqa: B018  (says so if pos_label is no label, before any training)
     model.encoder_ = found.statistics.encoder(model.numeric)
     model.n_features_in_, model.feature_names_in_ = len(source.features), np.array(source.features, dtype=object)
     rows = found.statistics.rows
@@ -71,16 +72,15 @@ def fit_stream(
     valid = encoded(model, found.valid, source)
     if not sum(gathered(len(valid))):
         raise TableError(f"{source.path} has {source.rows} rows, of which none was held out; leave --stream out")
-    model.network_ = model._make_network(seed).to(model._device)
+    model.network_ = model.make_network(seed).to(model.torch_device)
     history = train_stream(
-        model.network_, batches, valid, recipe, model._objective(), updates=updates, seed=seed,
+        model.network_, batches, valid, recipe, model.objective(), updates=updates, seed=seed,
         checkpoint=checkpoint, on_epoch=on_epoch,
     )  # fmt: skip
     model.history_ = [vars(epoch) for epoch in history]
     model.temperature_ = next((e.temperature for e in reversed(history) if e.best), recipe.stages[-1].temperature)
     p, codes = probabilities(model, found.valid, source)
-    model.decision_ = model._learn_decision(p, codes, np.ones(len(codes)))
-    return model
+    return model.learn_decision(HeldOutPredictions(p, codes, np.ones(len(codes))))
 
 
 def encoded(model: EASTClassifier, frames: Sequence[pd.DataFrame], source: ParquetRows) -> Rows:
@@ -89,7 +89,8 @@ def encoded(model: EASTClassifier, frames: Sequence[pd.DataFrame], source: Parqu
     x = [np.zeros((0, width), np.float32), *(model.encoder_.transform(frame[source.features]) for frame in frames)]
     y = [np.zeros(0, np.int64), *(codes_of(model, frame, source.target) for frame in frames)]
     return Rows.of(
-        torch.from_numpy(np.concatenate(x)).to(model._device), torch.from_numpy(np.concatenate(y)).to(model._device)
+        torch.from_numpy(np.concatenate(x)).to(model.torch_device),
+        torch.from_numpy(np.concatenate(y)).to(model.torch_device),
     )
 
 
@@ -97,7 +98,7 @@ def codes_of(model: EASTClassifier, frame: pd.DataFrame, target: str) -> Codes:
     """Labels as the network numbers them."""
     at = pd.Index(model.classes_).get_indexer(pd.Index(labels_of(frame[target], target)))
     assert (at >= 0).all()  # the survey has seen every row
-    codes: Codes = model._internal_order[at].astype(np.int64)
+    codes: Codes = model.class_order[at].astype(np.int64)
     return codes
 
 

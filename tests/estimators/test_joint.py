@@ -45,7 +45,7 @@ def expected_f1(p, labels):
 @given(st.lists(st.floats(0.01, 0.99), min_size=2, max_size=8))
 def test_two_classes_get_the_labels_of_largest_expected_f1(two, positive):
     p = np.column_stack([1 - np.array(positive), positive])
-    labels = with_probabilities(two, p, two.predict_together)
+    labels = with_probabilities(two, p, two.predict_jointly)
 
     def score(chosen):
         return 2 * (p[:, 1] * chosen).sum() / (p[:, 1].sum() + chosen.sum())
@@ -63,7 +63,7 @@ def test_a_rare_class_is_found_by_the_rows_that_it_may_be(three):
     p[3:7] = [0.2, 0.79, 0.01]
     p[9] = [0.35, 0.3, 0.35 - 1e-6]
     p /= p.sum(1, keepdims=True)
-    labels = with_probabilities(three, p, three.predict_together)
+    labels = with_probabilities(three, p, three.predict_jointly)
     codes = np.searchsorted(three.classes_, labels)
     assert labels[9] == "cow"
     assert p[9].argmax() == 0
@@ -72,10 +72,10 @@ def test_a_rare_class_is_found_by_the_rows_that_it_may_be(three):
 
 def test_order_does_not_matter_and_one_row_alone_is_its_likeliest_class(three):
     p = np.random.default_rng(0).dirichlet([0.5, 0.5, 0.1], 40)
-    labels, turn = with_probabilities(three, p, three.predict_together), np.random.default_rng(1).permutation(40)
-    assert (with_probabilities(three, p[turn], three.predict_together) == labels[turn]).all()
+    labels, turn = with_probabilities(three, p, three.predict_jointly), np.random.default_rng(1).permutation(40)
+    assert (with_probabilities(three, p[turn], three.predict_jointly) == labels[turn]).all()
     for row in p[:5]:
-        assert with_probabilities(three, row[None], three.predict_together) == three.classes_[row.argmax()]
+        assert with_probabilities(three, row[None], three.predict_jointly) == three.classes_[row.argmax()]
 
 
 def test_the_positive_class_may_be_the_first_and_constraints_hold():
@@ -84,7 +84,7 @@ def test_the_positive_class_may_be_the_first_and_constraints_hold():
         "precision", pos_label="a", subject_to="recall >= 0.8", hidden=(4,), epochs=2, folds=1, random_state=0
     ).fit(X, y)
     p = np.column_stack([np.linspace(0.05, 0.95, 19), 1 - np.linspace(0.05, 0.95, 19)])  # of a and of b
-    named = with_probabilities(model, p, model.predict_together) == "a"
+    named = with_probabilities(model, p, model.predict_jointly) == "a"
     assert p[named, 0].sum() / p[:, 0].sum() >= 0.8
     assert p[named, 0].min() > p[~named, 0].max()
 
@@ -93,14 +93,14 @@ def test_boosted_trees_decide_together_too():
     pytest.importorskip("lightgbm")
     model = EASTBooster("f1", rounds=5, folds=2, random_state=0).fit(X, Y)
     p = model.predict_proba(X[:30])
-    together = model.predict_together(X[:30])
+    together = model.predict_jointly(X[:30])
     assert expected_f1(p, together) >= max(expected_f1(p, p.argmax(1)), expected_f1(p, model.predict(X[:30]))) - 1 / 30
 
 
 def test_probabilities_that_are_not_honest_are_refused():
     model = EASTClassifier("f1", recipe="anchored_offset", decision="argmax", hidden=(4,), epochs=2, random_state=0)
     with pytest.raises(ValueError, match="class offsets"):
-        model.fit(X, Y).predict_together(X)
+        model.fit(X, Y).predict_jointly(X)
 
 
 def test_the_search_reads_no_test_row(monkeypatch):
