@@ -170,10 +170,10 @@ def test_a_saved_blend_says_the_same(members, frame, tmp_path):
 
 def test_a_file_with_wrong_trees_is_refused(frame, tmp_path):
     path = small(members=("forest",)).fit(*frame).save(tmp_path / "m")
-    arrays, fitted = read(path, "evalign.estimators.blend")
+    arrays, fitted = read(path, "evalign.blend")
     arrays["forest.0.left"][0] = 0  # a root that leads to itself
     with pytest.raises(ValueError, match="point outside of themselves"):
-        EASTBlend.load(write(path, "evalign.estimators.blend", arrays, fitted))
+        EASTBlend.load(write(path, "evalign.blend", arrays, fitted))
 
 
 def test_the_same_seed_gives_the_same_blend(rare):
