@@ -28,7 +28,7 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from evalign.decision import plug_in, tuned
-from evalign.estimators.decided import METHODS, MetricDecision
+from evalign.estimators.decided import DECISIONS, MetricDecision
 
 
 @parametrize_with_checks([MetricDecision(LogisticRegression())])
@@ -57,8 +57,8 @@ def test_rule_is_learned_from_out_of_fold_probabilities(two_classes):
     X, y = two_classes
     p = cross_val_predict(LogisticRegression(), X, y, cv=5, method="predict_proba")
     assert MetricDecision(LogisticRegression()).fit(X, y).decision_ == plug_in(p, "f1", margin=1e-4)
-    assert MetricDecision(LogisticRegression(), method="tuned").fit(X, y).decision_ == tuned(p, y, "f1")
-    model = MetricDecision(LogisticRegression(), method="argmax").fit(X, y)
+    assert MetricDecision(LogisticRegression(), decision="tuned").fit(X, y).decision_ == tuned(p, y, "f1")
+    model = MetricDecision(LogisticRegression(), decision="argmax").fit(X, y)
     assert (model.predict(X) == LogisticRegression().fit(X, y).predict(X)).all()
 
 
@@ -68,7 +68,7 @@ def test_beside_scikit_learns_tuned_threshold(two_classes):
     scores = {"plug_in": [], "tuned": [], "argmax": [], "theirs": []}
     for seed in range(6):
         X_fit, X_test, y_fit, y_test = train_test_split(X, y, test_size=0.4, stratify=y, random_state=seed)
-        models = {method: MetricDecision(LogisticRegression(), method=method) for method in METHODS}
+        models = {decision: MetricDecision(LogisticRegression(), decision=decision) for decision in DECISIONS}
         models["theirs"] = TunedThresholdClassifierCV(LogisticRegression(), scoring="f1", thresholds=50)
         for name, model in models.items():
             scores[name].append(f1_score(y_test, model.fit(X_fit, y_fit).predict(X_test)))
@@ -91,15 +91,15 @@ def test_more_classes_with_names(metric, score, four_classes):
     assert model.predict_proba(X_test).shape == (len(y_test), 4)
 
 
-@pytest.mark.parametrize("method", ["plug_in", "tuned"])
-def test_constraints(method, two_classes):
+@pytest.mark.parametrize("decision", ["plug_in", "tuned"])
+def test_constraints(decision, two_classes):
     X, y = two_classes
-    careful = MetricDecision(LogisticRegression(), metric="recall", subject_to="precision >= 0.8", method=method).fit(
-        X, y
-    )
-    thorough = MetricDecision(LogisticRegression(), metric="precision", subject_to="recall >= 0.8", method=method).fit(
-        X, y
-    )
+    careful = MetricDecision(
+        LogisticRegression(), metric="recall", subject_to="precision >= 0.8", decision=decision
+    ).fit(X, y)
+    thorough = MetricDecision(
+        LogisticRegression(), metric="precision", subject_to="recall >= 0.8", decision=decision
+    ).fit(X, y)
     assert careful.decision_.feasible
     assert precision_score(y, careful.predict(X)) > 0.74
     assert recall_score(y, thorough.predict(X)) > 0.74
@@ -116,18 +116,18 @@ def test_score_is_the_metric(two_classes):
 
 def test_function_as_metric(four_classes):
     X, y = four_classes
-    model = MetricDecision(GaussianNB(), metric=lambda c: c.tp[3] / (c.actual[3] + c.predicted[3]), method="tuned").fit(
-        X, y
-    )
+    model = MetricDecision(
+        GaussianNB(), metric=lambda c: c.tp[3] / (c.actual[3] + c.predicted[3]), decision="tuned"
+    ).fit(X, y)
     assert model.score(X, y) == pytest.approx(f1_score(y, model.predict(X), labels=["dog"], average="macro") / 2)
 
 
 def test_class_weights_are_noticed_and_mended(two_classes):
     X, y = two_classes
     inner = LogisticRegression(class_weight="balanced")
-    with pytest.warns(UserWarning, match=r"they are not calibrated .*; use method='tuned'"):
+    with pytest.warns(UserWarning, match=r"they are not calibrated .*; use decision='tuned'"):
         believing = MetricDecision(inner).fit(X, y)
-    mended = MetricDecision(inner, method="tuned").fit(X, y)
+    mended = MetricDecision(inner, decision="tuned").fit(X, y)
     assert mended.score(X, y) > believing.score(X, y) + 0.05
 
 
@@ -140,15 +140,15 @@ def test_calibrate(two_classes):
 
 def test_held_out_share_prefit_and_splits(two_classes):
     X, y = two_classes
-    share = MetricDecision(LogisticRegression(), cv=0.3, random_state=0).fit(X, y)
+    share = MetricDecision(LogisticRegression(), folds=0.3, random_state=0).fit(X, y)
     assert share.decision_ == clone(share).fit(X, y).decision_
     assert share.decision_ != clone(share).set_params(random_state=1).fit(X, y).decision_
     fitted = LogisticRegression().fit(X[:1500], y[:1500])
-    prefit = MetricDecision(fitted, cv="prefit").fit(X[1500:], y[1500:])
+    prefit = MetricDecision(fitted, folds="prefit").fit(X[1500:], y[1500:])
     assert prefit.estimator_ is fitted
     assert prefit.decision_ == plug_in(fitted.predict_proba(X[1500:]), "f1", margin=1e-4)
-    assert MetricDecision(LogisticRegression(), cv=ShuffleSplit(2, random_state=0)).fit(X, y).decision_.feasible
-    assert MetricDecision(LogisticRegression(), cv=3, n_jobs=1).fit(X, y).decision_.feasible
+    assert MetricDecision(LogisticRegression(), folds=ShuffleSplit(2, random_state=0)).fit(X, y).decision_.feasible
+    assert MetricDecision(LogisticRegression(), folds=3, n_jobs=1).fit(X, y).decision_.feasible
 
 
 def test_sample_weight(two_classes):
@@ -159,7 +159,7 @@ def test_sample_weight(two_classes):
     assert np.allclose(model.predict_proba(X), inner.predict_proba(X))
     assert model.decision_ != MetricDecision(LogisticRegression()).fit(X, y).decision_
     with pytest.warns(UserWarning, match=r"KNeighborsClassifier\.fit takes no sample_weight"):
-        MetricDecision(KNeighborsClassifier(30), method="tuned").fit(X, y, sample_weight=weight)
+        MetricDecision(KNeighborsClassifier(30), decision="tuned").fit(X, y, sample_weight=weight)
 
 
 def test_metadata_routing(two_classes):
@@ -169,7 +169,7 @@ def test_metadata_routing(two_classes):
         routed = MetricDecision(LogisticRegression().set_fit_request(sample_weight=True)).fit(
             X, y, sample_weight=weight
         )
-        kept = MetricDecision(LogisticRegression().set_fit_request(sample_weight=False), method="tuned")
+        kept = MetricDecision(LogisticRegression().set_fit_request(sample_weight=False), decision="tuned")
         kept.fit(X, y, sample_weight=weight)
     direct = MetricDecision(LogisticRegression()).fit(X, y, sample_weight=weight)
     assert routed.decision_ == direct.decision_
@@ -181,7 +181,7 @@ def test_in_pipelines_and_searches(two_classes):
     frame = pd.DataFrame(X, columns=[f"x{k}" for k in range(X.shape[1])])
     inner = make_pipeline(StandardScaler(), LogisticRegression())
     search = GridSearchCV(
-        MetricDecision(inner), {"estimator__logisticregression__C": [0.01, 1.0], "method": ["plug_in", "tuned"]}, cv=2
+        MetricDecision(inner), {"estimator__logisticregression__C": [0.01, 1.0], "decision": ["plug_in", "tuned"]}, cv=2
     ).fit(frame, y)  # fmt: skip
     assert search.best_estimator_.feature_names_in_.tolist() == list(frame.columns)
     assert search.best_score_ > 0.3
@@ -194,9 +194,9 @@ def test_classes_with_few_rows():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(62, 3))
     y = np.array([0] * 40 + [1] * 20 + [2] * 1 + [3] * 1)
-    model = MetricDecision(DecisionTreeClassifier(max_depth=2, random_state=0), method="tuned").fit(X, y)
+    model = MetricDecision(DecisionTreeClassifier(max_depth=2, random_state=0), decision="tuned").fit(X, y)
     assert set(model.predict(X)) <= {0, 1, 2, 3}
-    tiny = MetricDecision(GaussianNB(), method="tuned").fit(X[[0, 50]], y[[0, 50]])
+    tiny = MetricDecision(GaussianNB(), decision="tuned").fit(X[[0, 50]], y[[0, 50]])
     assert tiny.predict(X).shape == (62,)
 
 
@@ -210,11 +210,11 @@ def test_labels_unseen_in_fit_count_as_wrong():
     ("model", "message"),
     [
         (MetricDecision(LinearSVC()), "CalibratedClassifierCV"),
-        (MetricDecision(GaussianNB(), method="plugin"), "did you mean 'plug_in'"),
+        (MetricDecision(GaussianNB(), decision="plugin"), "did you mean 'plug_in'"),
         (MetricDecision(GaussianNB(), metric="f-1"), "metric must be one of"),
-        (MetricDecision(GaussianNB(), cv="loo"), "cv must be"),
-        (MetricDecision(GaussianNB(), method="argmax", subject_to="recall >= 0.9"), "cannot meet constraints"),
-        (MetricDecision(GaussianNB(), method="tuned", calibrate=True), "goes with method 'plug_in'"),
+        (MetricDecision(GaussianNB(), folds="loo"), "folds must be"),
+        (MetricDecision(GaussianNB(), decision="argmax", subject_to="recall >= 0.9"), "cannot meet constraints"),
+        (MetricDecision(GaussianNB(), decision="tuned", calibrate=True), "goes with decision 'plug_in'"),
         (MetricDecision(GaussianNB(), subject_to="recal >= 0.9"), "did you mean 'recall'"),
     ],
 )
@@ -228,5 +228,5 @@ def test_more_errors(two_classes):
     with pytest.raises(ValueError, match="one label a row"):
         MetricDecision(GaussianNB()).fit(X, np.stack([y, y], axis=1))
     with pytest.raises(ValueError, match="does not know"):
-        MetricDecision(GaussianNB().fit(X, y), cv="prefit").fit(X, y + 1)
+        MetricDecision(GaussianNB().fit(X, y), folds="prefit").fit(X, y + 1)
     assert not hasattr(MetricDecision(LinearSVC()), "predict_proba")

@@ -1,79 +1,70 @@
-"""Calibration: probabilities that mean what they say, fitted on held-out labels."""
+"""Calibration of probabilities on held-out labels: temperature, class offsets, and one slope and offset a label."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import expit, logsumexp, softmax
 
 from evalign.decision.rule import (
     FLOOR,
     Floats,
     Labels,
     Task,
+    Vector,
     as_labels,
     as_probabilities,
     as_weights,
-    expit,
     logit,
-    softmax,
+    recalibrated,
 )
 
-RIDGE = 0.5  # of log slope and offsets: a prior of standard deviation 1.4 about "already calibrated"
+RIDGE = 0.5  # of log slope and offsets: a prior of standard deviation 1.4 around "already calibrated"
 FOLDS = 5
-STEEPEST = 30.0  # log slope that a line search may look at: beyond it every probability is 0 or 1 anyway
+STEEPEST = 30.0  # largest log slope: beyond it every probability is 0 or 1
+SAMPLE = 2**23  # probabilities used in a fit; of larger arrays a stratified sample of rows
 
 
-def floor_of(p: Floats, *, multilabel: bool) -> float:
-    """What a probability of 0 stands for: half of the smallest that is not, where a model says 0 at all.
+def probability_floor(p: Floats, *, multilabel: bool) -> float:
+    """Value that replaces a probability of 0: half the smallest positive one, if there are zeros at all.
 
-    Neighbours and forests say 0 of what they have not seen among few; taken at its word, its logarithm would
-    outweigh all other rows.
+    Nearest neighbours and forests give 0 to classes that a few training rows lack; taken literally, the logarithm of
+    such a row would outweigh all others.
     """
     values = np.concatenate([p.ravel(), 1 - p.ravel()]) if multilabel else p.ravel()
-    positive = values[values > 0]
-    return float(np.clip(positive.min() / 2, FLOOR, 0.05)) if len(positive) < len(values) else FLOOR
+    smallest = values.min(where=values > 0, initial=1.0)
+    return float(np.clip(smallest / 2, FLOOR, 0.05)) if (values == 0).any() else FLOOR
 
 
 def fit_temperature(probabilities: Any, target: Any, *, task: Task = "multiclass", sample_weight: Any = None) -> float:
-    """T that minimises the log-loss of p^(1 / T), normalised (Guo 2017); above 1 where p is overconfident.
+    """T that minimises the log-loss of p^(1 / T), normalised (Guo 2017); above 1 if p is overconfident.
 
-    Labels are class indices (n,), or 0/1 (n, L) with task="multilabel". Within 1/20 and 20.
+    Labels are class indices (n,), or 0/1 (n, L) with task="multilabel". T lies between 1/20 and 20.
 
     >>> fit_temperature([0.9, 0.9, 0.9, 0.1], [1, 1, 0, 0]) > 1
     True
     """
     p = as_probabilities(probabilities, task)
     y, weight, multilabel = as_labels(target, p, task), as_weights(sample_weight, p), task == "multilabel"
-    return temperature_of(p, y, weight, multilabel=multilabel, floor=floor_of(p, multilabel=multilabel))
+    return temperature_of(p, y, weight, multilabel=multilabel, floor=probability_floor(p, multilabel=multilabel))
 
 
 def temperature_of(p: Floats, y: Labels, weight: Floats, *, multilabel: bool, floor: float = FLOOR) -> float:
     """`fit_temperature` of checked arrays."""
     loss = _log_loss(p, y, weight, multilabel=multilabel, floor=floor)
-    # The log-loss is convex in 1 / T, so it has one dip in log T too: golden section search.
-    low, high, ratio = np.log(1 / 20), np.log(20.0), (np.sqrt(5) - 1) / 2
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    at_a, at_b = loss(np.exp(a)), loss(np.exp(b))
-    while high - low > 1e-4:
-        if at_a <= at_b:
-            high, b, at_b = b, a, at_a
-            a = high - ratio * (high - low)
-            at_a = loss(np.exp(a))
-        else:
-            low, a, at_a = a, b, at_b
-            b = low + ratio * (high - low)
-            at_b = loss(np.exp(b))
-    return float(np.exp((low + high) / 2))
+    # Convex in 1 / T, hence unimodal in log T.
+    bounds = (-np.log(20.0), np.log(20.0))
+    found = minimize_scalar(lambda t: loss(np.exp(t)), bounds=bounds, method="bounded", options={"xatol": 1e-5})
+    return float(np.exp(found.x))
 
 
 def helpful_temperature(p: Floats, y: Labels, weight: Floats, *, multilabel: bool, floor: float = FLOOR) -> float:
-    """The fitted temperature if it lowers the log-loss of rows it was not fitted on (5 folds), else 1."""
+    """The fitted temperature if it lowers the log-loss in 5-fold cross-validation, else 1."""
     if len(p) < 2 * FOLDS:
         return 1.0
-    # Rows sorted by label and score, then dealt out: folds alike in both, whatever the order of the rows.
-    order = np.lexsort((*p.T, *y.reshape(len(y), -1).T))
-    fold = np.empty(len(p), dtype=np.int64)
-    fold[order] = np.arange(len(p)) % FOLDS
+    fold = balanced_folds(p, y, FOLDS)
     gain = 0.0
     for k in range(FOLDS):
         fit, rest = fold != k, fold == k
@@ -85,114 +76,86 @@ def helpful_temperature(p: Floats, y: Labels, weight: Floats, *, multilabel: boo
     return temperature_of(p, y, weight, multilabel=multilabel, floor=floor) if gain > 1e-6 * weight.sum() else 1.0
 
 
+def balanced_folds(p: Floats, y: Labels, folds: int) -> Labels:
+    """Fold of each row: rows sorted by label and score are dealt out in turn, independent of their order."""
+    fold = np.empty(len(p), dtype=np.int64)
+    fold[np.lexsort((*p.T[:8], *y.reshape(len(y), -1).T[:8]))] = np.arange(len(p)) % folds
+    return fold
+
+
 def _log_loss(p: Floats, y: Labels, weight: Floats, *, multilabel: bool, floor: float) -> Callable[[float], float]:
-    """Temperature -> summed log-loss."""
+    """Summed log-loss as a function of the temperature."""
     if multilabel:
         signed = np.where(y == 1, 1.0, -1.0) * logit(p, floor)
         return lambda t: float((weight[:, None] * np.logaddexp(0.0, -signed / t)).sum())
     z = np.log(np.maximum(p, floor))
     at_label = z[np.arange(len(y)), y]
-
-    def loss(t: float) -> float:
-        scaled = z / t
-        top = scaled.max(axis=1, initial=-np.inf)
-        return float((weight * (top + np.log(np.exp(scaled - top[:, None]).sum(axis=1)) - at_label / t)).sum())
-
-    return loss
+    return lambda t: float(weight @ (logsumexp(z / t, axis=1) - at_label / t))
 
 
-class Scaling(NamedTuple):
-    """q ~ max(p, floor)^(1 / temperature) exp(offsets)."""
+@dataclass(frozen=True)
+class Calibration:
+    """q ~ max(p, floor)^(1 / temperature) exp(offsets), normalised; label by label if multilabel."""
 
-    q: Floats
-    temperature: float
-    offsets: Floats
+    temperature: float | Vector
+    offsets: Vector
     floor: float
+    multilabel: bool
+
+    def __call__(self, p: Floats) -> Floats:
+        return recalibrated(p, self.temperature, self.offsets, floor=self.floor, multilabel=self.multilabel)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a `Rule` that apply this calibration."""
+        return {"temperature": self.temperature, "offsets": self.offsets, "floor": self.floor}
 
 
-def scaled_classes(p: Floats, y: Labels, weight: Floats) -> Scaling:
-    """p^(1 / T) exp(offsets), normalised, of the best penalised likelihood.
+def fit_calibration(
+    p: Floats, y: Labels, weight: Floats, *, multilabel: bool = False, ridge: float = RIDGE
+) -> Calibration:
+    """Temperature and class offsets of the best penalised likelihood; multilabel: a slope and an offset a label.
 
-    minimise  sum_i w_i (-log q_i[y_i]) + RIDGE / 2 (log(1 / T)^2 + |offsets|^2). One slope and one offset a
-    class: enough to undo class weights, resampling and overconfidence, too little to follow a small sample.
+    minimise  sum_i w_i (-log q_i[y_i]) + ridge / 2 (log(1 / T)^2 + |offsets|^2). One slope and one offset a class
+    undo class weights, resampling and overconfidence, and are few enough for a small sample.
     """
-    floor = floor_of(p, multilabel=False)
+    floor = probability_floor(p, multilabel=multilabel)
+    if p.size > SAMPLE:
+        part = balanced_folds(p, y, -(-p.size // SAMPLE)) == 0
+        p, y, weight = p[part], y[part], weight[part]
+    size = p.shape[1]
+    if multilabel:
+        z, sign = logit(p, floor), np.where(y == 1, 1.0, -1.0)
+
+        def loss(x: Floats) -> tuple[float, Floats]:
+            slopes = np.exp(np.minimum(x[:size], STEEPEST))
+            scores = slopes * z + x[size:]
+            value = float(weight @ np.logaddexp(0.0, -sign * scores).sum(axis=1))
+            residual = weight[:, None] * (expit(scores) - y)
+            return value, np.concatenate([slopes * (residual * z).sum(axis=0), residual.sum(axis=0)])
+
+        best = _minimise(loss, 2 * size, weight.sum(), ridge)
+        return Calibration(tuple(np.exp(-best[:size])), tuple(best[size:]), floor, True)
     z, rows = np.log(np.maximum(p, floor)), np.arange(len(y))
 
     def loss(x: Floats) -> tuple[float, Floats]:
         slope = np.exp(np.minimum(x[0], STEEPEST))
-        q = softmax(slope * z + x[1:])
+        q = np.asarray(softmax(slope * z + x[1:], axis=1))
         value = -float(weight @ np.log(np.maximum(q[rows, y], 1e-300)))
         q[rows, y] -= 1
         q *= weight[:, None]
-        return value, np.concatenate([[slope * (q * z).sum()], q.sum(axis=0)])
+        return value, np.concatenate([[slope * np.vdot(q, z)], q.sum(axis=0)])
 
-    best = _minimise(loss, 1 + p.shape[1], weight.sum())
-    slope, offsets = float(np.exp(best[0])), best[1:]
-    return Scaling(softmax(z * slope + offsets), 1 / slope, offsets, floor)
-
-
-def scaled_labels(p: Floats, y: Labels, weight: Floats) -> Floats:
-    """sigmoid(slope_l logit(p_l) + offset_l) of the best penalised likelihood, label by label (n, L)."""
-    z, size = logit(p, floor_of(p, multilabel=True)), p.shape[1]
-    sign = np.where(y == 1, 1.0, -1.0)
-
-    def loss(x: Floats) -> tuple[float, Floats]:
-        slopes = np.exp(np.minimum(x[:size], STEEPEST))
-        scores = slopes * z + x[size:]
-        value = float(weight @ np.logaddexp(0.0, -sign * scores).sum(axis=1))
-        residual = weight[:, None] * (expit(scores) - y)
-        return value, np.concatenate([slopes * (residual * z).sum(axis=0), residual.sum(axis=0)])
-
-    best = _minimise(loss, 2 * size, weight.sum())
-    return np.asarray(expit(z * np.exp(best[:size]) + best[size:]))
+    best = _minimise(loss, 1 + size, weight.sum(), ridge)
+    return Calibration(float(np.exp(-best[0])), tuple(best[1:]), floor, False)
 
 
-def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int, scale: float, memory: int = 10) -> Floats:
-    """(loss(x) + RIDGE / 2 |x|^2) / scale from 0, by L-BFGS with step halving.
-
-    Written out: scipy is no dependency here, and torch.optim takes seconds to import.
-    """
+def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int, scale: float, ridge: float) -> Floats:
+    """Minimiser of (loss(x) + ridge / 2 |x|^2) / scale, from 0."""
 
     def objective(x: Floats) -> tuple[float, Floats]:
         value, slope = loss(x)
-        return (value + RIDGE / 2 * float(x @ x)) / scale, (slope + RIDGE * x) / scale
+        return (value + ridge / 2 * float(x @ x)) / scale, (slope + ridge * x) / scale
 
-    x = np.zeros(size)
-    value, slope = objective(x)
-    pairs: list[tuple[Floats, Floats]] = []
-    for _ in range(200):
-        if np.abs(slope).max() < 1e-7:
-            break
-        direction = -_inverse_hessian_times(slope, pairs)
-        step = 1.0 if pairs else min(1.0, 1.0 / float(np.abs(direction).max()))
-        downhill = float(slope @ direction)
-        for _ in range(30):
-            moved = x + step * direction
-            new_value, new_slope = objective(moved)
-            if new_value <= value + 1e-4 * step * downhill:
-                break
-            step /= 2
-        else:  # no step goes down: as far as rounding lets it
-            break
-        change, bend = moved - x, new_slope - slope
-        if change @ bend > 1e-12 * np.sqrt((change @ change) * (bend @ bend)):
-            pairs = [*pairs[1 - memory :], (change, bend)]
-        x, value, slope = moved, new_value, new_slope
-    return x
-
-
-def _inverse_hessian_times(slope: Floats, pairs: list[tuple[Floats, Floats]]) -> Floats:
-    """The two loops of L-BFGS (Nocedal and Wright, algorithm 7.4)."""
-    q = slope.copy()
-    shares = []
-    for change, bend in reversed(pairs):
-        share = float(change @ q) / float(change @ bend)
-        q -= share * bend
-        shares.append(share)
-    if pairs:
-        change, bend = pairs[-1]
-        q *= float(change @ bend) / float(bend @ bend)
-    for (change, bend), share in zip(pairs, reversed(shares), strict=True):
-        q += change * (share - float(bend @ q) / float(change @ bend))
-    return q
+    found = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options={"gtol": 1e-7, "ftol": 1e-14})
+    return np.asarray(found.x)

@@ -1,9 +1,10 @@
-"""Probabilities, labels and weights of any library as checked numpy arrays.
+"""Decision rules: from probabilities to labels, with JSON in and out; checked numpy inputs.
 
-Values are always looked at here: a decision rule is learned once, at the edge, where a wrong number costs more
-than a pass over the data.
+Values of inputs are always checked here: a rule is learned once, and a wrong number costs more than a pass over the
+data.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import isfinite
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, softmax
 
 from evalign import _checks as checks
 
@@ -21,7 +23,7 @@ TASKS: tuple[Task, ...] = ("binary", "multiclass", "multilabel")
 
 
 def to_numpy(x: Any) -> NDArray[Any]:
-    """An array of anything array-like; torch tensors leave their graph and their device."""
+    """Numpy array of anything array-like; torch tensors are detached and moved to the CPU."""
     if hasattr(x, "detach"):
         x = x.detach().cpu()
         x = x.float() if str(x.dtype) in ("torch.bfloat16", "torch.float16") else x
@@ -29,7 +31,7 @@ def to_numpy(x: Any) -> NDArray[Any]:
 
 
 def as_probabilities(probabilities: Any, task: Task = "multiclass") -> Floats:
-    """(n, C) rows that add up to 1, or (n, L) with task="multilabel"; (n,) is the positive class of two.
+    """Checked probabilities (n, C) with rows that sum to 1, or (n, L) if multilabel; (n,) is the positive class of two.
 
     >>> as_probabilities([0.25, 1.0])
     array([[0.75, 0.25],
@@ -63,7 +65,7 @@ def as_probabilities(probabilities: Any, task: Task = "multiclass") -> Floats:
 
 
 def as_labels(target: Any, like: Floats, task: Task) -> Labels:
-    """Class indices (n,), or 0/1 of the probabilities' shape with task="multilabel".
+    """Checked class indices (n,), or 0/1 of the probabilities' shape with task="multilabel".
 
     >>> as_labels([True, False], np.full((2, 2), 0.5), "binary")
     array([1, 0])
@@ -86,7 +88,7 @@ def as_labels(target: Any, like: Floats, task: Task) -> Labels:
 
 
 def as_weights(sample_weight: Any, like: Floats) -> Floats:
-    """One weight per row; None weighs all rows 1.
+    """Checked weights (n,); None is 1 for every row.
 
     >>> as_weights(None, np.full((2, 2), 0.5))
     array([1., 1.])
@@ -103,43 +105,55 @@ def as_weights(sample_weight: Any, like: Floats) -> Floats:
     return weight
 
 
-Kind = Literal["argmax", "threshold", "thresholds", "offsets", "affine", "gain"]
-VERSION = 1
+Kind = Literal["argmax", "threshold", "thresholds", "offsets", "affine", "gain", "row_costs"]
+VERSION = 2
 FLOOR = 1e-12  # of a probability whose logarithm is taken
 TIE = 1e-14  # scores closer than this are equal: a matrix product rounds differently for other row counts
+NEVER = 2.0  # a threshold that no probability reaches
+BLOCK = 2**22  # numbers in a temporary array
+REJECTED = -1  # decision of a row that is rejected
 
-# What each kind is made of, besides `temperature`, which all may have; `offsets` may precede affine and gain.
-PARTS: dict[str, tuple[str, ...]] = {
+# Parameters of each kind; all may have temperature, offsets, floor and reject.
+PARAMETERS: dict[str, tuple[str, ...]] = {
     "argmax": (),
     "threshold": ("threshold",),
     "thresholds": ("thresholds",),
     "offsets": ("offsets",),
     "affine": ("weights", "biases"),
     "gain": ("gain",),
+    "row_costs": (),
 }
 Vector = tuple[float, ...]
 
 
 @dataclass(frozen=True, repr=False)
 class Rule:
-    """How labels are decided from probabilities p, a row of `columns` numbers.
+    """Decision rule: labels from calibrated probabilities q, a row of `columns` numbers.
 
     ============  ==================================================================================
     kind          decision
     ============  ==================================================================================
-    argmax        argmax_j p_j
-    threshold     two classes: 1 where p_1 >= threshold
-    thresholds    multilabel: 1 where p_l >= thresholds_l, label by label
-    offsets       argmax_j (log p_j + offsets_j)
-    affine        argmax_j (weights_j p_j + biases_j), a gain matrix diag(weights) + 1 biases^T
-    gain          argmax_j (p^T gain)_j
+    argmax        argmax_j q_j
+    threshold     two classes: 1 if q_1 >= threshold
+    thresholds    multilabel: 1 if q_l >= thresholds_l, label by label
+    offsets       argmax_j q_j, with q from the offsets
+    affine        argmax_j (weights_j q_j + biases_j), a gain matrix diag(weights) + 1 biases^T
+    gain          argmax_j (q^T gain)_j
+    row_costs     argmin_j sum_i q_i cost_ij, with the row's own costs, passed to `predict`
     ============  ==================================================================================
 
-    Before that, p is recalibrated as p_j^(1 / temperature) exp(offsets_j), normalised, where these are given
-    (multilabel: the logit is divided by the temperature), and p below `floor` counts as `floor`. Ties go to the
-    larger probability, then to the lower index; a probability on its threshold is positive. `feasible` is False
-    if constraints could not be met, `metric` and `value` tell what was maximised and what it reached on the rows
-    the rule was learned from.
+    Calibration: q_j ~ max(p_j, floor)^(1 / temperature) exp(offsets_j), normalised; multilabel: sigmoid(logit(p_l) /
+    temperature_l + offsets_l). Ties go to the larger probability, then to the lower index; a probability equal to its
+    threshold is positive.
+
+    reject: rows whose best score (q of the decided class; q^T gain; minus the expected cost) is below this value are
+        not decided: their label is `REJECTED`, -1.
+    at_most: two classes; at most this many rows of a call are positive, those of the largest q_1.
+    metric, value: what was maximised, and its value on the rows the rule was learned from.
+    coverage: share of these rows that was not rejected.
+    shares: share of each class in these rows.
+    subject_to, reached, bounds, confidence: the constraints, their values on these rows, the bounds certified at the
+        joint confidence (None: not certified); `feasible` is False if a constraint is not met.
 
     >>> rule = Rule("threshold", 2, threshold=0.3)
     >>> rule.predict([0.1, 0.3, 0.9])
@@ -156,79 +170,140 @@ class Rule:
     weights: Vector | None = None
     biases: Vector | None = None
     gain: tuple[Vector, ...] | None = None
-    temperature: float = 1.0
+    temperature: float | Vector = 1.0
     floor: float = FLOOR
+    reject: float | None = None
+    at_most: int | None = None
     feasible: bool = True
     metric: str | None = None
     value: float | None = None
+    coverage: float | None = None
+    shares: Vector | None = None
+    subject_to: tuple[str, ...] = ()
+    reached: Vector = ()
+    bounds: Vector | None = None
+    confidence: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in PARTS:
-            raise ValueError(f"kind of a rule must be one of {', '.join(PARTS)}, got {self.kind!r}")
+        if self.kind not in PARAMETERS:
+            raise ValueError(f"kind of a rule must be one of {', '.join(PARAMETERS)}, got {self.kind!r}")
         if not _is_number(self.columns) or self.columns != int(self.columns) or self.columns < 1:
             raise ValueError(f"columns of a rule must be a whole number above 0, got {self.columns!r}")
         if self.kind == "threshold" and self.columns != 2:
             raise ValueError(f"a threshold rule decides between 2 columns, got {self.columns}")
-        if not _is_number(self.temperature) or self.temperature <= 0:
+        if self.multilabel and not isinstance(self.temperature, (int, float)):
+            object.__setattr__(self, "temperature", _frozen("temperature", self.temperature, (self.columns,)))
+        temperatures = self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
+        if not all(_is_number(t) and t > 0 for t in temperatures):
             raise ValueError(f"temperature of a rule must be a number above 0, got {self.temperature!r}")
         if not _is_number(self.floor) or not 0 < self.floor < 0.5:
             raise ValueError(f"floor of a rule must be a number between 0 and 1/2, got {self.floor!r}")
-        for name in ("threshold", "thresholds", "offsets", "weights", "biases", "gain"):
+        if self.at_most is not None and (self.kind != "threshold" or self.at_most != int(self.at_most) >= 0):
+            raise ValueError(f"at_most is a whole number and goes with kind 'threshold', got {self.at_most!r}")
+        if self.reject is not None and (self.multilabel or not _is_number(self.reject)):
+            raise ValueError(f"reject is a number and goes with one label a row, got {self.reject!r}")
+        shapes: dict[str, tuple[int, ...]] = {"threshold": (), "gain": (self.columns,) * 2}
+        shapes |= {"reached": (len(self.subject_to),), "bounds": (len(self.subject_to),)}
+        for name in ("threshold", "thresholds", "offsets", "weights", "biases", "gain", "shares", "reached", "bounds"):
             value = getattr(self, name)
-            wanted = name in PARTS[self.kind]
-            if value is None and not wanted:
+            required = name in PARAMETERS[self.kind]
+            if value is None and not required:
                 continue
-            if not wanted and not (name == "offsets" and self.kind in ("affine", "gain")):
+            if not required and name not in ("offsets", "shares", "reached", "bounds"):
                 raise ValueError(f"a rule of kind {self.kind!r} has no {name}; leave it out")
-            shape: tuple[int, ...] = {"threshold": (), "gain": (self.columns,) * 2}.get(name, (self.columns,))
-            # Through an array, so that lists from JSON, numpy arrays and tuples end up as one and compare equal.
-            object.__setattr__(self, name, _frozen(name, value, shape))
+            # Through an array, so that lists from JSON, numpy arrays and tuples become equal tuples.
+            object.__setattr__(self, name, _frozen(name, value, shapes.get(name, (self.columns,))))
+        object.__setattr__(self, "subject_to", tuple(map(str, self.subject_to)))
 
     @cached_property
     def _gain(self) -> Floats:
         return np.asarray(self.gain, dtype=np.float64)
 
-    def predict(self, probabilities: Any) -> Labels:
-        """Labels (n,) of probabilities (n, C), or 0/1 (n, L) for a multilabel rule.
+    @property
+    def multilabel(self) -> bool:
+        """Whether every column is a label of its own."""
+        return self.kind == "thresholds"
+
+    def predict(self, probabilities: Any, *, costs: Any = None) -> Labels:
+        """Labels (n,) of probabilities (n, C), or 0/1 (n, L) for a multilabel rule; -1 is a rejected row.
+
+        `costs` (n, C, C) are the costs of each row by true and decided class, for kind "row_costs".
 
         >>> Rule("offsets", 3, offsets=(0.0, 0.0, 1.0)).predict([[0.5, 0.2, 0.3], [0.6, 0.2, 0.2]])
         array([2, 0])
         """
-        p = as_probabilities(probabilities, "multilabel" if self.kind == "thresholds" else "multiclass")
+        p = as_probabilities(probabilities, "multilabel" if self.multilabel else "multiclass")
         if p.shape[1] != self.columns:
             raise ValueError(f"this rule decides from {self.columns} columns of probabilities, got {p.shape[1]}")
-        return self.decide(p)
+        if (costs is None) == (self.kind == "row_costs"):
+            raise ValueError("costs (n, C, C) go with a rule of kind 'row_costs', and such a rule needs them")
+        if costs is not None and np.shape(costs) != (len(p), self.columns, self.columns):
+            expected = (len(p), self.columns, self.columns)
+            raise ValueError(f"costs must have shape {expected}, got {np.shape(costs)}")
+        return self.decide(p, costs)
 
-    def decide(self, p: Floats) -> Labels:
-        """`predict` without looking at the input."""
-        q = recalibrated(p, self.temperature, self.offsets, floor=self.floor, multilabel=self.kind == "thresholds")
+    def calibrate(self, p: Floats) -> Floats:
+        """Calibrated probabilities q."""
+        return recalibrated(p, self.temperature, self.offsets, floor=self.floor, multilabel=self.multilabel)
+
+    def decide(self, p: Floats, costs: Any = None) -> Labels:
+        """`predict` of checked probabilities, in blocks of rows."""
+        step = max(1, BLOCK // (self.columns**2 if costs is not None else self.columns))
+        parts = [
+            self._decide_block(p[i : i + step], None if costs is None else np.asarray(costs[i : i + step], np.float64))
+            for i in range(0, max(len(p), 1), step)
+        ]
+        decisions = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        if self.at_most is not None and (decisions == 1).sum() > self.at_most:
+            positive = np.flatnonzero(decisions == 1)
+            order = np.argsort(-p[positive, 1], kind="stable")  # calibration keeps the order of two classes
+            decisions[positive[order[self.at_most :]]] = 0
+        return decisions
+
+    def _decide_block(self, p: Floats, costs: Floats | None) -> Labels:
+        q = self.calibrate(p)
         if self.kind == "thresholds":
             return (q >= np.asarray(self.thresholds)).astype(np.int64)
         if self.kind == "threshold":
-            return (q[:, 1] >= float(self.threshold or 0.0)).astype(np.int64)
+            decisions = (q[:, 1] >= float(self.threshold or 0.0)).astype(np.int64)
+            return self._rejected(decisions, q)
+        scores = q
         if self.kind == "affine":
-            return decide(q * np.asarray(self.weights) + np.asarray(self.biases), p)
-        return decide(q @ self._gain if self.kind == "gain" else q, p)
+            scores = q * np.asarray(self.weights) + np.asarray(self.biases)
+        elif self.kind == "gain":
+            scores = q @ self._gain
+        elif costs is not None:
+            scores = -np.einsum("ni,nij->nj", q, costs)
+        return self._rejected(decide(scores, p), scores)
+
+    def _rejected(self, decisions: Labels, scores: Floats) -> Labels:
+        if self.reject is None:
+            return decisions
+        best = scores[np.arange(len(scores)), decisions]
+        return np.where(best < self.reject - TIE, REJECTED, decisions)
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain JSON types."""
+        """Dictionary of plain JSON types."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {"version": VERSION} | {name: _plain(value) for name, value in held.items() if value is not None}
+        return {"version": VERSION} | {k: _plain(v) for k, v in held.items() if v is not None and v != ()}
 
     @classmethod
     def from_json(cls, data: Any) -> "Rule":
-        """The rule of a `to_json` dictionary; anything else is a ValueError."""
+        """Rule of a `to_json` dictionary; raises ValueError for anything else."""
         if not isinstance(data, dict):
             raise ValueError(f"a rule is read from a dictionary, got {type(data).__name__}; use json.loads first")
         if data.get("version") != VERSION:
-            raise ValueError(f"a rule of version {VERSION} was expected, got {data.get('version')!r}; learn it anew")
+            raise ValueError(f"a rule of version {VERSION} was expected, got {data.get('version')!r}; learn it again")
         given = {name: value for name, value in data.items() if name != "version"}
         unknown = sorted(set(given) - {f.name for f in fields(cls)}, key=str)
         missing = [name for name in ("kind", "columns") if name not in given]
         if unknown or missing:
             wrong = f"lacks {missing[0]!r}" if missing else f"has an unknown entry {unknown[0]!r}"
-            raise ValueError(f"a rule holds kind, columns and what its kind asks for, but this one {wrong}")
-        types: dict[str, type] = {"kind": str, "feasible": bool, "metric": str, "value": float}
+            raise ValueError(f"a rule has kind, columns and the parameters of its kind, but this one {wrong}")
+        types: dict[str, type] = {
+            "kind": str, "feasible": bool, "metric": str, "value": float, "coverage": float, "confidence": float,
+            "at_most": int, "subject_to": list,
+        }  # fmt: skip
         for name, wanted in types.items():
             if name in given and not isinstance(given[name], wanted):
                 raise ValueError(f"{name} of a rule must be a {wanted.__name__}, got {_short(given[name])}")
@@ -240,15 +315,18 @@ class Rule:
             value = getattr(self, name)
             if value is not None:
                 shown.append(f"{name}={np.array2string(np.asarray(value), precision=4, threshold=12, separator=', ')}")
-        for name in ("temperature", "floor", "feasible", "metric", "value"):
+        for name in ("temperature", "floor", "reject", "at_most", "feasible", "metric", "value", "coverage",
+                     "subject_to", "reached", "bounds", "confidence"):  # fmt: skip
             value = getattr(self, name)
             if value != getattr(Rule, name):
+                value = tuple(float(f"{v:.4g}") if isinstance(v, float) else v for v in value) if isinstance(
+                    value, tuple) else value  # fmt: skip
                 shown.append(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value!r}")
         return f"Rule({', '.join(shown)})"
 
 
 def decide(scores: Floats, p: Floats) -> Labels:
-    """argmax of the scores; equal scores go to the larger probability, then to the lower index.
+    """argmax of the scores; ties go to the larger probability, then to the lower index.
 
     >>> decide(np.array([[1.0, 1.0, 0.0]]), np.array([[0.2, 0.3, 0.5]]))
     array([1])
@@ -258,34 +336,33 @@ def decide(scores: Floats, p: Floats) -> Labels:
     return np.asarray(np.where(tied, p, -1.0).argmax(axis=1), dtype=np.int64)
 
 
+def decide_blocks(p: Floats, score: Callable[[Floats], Floats]) -> Labels:
+    """`decide(score(p), p)` with temporary arrays of at most BLOCK numbers."""
+    step = max(1, BLOCK // p.shape[1])
+    parts = [decide(score(p[i : i + step]), p[i : i + step]) for i in range(0, max(len(p), 1), step)]
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
 def logit(p: Floats, floor: float = FLOOR) -> Floats:
+    """log(p / (1 - p)), with p at least `floor` away from 0 and 1."""
     p = np.clip(p, floor, 1 - floor)
     return np.log(p) - np.log1p(-p)
 
 
-def expit(z: Any) -> Any:
-    return 0.5 * (1 + np.tanh(0.5 * np.asarray(z)))
-
-
-def softmax(z: Floats) -> Floats:
-    e = np.exp(z - z.max(axis=1, keepdims=True, initial=-np.inf))
-    return np.asarray(e / e.sum(axis=1, keepdims=True))
-
-
 def recalibrated(
-    p: Floats, temperature: float, offsets: Any = None, *, floor: float = FLOOR, multilabel: bool = False
+    p: Floats, temperature: float | Vector, offsets: Any = None, *, floor: float = FLOOR, multilabel: bool = False
 ) -> Floats:
-    """p^(1 / temperature) exp(offsets), normalised; the very same numbers if there is nothing to change.
+    """p^(1 / temperature) exp(offsets), normalised; p itself if there is nothing to change.
 
     >>> recalibrated(np.array([[0.8, 0.2]]), 0.5).round(3)
     array([[0.941, 0.059]])
     """
     if temperature == 1.0 and offsets is None:
         return p
-    if multilabel:
-        return np.asarray(expit(logit(p, floor) / temperature))
-    z = np.log(np.maximum(p, floor)) / temperature
-    return softmax(z if offsets is None else z + np.asarray(offsets))
+    z = logit(p, floor) if multilabel else np.log(np.maximum(p, floor))
+    z = z / np.asarray(temperature)
+    z = z if offsets is None else z + np.asarray(offsets)
+    return np.asarray(expit(z) if multilabel else softmax(z, axis=1))
 
 
 def _is_number(x: Any) -> bool:

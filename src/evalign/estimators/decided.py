@@ -23,12 +23,13 @@ from sklearn.utils.validation import (
 )
 
 from evalign import _checks as checks
-from evalign import decision, metrics
+from evalign import decision as decisions
+from evalign import metrics
 from evalign.confusion import Confusion
 from evalign.decision.rule import Floats
 from evalign.metrics import Average, Beta, MetricFunction
 
-METHODS = ("plug_in", "tuned", "argmax")
+DECISIONS = ("plug_in", "tuned", "argmax")
 FOLDS = 5
 MARGIN = 1e-4  # expected gain below which `predict` stays with the largest probability
 
@@ -51,11 +52,11 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     metric: a name in `metrics.METRICS`, or a function of a `Confusion`.
     average: None is "binary" for two classes (the second of `classes_` is positive), "macro" otherwise.
     beta: of "fbeta".
-    method: "plug_in" (label-free; it believes the probabilities), "tuned" (on the held-out labels, for classifiers
+    decision: "plug_in" (label-free; it believes the probabilities), "tuned" (on the held-out labels, for classifiers
         with class weights, resampling or other reasons to be poorly calibrated), "argmax".
         Where a rule is not expected to gain 0.0001 over the largest probability, that decides.
     subject_to: constraints such as "recall >= 0.9", or a list; see `decision.plug_in`.
-    cv: None is 5 stratified folds; an int, a splitter or a list of splits as in scikit-learn; a number between 0
+    folds: None is 5 stratified folds; an int, a splitter or a list of splits as in scikit-learn; a number between 0
         and 1 is the share of rows held out; "prefit" takes the fitted estimator as it is and all rows as held out.
     calibrate: True or "auto" rescales probabilities by a temperature first; see `decision.plug_in`.
     random_state: of the held-out share.
@@ -63,15 +64,15 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     Attributes
     ----------
-    estimator_, classes_, decision_ (the `decision.Rule`), n_features_in_, feature_names_in_.
+    estimator_, classes_, decision_ (the `decisions.Rule`), n_features_in_, feature_names_in_.
 
     >>> from sklearn.datasets import make_classification
     >>> from sklearn.linear_model import LogisticRegression
     >>> X, y = make_classification(600, weights=[0.9], flip_y=0.1, random_state=0)
-    >>> model = MetricDecision(LogisticRegression(), metric="f1").fit(X, y)
+    >>> model = MetricDecision(LogisticRegression(), "f1").fit(X, y)
     >>> bool(model.decision_.threshold < 0.5)
     True
-    >>> careful = MetricDecision(LogisticRegression(), metric="recall", subject_to="precision >= 0.8").fit(X, y)
+    >>> careful = MetricDecision(LogisticRegression(), "recall", subject_to="precision >= 0.8").fit(X, y)
     >>> careful.decision_.feasible
     True
     """
@@ -79,13 +80,13 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     def __init__(
         self,
         estimator: Any,
-        *,
         metric: str | MetricFunction = "f1",
+        *,
         average: Average | None = None,
         beta: Beta | None = None,
-        method: str = "plug_in",
+        decision: str = "plug_in",
         subject_to: Any = None,
-        cv: Any = None,
+        folds: Any = None,
         calibrate: Any = False,
         random_state: Any = None,
         n_jobs: int | None = None,
@@ -94,9 +95,9 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         self.metric = metric
         self.average = average
         self.beta = beta
-        self.method = method
+        self.decision = decision
         self.subject_to = subject_to
-        self.cv = cv
+        self.folds = folds
         self.calibrate = calibrate
         self.random_state = random_state
         self.n_jobs = n_jobs
@@ -110,12 +111,12 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         check_classification_targets(y)
         if type_of_target(y).startswith(("multilabel", "multiclass-multioutput")):
             raise ValueError(
-                f"y must hold one label a row, got {type_of_target(y)}; use decision.plug_in(task='multilabel')"
+                f"y must hold one label a row, got {type_of_target(y)}; use decisions.plug_in(task='multilabel')"
             )
         y = column_or_1d(y, warn=True)
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
         fit_params = self._fit_params(weight, params)
-        if isinstance(self.cv, str):
+        if isinstance(self.folds, str):
             check_is_fitted(self.estimator)
             self.estimator_ = self.estimator
         else:
@@ -165,20 +166,20 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return tags
 
     def _check_parameters(self) -> None:
-        checks.check_choice("method", self.method, METHODS)
+        checks.check_choice("decision", self.decision, DECISIONS)
         if not hasattr(self.estimator, "predict_proba"):
             raise ValueError(
                 f"estimator must have predict_proba, and {type(self.estimator).__name__} has none; "
                 "wrap it in sklearn.calibration.CalibratedClassifierCV"
             )
-        if isinstance(self.cv, str) and self.cv != "prefit":
-            raise ValueError(f"cv must be None, a number, a splitter, splits or 'prefit', got {self.cv!r}")
-        if self.method == "argmax" and self.subject_to is not None:
+        if isinstance(self.folds, str) and self.folds != "prefit":
+            raise ValueError(f"folds must be None, a number, a splitter, splits or 'prefit', got {self.folds!r}")
+        if self.decision == "argmax" and self.subject_to is not None:
             raise ValueError(
-                "method 'argmax' cannot meet constraints; use 'plug_in' or 'tuned', or leave out subject_to"
+                "decision 'argmax' cannot meet constraints; use 'plug_in' or 'tuned', or leave out subject_to"
             )
-        if self.method != "plug_in" and self.calibrate is not False:
-            raise ValueError(f"calibrate goes with method 'plug_in', got {self.method!r}; leave it out")
+        if self.decision != "plug_in" and self.calibrate is not False:
+            raise ValueError(f"calibrate goes with decision 'plug_in', got {self.decision!r}; leave it out")
 
     def _fit_params(self, weight: Floats | None, params: dict[str, Any]) -> dict[str, Any]:
         """What the classifier's `fit` is given beside X and y."""
@@ -198,30 +199,32 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         )
         return params
 
-    def _learn_rule(self, X: Any, y: NDArray[Any], weight: Floats | None, fit_params: dict[str, Any]) -> decision.Rule:
+    def _learn_rule(self, X: Any, y: NDArray[Any], weight: Floats | None, fit_params: dict[str, Any]) -> decisions.Rule:
         size = len(self.classes_)
-        if self.method == "argmax" or size < 2:
-            return decision.Rule("argmax", size)
+        if self.decision == "argmax" or size < 2:
+            return decisions.Rule("argmax", size)
         p, rows = self._held_out(X, y, fit_params)
         target = np.searchsorted(self.classes_, y[rows])
         if not np.isin(y[rows], self.classes_).all():
-            raise ValueError("y holds labels that the fitted estimator does not know; fit it anew, without cv='prefit'")
+            raise ValueError(
+                "y holds labels that the fitted estimator does not know; fit it anew, without folds='prefit'"
+            )
         options: dict[str, Any] = {
             "average": self.average,
             "beta": self.beta,
             "subject_to": self.subject_to,
             "sample_weight": None if weight is None else weight[rows],
         }
-        if self.method == "tuned":
-            return decision.tuned(p, target, self.metric, **options)
+        if self.decision == "tuned":
+            return decisions.tuned(p, target, self.metric, **options)
         if self.calibrate is False:
             _warn_if_dishonest(p, target, options["sample_weight"])
-        return decision.plug_in(p, self.metric, target=target, calibrate=self.calibrate, margin=MARGIN, **options)
+        return decisions.plug_in(p, self.metric, target=target, calibrate=self.calibrate, margin=MARGIN, **options)
 
     def _held_out(self, X: Any, y: NDArray[Any], fit_params: dict[str, Any]) -> tuple[Floats, NDArray[np.int64]]:
         """Probabilities of rows that their model was not fitted on, and which rows these are."""
         everything = np.arange(len(y))
-        if isinstance(self.cv, str):
+        if isinstance(self.folds, str):
             return _probabilities(self.estimator_, X, self.classes_), everything
         splits = self._splits(X, y)
         if not splits:  # no class has two rows: nothing can be held out
@@ -234,7 +237,7 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def _splits(self, X: Any, y: NDArray[Any]) -> list[tuple[Any, Any]]:
         counts = np.unique(y, return_counts=True)[1]
-        if self.cv is None:
+        if self.folds is None:
             folds = min(FOLDS, int(counts.max()))
             if folds < 2:
                 return []
@@ -242,10 +245,10 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 # A class with fewer rows than folds is missing from some of them, which is as good as it gets.
                 warnings.filterwarnings("ignore", "The least populated class", UserWarning)
                 return list(StratifiedKFold(folds).split(np.zeros(len(y)), y))
-        if isinstance(self.cv, Real) and not isinstance(self.cv, bool) and 0 < float(self.cv) < 1:
+        if isinstance(self.folds, Real) and not isinstance(self.folds, bool) and 0 < float(self.folds) < 1:
             kind = StratifiedShuffleSplit if counts.min() > 1 else ShuffleSplit
-            return list(kind(1, test_size=float(self.cv), random_state=self.random_state).split(np.zeros(len(y)), y))
-        return list(check_cv(self.cv, y, classifier=True).split(X, y))
+            return list(kind(1, test_size=float(self.folds), random_state=self.random_state).split(np.zeros(len(y)), y))
+        return list(check_cv(self.folds, y, classifier=True).split(X, y))
 
 
 def _warn_if_dishonest(p: Floats, target: NDArray[np.int64], weight: Floats | None) -> None:
@@ -257,7 +260,7 @@ def _warn_if_dishonest(p: Floats, target: NDArray[np.int64], weight: Floats | No
     if surprise[worst] > 6 and max(expected[worst], actual[worst]) > 1.5 * min(expected[worst], actual[worst]):
         warnings.warn(
             f"held-out probabilities add up to {expected[worst]:.4g} rows of class {worst}, and there are "
-            f"{actual[worst]:.4g}: they are not calibrated (class weights or resampling?); use method='tuned'",
+            f"{actual[worst]:.4g}: they are not calibrated (class weights or resampling?); use decision='tuned'",
             UserWarning,
             stacklevel=4,
         )

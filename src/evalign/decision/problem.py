@@ -1,11 +1,10 @@
-"""Goal: what a rule is judged by, evaluated on many confusions at once."""
+"""The optimisation problem of a decision rule: a metric and constraints, evaluated on many confusions at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign import metrics
@@ -14,15 +13,26 @@ from evalign.decision.constraints import Constraint, _of_label
 from evalign.decision.rule import Floats
 from evalign.metrics import Average, Beta, MetricFunction
 
+RARE = 0.05  # expected rows below which a class counts as absent
 SLACK = 1e-9  # scores this close are equal, and a constraint missed by less is met: counts are sums of floats
-BUDGET = 2**17  # numbers evaluated in one go: 1 MB, which stays in the cache
-LOOP = 1024  # confusions evaluated in one go, of a function that torch.vmap cannot handle
+BUDGET = 2**17  # numbers evaluated at once: 1 MB, which stays in the cache
+LOOP = 1024  # confusions evaluated at once, for a function that torch.vmap cannot handle
 
-Judged = tuple[Floats, Floats]  # (shortfall of the constraints, value of the metric), one of each per candidate
+Scored = tuple[Floats, Floats]  # (shortfall of the constraints, value of the metric) per candidate
 
 
-class Measure:
-    """A metric that takes a batch of confusions, one after the other if it must."""
+def present_classes(actual: Floats, weight: Floats) -> Tensor:
+    """Mask of the classes that enter a mean over classes: those with at least 0.05 expected rows.
+
+    Without it, the recall of a class with next to no probability anywhere would weigh as much as any other's. A row
+    has weight 1, or the mean weight if that is smaller (weights that add up to 1).
+    """
+    row = min(1.0, float(weight[weight > 0].mean()))
+    return torch.from_numpy(np.atleast_1d(actual > RARE * row))
+
+
+class BatchedMetric:
+    """A metric of a batch of confusions: batched if it is ours, by vmap or a loop if it is a function."""
 
     def __init__(self, function: MetricFunction, name: str) -> None:
         self.function, self.name = function, name
@@ -33,7 +43,7 @@ class Measure:
         self.reads_matrix = False
 
     def probe(self, classes: int, multilabel: bool) -> None:
-        """Try the function on made-up counts: does it return one number, and does it read the matrix?"""
+        """Check on made-up counts that the function returns one number, and whether it reads the matrix."""
         cells = torch.full((classes, classes), 1.0, dtype=torch.float64) + torch.eye(classes, dtype=torch.float64)
 
         def matrix() -> Tensor:
@@ -66,8 +76,8 @@ class Measure:
         return torch.stack([one({k: v[i] for k, v in parts.items()}).detach() for i in range(len(c.tp))])
 
 
-class Goal:
-    """Maximise a metric subject to constraints: both as functions of counts."""
+class Problem:
+    """Maximise a metric subject to constraints, both functions of a `Confusion`."""
 
     def __init__(
         self,
@@ -84,28 +94,28 @@ class Goal:
             raise ValueError("quadratic_kappa needs ordered classes, got task 'multilabel'; choose another metric")
         self.name = metric if isinstance(metric, str) else getattr(metric, "__name__", "metric")
         self.classes, self.multilabel, self.constraints = classes, multilabel, tuple(constraints)
-        self.metric = Measure(metrics.resolve(metric, average=average, beta=beta), self.name)
-        self.limits = [Measure(c.resolve(average=average, beta=beta), str(c)) for c in constraints]
+        self.metric = BatchedMetric(metrics.resolve(metric, average=average, beta=beta), self.name)
+        self.limits = [BatchedMetric(c.resolve(average=average, beta=beta), str(c)) for c in constraints]
         for measure in (self.metric, *self.limits):
             measure.probe(classes, multilabel)
         self.reads_matrix = any(m.reads_matrix for m in (self.metric, *self.limits))
-        # A mean over labels of a score per label: every label can then be decided by itself.
+        # A mean over labels of one score each: labels can be decided separately.
         self.separable = multilabel and isinstance(metric, str) and not constraints
         self.separable &= average != "micro" or not metrics.is_averaged(str(metric))
 
-    def at_once(self, width: int, budget: int = BUDGET) -> int:
-        """How many confusions of `width` numbers to evaluate in one go."""
+    def batch_size(self, width: int, budget: int = BUDGET) -> int:
+        """Number of confusions of `width` numbers to evaluate at once."""
         loops = any(m.way == "loop" for m in (self.metric, *self.limits))
         return min(LOOP if loops else budget, max(64, budget // width))
 
     def value(self, c: Confusion) -> Floats:
-        """The metric (K,); nan counts as the worst."""
+        """Metric (K,), with nan as -inf."""
         with torch.no_grad():
             scores = self.metric(c).double().numpy()
         return np.where(np.isnan(scores), -np.inf, scores)
 
     def shortfalls(self, c: Confusion) -> Floats:
-        """By how much each constraint is missed, (number of constraints, K); 0 where it is met."""
+        """Shortfall of each constraint, (constraints, K); 0 where it is met."""
         if not self.constraints:
             return np.zeros((0, len(c.tp)))
         with torch.no_grad():
@@ -115,7 +125,7 @@ class Goal:
         return np.where(np.isnan(missing), np.inf, np.where(missing <= SLACK, 0.0, missing))
 
     def lagrangian(self, multipliers: Floats) -> MetricFunction:
-        """M(C) + sum_r multiplier_r g_r(C) as one differentiable function, a constraint from above with its sign."""
+        """M(C) + sum_r multiplier_r g_r(C), with a negative sign for upper limits."""
         terms = [
             (m if r.op == ">=" else -m, limit)
             for m, r, limit in zip(multipliers, self.constraints, self.limits, strict=True)
@@ -130,35 +140,3 @@ class Goal:
             return value
 
         return function
-
-
-def best_of(shortfall: Floats, value: Floats, distance: Floats | None = None) -> int:
-    """The best metric among those that miss the constraints least; equals go to the least `distance`.
-
-    >>> best_of(np.array([0.0, 0.0, 0.2]), np.array([0.5, 0.6, 0.9]))
-    1
-    """
-    missed = shortfall > shortfall.min() + SLACK
-    value = np.where(missed, -np.inf, value)
-    best = ~missed & (value >= value.max() - SLACK * 1e-3)
-    if distance is None:
-        return int(best.argmax())
-    return int(np.where(best, distance, np.inf).argmin())
-
-
-def search(judge: Callable[[NDArray[np.int64]], Judged], size: int, near: int, at_once: int) -> int:
-    """The best of candidates 0 … size - 1, of equals the one nearest to `near`.
-
-    All are looked at if they fit in one go; else evenly spaced ones, then those around the best of them.
-    """
-    low, high = 0, size
-    while True:
-        exact = high - low <= at_once
-        index = np.arange(low, high) if exact else np.linspace(low, high - 1, at_once).astype(np.int64)
-        if not exact and low <= near < high:
-            place = int(np.searchsorted(index, near))
-            index = index if index[place] == near else np.insert(index, place, near)
-        k = best_of(*judge(index), np.abs(index - near).astype(np.float64))
-        if exact:
-            return int(index[k])
-        low, high = int(index[max(k - 1, 0)]), int(index[min(k + 1, len(index) - 1)]) + 1

@@ -1,0 +1,1 @@
+"""Search over decision rules: thresholds of one score, class offsets, gain matrices, one threshold a label."""

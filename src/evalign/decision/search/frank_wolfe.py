@@ -1,0 +1,206 @@
+"""Frank-Wolfe ascent of a metric over confusion matrices, multipliers for constraints, and a coordinate polish."""
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from evalign.decision.problem import SLACK, Problem
+from evalign.decision.rule import Floats, Labels, decide_blocks
+from evalign.decision.search.counts import ClassCounts, OffsetSweep, State
+from evalign.decision.search.refine import best_of, coarse_to_fine
+from evalign.metrics import MetricFunction
+
+# Step sizes of the line search: an even grid, and a geometric one for small steps.
+STEPS = np.unique(np.concatenate([np.linspace(0.05, 1.0, 20), 0.5 ** np.arange(5, 14)]))
+ENOUGH = 1e-7  # relative gain of a round below which the ascent stops
+FIRST = 6  # rounds from every start; only the best start continues
+POLISH = 2**22  # rows x classes x classes above which single rows no longer matter and no polish is done
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Gradient G of a metric in the counts; deciding j for row x gains (p(x)^T G)_j.
+
+    (C, C), or (2, C) for diag(first row) + 1 (second row)^T, the gradient in tp and predicted.
+    """
+
+    g: Floats
+
+    @classmethod
+    def of(cls, g: Floats) -> "Gain":
+        """Gain matrix with largest entry 1 and row means 0, which leave decisions unchanged; argmax if G is 0."""
+        g = np.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0)
+        square = g.shape[0] == g.shape[1]  # two classes never get here: their thresholds are swept
+        g = g - g.mean(axis=1, keepdims=True) if square else np.stack([g[0], g[1] - g[1].mean()])
+        size = np.abs(g).max()
+        if size <= 1e-300:
+            return cls(np.eye(g.shape[1]) if square else np.stack([np.ones(g.shape[1]), np.zeros(g.shape[1])]))
+        return cls(g / size)
+
+    @property
+    def affine(self) -> bool:
+        return bool(self.g.shape[0] != self.g.shape[1])
+
+    def scores(self, p: Floats) -> Floats:
+        return p * self.g[0] + self.g[1] if self.affine else np.asarray(p @ self.g)
+
+    def raised(self, j: int, t: float) -> "Gain":
+        """Raise class j's score by t in every row (a row of probabilities adds up to 1)."""
+        g = self.g.copy()
+        g[-1 if self.affine else slice(None), j] += t
+        return Gain(g)
+
+
+def identity(counts: ClassCounts) -> Gain:
+    """Gain matrix of argmax."""
+    size = counts.classes
+    return Gain(np.eye(size) if counts.reads_matrix else np.stack([np.ones(size), np.zeros(size)]))
+
+
+def starts(p: Floats, counts: ClassCounts) -> list[State]:
+    """Starting points: argmax, two ways of favouring rare classes, and randomised decisions with probabilities p.
+
+    The last one predicts every class: a metric that is 0 if a class is never predicted (G-mean) may have gradient 0
+    at argmax.
+    """
+    prior = np.maximum(p.mean(axis=0), 1e-12)
+    hard = [counts.count(decide_blocks(p, lambda x, w=prior**-power: x * w)) for power in (0.0, 0.5, 1.0)]
+    return [*hard, counts.count_mixed(p)]
+
+
+class Step(NamedTuple):
+    """One round: the gain matrix, its decisions, and the state reached with its value."""
+
+    gain: Gain
+    decisions: Labels
+    state: State
+    reached: float
+
+
+def ascend(p: Floats, counts: ClassCounts, objective: MetricFunction, start: State, rounds: int) -> Iterator[Step]:
+    """Frank-Wolfe with line search.
+
+    G = dM/dC at the present counts, decisions argmax_j (p^T G)_j, and a step towards the counts of these; for a
+    quotient of linear functions the full step is Dinkelbach's method and ends at the optimum.
+    DIFFERS: Narasimhan 2015 steps 2 / (k + 2); the best of 29 steps costs little, since counts are small, and
+    ends sooner and higher.
+    """
+    state = start
+    reached = float(_values(counts, objective, state[None])[0])
+    for _ in range(rounds):
+        x = torch.from_numpy(state.copy()).requires_grad_()
+        with torch.enable_grad():
+            value = objective(counts.confusion(x))
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            raise ValueError(
+                "the metric has no gradient: it must return a tensor computed from the Confusion's tensors, "
+                "without item(), numpy or rounding on the way"
+            )
+        gain = Gain.of(torch.autograd.grad(value, x)[0].numpy())
+        decisions = decide_blocks(p, gain.scores)
+        towards = counts.count(decisions) - state
+        values = _values(counts, objective, state + STEPS[:, None, None] * towards)
+        k = int(values.argmax())
+        better = values[k] > reached + ENOUGH * abs(reached)
+        if better:
+            state, reached = state + STEPS[k] * towards, float(values[k])
+        yield Step(gain, decisions, state, reached)
+        if not better:
+            return
+
+
+def _values(counts: ClassCounts, objective: MetricFunction, states: State) -> Floats:
+    with torch.no_grad():
+        values = objective(counts.confusion(torch.from_numpy(states))).double().numpy()
+    return np.where(np.isnan(values), -np.inf, values)
+
+
+class BestGain:
+    """Best gain matrix so far: the metric is evaluated on `values`, constraints on `limits`."""
+
+    def __init__(self, p: Floats, problem: Problem, values: ClassCounts, limits: ClassCounts) -> None:
+        self.p, self.problem, self.values, self.limits = p, problem, values, limits
+        self.gain = identity(values)
+        self.shortfall, self.value = self._score(decide_blocks(p, lambda x: x))
+
+    def _score(self, decisions: Labels) -> tuple[Floats, float]:
+        state = self.values.count(decisions)
+        value = self.values.value(state, self.problem)
+        if self.limits is not self.values:
+            state = self.limits.count(decisions)
+        return self.limits.shortfalls(state, self.problem), value
+
+    def add(self, gain: Gain, decisions: Labels | None = None) -> Floats:
+        """Score a gain matrix, keep it if it is the best, and return the shortfall of each constraint."""
+        shortfall, value = self._score(decide_blocks(self.p, gain.scores) if decisions is None else decisions)
+        both = np.array([self.shortfall.sum(), shortfall.sum()])
+        if best_of(both, np.array([self.value, value])) == 1:
+            self.gain, self.shortfall, self.value = gain, shortfall, value
+        return shortfall
+
+    def polish(self, passes: int = 3) -> None:
+        """Coordinate ascent: move one class's score at a time while that helps."""
+        n, classes = self.p.shape
+        if n * classes**2 > POLISH and not self.shortfall.any():
+            return
+        for _ in range(passes):
+            before = (self.shortfall.sum(), self.value)
+            for j in range(classes):
+                sweep = OffsetSweep.of(self.gain.scores(self.p), j)
+                batch_size = self.problem.batch_size(self.values.width)
+                score = lambda index, sweep=sweep: sweep.score(self.problem, self.values, self.limits, index)  # noqa: E731
+                k = coarse_to_fine(score, len(sweep), sweep.current(), batch_size)
+                if k != sweep.current():
+                    self.add(self.gain.raised(j, sweep.offset(k)))
+            if (self.shortfall.sum(), self.value) == before:
+                return
+
+
+def maximise(p: Floats, problem: Problem, values: ClassCounts, limits: ClassCounts, *, rounds: int) -> BestGain:
+    """Best gain matrix for a problem, from several starts and, with constraints, for many multipliers."""
+    best = BestGain(p, problem, values, limits)
+
+    def ascended(multipliers: Floats, start: State, rounds: int) -> tuple[Floats, State, float]:
+        state, shortfall, reached = start, best.shortfall, -np.inf
+        for step in ascend(p, values, problem.lagrangian(multipliers), start, rounds):
+            state, shortfall, reached = step.state, best.add(step.gain, step.decisions), step.reached
+        return shortfall, state, reached
+
+    free = np.zeros(len(problem.constraints))
+    ends = [ascended(free, start, min(FIRST, rounds)) for start in starts(p, values)]
+    state = max(ends, key=lambda end: end[2])[1]
+    if rounds > FIRST:
+        state = ascended(free, state, rounds - FIRST)[1]
+    if best.shortfall.any():
+        # Constraints are met by moving class scores from the unconstrained optimum, or by multipliers: try both.
+        moved = copy(best)
+        moved.polish()
+        search_multipliers(lambda m: ascended(m, state, min(FIRST, rounds))[0], free, best.shortfall)
+        best.polish()
+        best.add(moved.gain)
+    else:
+        best.polish()
+    return best
+
+
+def search_multipliers(
+    attempt: Callable[[Floats], Floats], multipliers: Floats, shortfall: Floats, tries: int = 24
+) -> None:
+    """Search for multipliers that only just meet the constraints.
+
+    The multiplier of a missed constraint grows and that of a met one shrinks, by factors that tend to 1; with one
+    constraint this converges to the smallest multiplier that meets it. `attempt` returns the shortfalls.
+    """
+    multipliers = multipliers.copy()
+    factor = 4.0
+    missed = shortfall > SLACK
+    for _ in range(tries):
+        multipliers = np.where(missed, np.maximum(multipliers * factor, 1 / 16), multipliers / factor)
+        now = attempt(multipliers) > SLACK
+        if (now != missed).any():
+            factor = factor**0.7
+        missed = now
