@@ -10,11 +10,17 @@ folds of the larger part, test probabilities from a model of all of it. Rules se
 import argparse
 import time
 import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.compose import make_column_selector, make_column_transformer
@@ -25,22 +31,27 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from evalign import Confusion, decision, metrics
+from evalign.decision import Rule
+from evalign.decision.calibration import balanced_folds, fit_calibration
+
 Floats = NDArray[np.float64]
 
 
 def models() -> dict[str, Any]:
     """Good and bad probabilities: two smooth models, two kinds of trees, naive Bayes, class weights."""
-    import lightgbm
-
-    boosted = lightgbm.LGBMClassifier(n_estimators=100, n_jobs=1, verbose=-1, random_state=0)
-    return {
+    found: dict[str, Any] = {
         "logistic": LogisticRegression(max_iter=500),
         "balanced logistic": LogisticRegression(max_iter=500, class_weight="balanced"),
         "naive Bayes": GaussianNB(),
         "forest": RandomForestClassifier(200, n_jobs=1, random_state=0),
-        "lightgbm": boosted,
         "histogram boosting": HistGradientBoostingClassifier(early_stopping=False, random_state=0),
     }
+    if find_spec("lightgbm"):
+        import lightgbm
+
+        found["lightgbm"] = lightgbm.LGBMClassifier(n_estimators=100, n_jobs=1, verbose=-1, random_state=0)
+    return found
 
 
 def encode(train: pd.DataFrame, *others: pd.DataFrame) -> list[Floats]:
@@ -69,36 +80,140 @@ def probabilities(model: Any, X: pd.DataFrame, y: NDArray[np.int64], new: pd.Dat
     return p
 
 
-def cache_probabilities(data: Path, cache: Path, splits: int, names: list[str] | None) -> None:
+def cache_cell(job: tuple[Path, str, int], cache: Path) -> None:
+    """Held-out and test probabilities of one table, model and split."""
+    path, name, split = job
+    out = cache / f"{path.stem}-{name}-{split}.npz"
+    if out.exists():
+        return
+    X, y = load(path)
+    fit, test, y_fit, y_test = train_test_split(X, y, test_size=0.25, stratify=y, random_state=split)
+    model = models()[name]
+    held_out = np.zeros((len(fit), int(y.max()) + 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for a, b in StratifiedKFold(5, shuffle=True, random_state=split).split(fit, y_fit):
+            p = probabilities(model, fit.iloc[a], y_fit[a], fit.iloc[b])
+            held_out[b, : p.shape[1]] = p
+        p = probabilities(model, fit, y_fit, test)
+    np.savez(out, held_out=held_out, target=y_fit, test=p, truth=y_test)
+
+
+def cache_probabilities(data: Path, cache: Path, splits: int, names: list[str] | None, processes: int) -> None:
     cache.mkdir(parents=True, exist_ok=True)
-    for split in range(splits):
-        for path in sorted(data.glob("*.parquet"), key=lambda p: p.stat().st_size):
-            X, y = load(path)
-            parts = train_test_split(X, y, test_size=0.25, stratify=y, random_state=split)
-            fit, test, y_fit, y_test = parts
-            for name, model in models().items():
-                out = cache / f"{path.stem}-{name}-{split}.npz"
-                if out.exists() or (names and name not in names):
-                    continue
+    paths = sorted(data.glob("*.parquet"), key=lambda p: -p.stat().st_size)
+    jobs = [(path, name, split) for split in range(splits) for path in paths for name in names or models()]
+    with Pool(processes) as pool:
+        for _ in pool.imap_unordered(partial(cache_cell, cache=cache), jobs):
+            pass
+
+
+Rules = dict[str, Callable[[Floats, NDArray[np.int64], str], Rule]]
+
+
+def calibrated_plug_in(ridge: float) -> Callable[[Floats, NDArray[np.int64], str], Rule]:
+    def learn(p: Floats, y: NDArray[np.int64], metric: str) -> Rule:
+        calibration = fit_calibration(p, y, np.ones(len(y)), ridge=ridge)
+        rule = decision.plug_in(calibration(p), metric)
+        return replace(rule, kind="offsets" if rule.kind == "argmax" else rule.kind, **calibration.fields)
+
+    return learn
+
+
+CANDIDATES: Rules = {
+    "argmax": lambda p, y, metric: Rule("argmax", p.shape[1]),
+    "plug-in": lambda p, y, metric: decision.plug_in(p, metric),
+    "tuned": lambda p, y, metric: decision.tuned(p, y, metric, guard=False),
+    "calibrated .5": calibrated_plug_in(0.5),
+    "calibrated 3": calibrated_plug_in(3.0),
+    "calibrated 20": calibrated_plug_in(20.0),
+}
+GROUPS = 20
+
+
+def score(predicted: NDArray[np.int64], y: NDArray[np.int64], classes: int, metric: str) -> float:
+    c = Confusion.hard(torch.from_numpy(predicted), torch.from_numpy(y), classes)
+    return float(metrics.resolve(metric, average="binary" if classes == 2 else "macro")(c))
+
+
+def compare_cell(path: Path, names: Sequence[str], folds: int = 4) -> list[dict[str, Any]]:
+    """Test score of every rule, its cross-validated score on held-out rows and the jackknife error against argmax."""
+    torch.set_num_threads(1)
+    table, model, split = path.stem.rsplit("-", 2)
+    cell = np.load(path)
+    p, y, test, truth = (cell[name] for name in ("held_out", "target", "test", "truth"))
+    p, test = (x / x.sum(axis=1, keepdims=True) for x in (p, test))
+    classes = p.shape[1]
+    part = balanced_folds(p, y, folds * GROUPS)
+    fold, group = part % folds, part // folds
+    rows = []
+    for metric in names:
+        decided = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name, learn in CANDIDATES.items():
                 start = time.perf_counter()
-                held_out = np.zeros((len(fit), int(y.max()) + 1))
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    for a, b in StratifiedKFold(5, shuffle=True, random_state=split).split(fit, y_fit):
-                        p = probabilities(model, fit.iloc[a], y_fit[a], fit.iloc[b])
-                        held_out[b, : p.shape[1]] = p
-                    p = probabilities(model, fit, y_fit, test)
-                np.savez(out, held_out=held_out, target=y_fit, test=p, truth=y_test)
-                print(out.name, f"{time.perf_counter() - start:.1f} s", flush=True)
+                rule = learn(p, y, metric)
+                seconds = time.perf_counter() - start
+                row = {"table": table, "model": model, "split": int(split), "metric": metric, "rule": name,
+                       "rows": len(y), "classes": classes, "rarest": int(np.bincount(y).min()),
+                       "test": score(rule.predict(test), truth, classes, metric), "seconds": seconds}  # fmt: skip
+                if name.startswith(("calibrated", "plug-in")):
+                    joint = decision.plug_in(rule.calibrate(test), metric)
+                    row["jointly"] = score(joint.predict(rule.calibrate(test)), truth, classes, metric)
+                decided[name] = np.empty(len(y), dtype=np.int64)
+                for k in range(folds):
+                    decided[name][fold == k] = learn(p[fold != k], y[fold != k], metric).predict(p[fold == k])
+                row["cross-validated"] = score(decided[name], y, classes, metric)
+                lead = [
+                    score(decided[name][group != g], y[group != g], classes, metric)
+                    - score(decided["argmax"][group != g], y[group != g], classes, metric)
+                    for g in range(GROUPS)
+                ]
+                row["error"] = float(np.sqrt((GROUPS - 1) * np.var(lead)))
+                rows.append(row)
+            guarded = decision.tuned(p, y, metric)
+            rows.append(rows[-1] | {"rule": "tuned, guarded", "jointly": np.nan, "cross-validated": np.nan,
+                                    "test": score(guarded.predict(test), truth, classes, metric)})  # fmt: skip
+    return rows
+
+
+def compare(cache: Path, out: Path, names: Sequence[str], processes: int) -> None:
+    cells = sorted(cache.glob("*.npz"), key=lambda path: -path.stat().st_size)
+    done: list[dict[str, Any]] = []
+    with Pool(processes) as pool:
+        for rows in pool.imap_unordered(partial(compare_cell, names=names), cells):
+            done += rows
+            pd.DataFrame(done).to_csv(out, index=False, float_format="%.5f")
+    report(out)
+
+
+def report(path: Path) -> None:
+    """Difference from argmax: mean over tables ± standard error over tables."""
+    rows = pd.read_csv(path)
+    rows = pd.concat([rows, rows.dropna(subset="jointly").assign(
+        test=lambda r: r["jointly"], rule=lambda r: r["rule"] + ", jointly")])  # fmt: skip
+    wide = rows.pivot_table(index=["metric", "model", "table", "split"], columns="rule", values="test")
+    lead = wide.sub(wide["argmax"], axis=0).groupby(["metric", "model", "table"]).mean()
+    print(lead.groupby(["metric", "model"]).mean().round(4).to_string())
+    tables = lead.groupby("table").mean()
+    print(pd.DataFrame({"mean": tables.mean(), "error": tables.sem(), "worst": tables.min()}).round(4).to_string())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("probabilities", "compare"))
+    parser.add_argument("step", choices=("probabilities", "compare", "report"))
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/search_rules.csv"))
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--models", nargs="*")
+    parser.add_argument("--metrics", nargs="*", default=["f1", "mcc", "balanced_accuracy"])
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     if options.step == "probabilities":
-        cache_probabilities(options.data_dir, options.cache, options.splits, options.models)
+        cache_probabilities(options.data_dir, options.cache, options.splits, options.models, options.processes)
+    elif options.step == "compare":
+        compare(options.cache, options.out, options.metrics, options.processes)
+    else:
+        report(options.out)

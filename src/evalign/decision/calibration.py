@@ -123,22 +123,22 @@ def fit_calibration(
     if p.size > SAMPLE:
         part = balanced_folds(p, y, -(-p.size // SAMPLE)) == 0
         p, y, weight = p[part], y[part], weight[part]
-    size = p.shape[1]
+    size, rows = p.shape[1], np.arange(len(y))
+    z = logit(p, floor) if multilabel else np.log(np.maximum(p, floor))
     if multilabel:
-        z, sign = logit(p, floor), np.where(y == 1, 1.0, -1.0)
+        sign = np.where(y == 1, 1.0, -1.0)
 
-        def loss(x: Floats) -> tuple[float, Floats]:
+        def label_loss(x: Floats) -> tuple[float, Floats]:
             slopes = np.exp(np.minimum(x[:size], STEEPEST))
             scores = slopes * z + x[size:]
             value = float(weight @ np.logaddexp(0.0, -sign * scores).sum(axis=1))
             residual = weight[:, None] * (expit(scores) - y)
             return value, np.concatenate([slopes * (residual * z).sum(axis=0), residual.sum(axis=0)])
 
-        best = _minimise(loss, 2 * size, weight.sum(), ridge)
+        best = _minimise(label_loss, 2 * size, weight.sum(), ridge)
         return Calibration(tuple(np.exp(-best[:size])), tuple(best[size:]), floor, True)
-    z, rows = np.log(np.maximum(p, floor)), np.arange(len(y))
 
-    def loss(x: Floats) -> tuple[float, Floats]:
+    def class_loss(x: Floats) -> tuple[float, Floats]:
         slope = np.exp(np.minimum(x[0], STEEPEST))
         q = np.asarray(softmax(slope * z + x[1:], axis=1))
         value = -float(weight @ np.log(np.maximum(q[rows, y], 1e-300)))
@@ -146,7 +146,7 @@ def fit_calibration(
         q *= weight[:, None]
         return value, np.concatenate([[slope * np.vdot(q, z)], q.sum(axis=0)])
 
-    best = _minimise(loss, 1 + size, weight.sum(), ridge)
+    best = _minimise(class_loss, 1 + size, weight.sum(), ridge)
     return Calibration(float(np.exp(-best[0])), tuple(best[1:]), floor, False)
 
 

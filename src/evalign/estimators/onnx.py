@@ -106,7 +106,7 @@ class _Decide(nn.Module):
         rule = self.rule
         q = p
         if rule.temperature != 1.0 or (rule.offsets is not None):
-            z = p.clamp_min(rule.floor).log() / rule.temperature
+            z = p.clamp_min(rule.floor).log() / torch.tensor(rule.temperature, dtype=p.dtype)
             q = (z if rule.offsets is None else z + torch.tensor(rule.offsets, dtype=p.dtype)).softmax(1)
         if rule.threshold is not None:
             return (q[:, 1] >= rule.threshold).long()

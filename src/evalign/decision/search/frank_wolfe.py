@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +69,7 @@ def starts(p: Floats, counts: ClassCounts) -> list[State]:
     at argmax.
     """
     prior = np.maximum(p.mean(axis=0), 1e-12)
-    hard = [counts.count(decide_blocks(p, lambda x, w=prior**-power: x * w)) for power in (0.0, 0.5, 1.0)]
+    hard = [counts.count(decide_blocks(p, partial(np.multiply, prior**-power))) for power in (0.0, 0.5, 1.0)]
     return [*hard, counts.count_mixed(p)]
 
 
