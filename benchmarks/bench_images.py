@@ -24,7 +24,7 @@ from evalign._objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows
 from evalign.training.recipes import Stage
-from evalign.training.step import RecordedStep, plain_step
+from evalign.training.step import RecordedStep, adamw, batch_loss
 from evalign_papers.networks import Pictures, darknet19
 
 CE = Stage("cross-entropy", metric=False, anchor=1.0, learning_rate=1e-3, epochs=1, patience=1)
@@ -49,6 +49,22 @@ def pictures(data_dir: str | None, device: str, n: int = 20480) -> Rows:
     dataset = load("cifar10", data_dir, parts=["batch1", "batch2"])
     X: Any = dataset.X
     return Rows.of(torch.from_numpy(X).to(device), torch.from_numpy(dataset.y).to(device))
+
+
+def plain_step(
+    network: nn.Module, rows: Rows, stage: Stage, objective: Objective, batch_size: int, *, amp: bool = False
+) -> Callable[[Tensor], None]:
+    """An update of the training loop for the rows of an index, without a recording."""
+    optimiser = adamw(network, stage)
+    network.train()
+
+    def step(index: Tensor) -> None:
+        loss = batch_loss(network, rows[index], stage, objective, stage.temperature, amp)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+    return step
 
 
 def step_of(stage: Stage, metric: str, rows: Rows, batch: int, *, recorded: bool) -> Callable[[Tensor], None]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from bench_images import plain_step
 from torch import nn
 
 from evalign import metrics
@@ -25,7 +26,6 @@ from evalign.training.evaluation import argmax_score
 from evalign.training.history import Epoch
 from evalign.training.loop import train
 from evalign.training.recipes import Recipe, Stage
-from evalign.training.step import plain_step
 from evalign_papers.networks import Pictures
 from evalign_papers.networks.darknet import Conv, darknet
 from evalign_papers.networks.image_input import moved

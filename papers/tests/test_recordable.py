@@ -10,7 +10,7 @@ import torch
 from evalign.networks import mlp
 from evalign.training.batches import Rows
 from evalign.training.recipes import Recipe
-from evalign.training.stacked import Trial, _Stack
+from evalign.training.stacked import Stack, Trial
 from evalign_papers.engine.config import read_config
 from evalign_papers.engine.printed import find_papers
 from evalign_papers.engine.scores import watch_cuts
@@ -50,12 +50,13 @@ def test_no_tensor_is_made_from_numbers(path, monkeypatch):
     rows = torch.arange(60)
     trials = [Trial(rows[:40], rows[40:50], Recipe("r", "", stages), watch=rows[50:]) for _ in range(2)]
     squash = config.method.name != "cross_entropy"
-    stack = _Stack(
+    stack = Stack(
         lambda: mlp(3, 1 if one else 2, (4,), 0.5), Rows.of(x, y), trials,
         build_term(config.method, "binary" if one else "multiclass"), metric_score(config.decide_for, 2), 20,
         "binary" if one else "multiclass", False, config.training.oversample,
         watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None,
     )  # fmt: skip
+    stack.networks.mlp, stack.steps.fusible = None, False  # what only a CPU has
     stack.steps.uses_metric = any(stage.metric for stage in stages)
     stack.steps.temperature.fill_(0.2)
 

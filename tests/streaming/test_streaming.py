@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from evalign.streaming import source as sources
 from evalign.streaming.fit_stream import Stream, fit_stream
 from evalign.streaming.source import ParquetRows, Parts, hashed
-from evalign.streaming.statistics import CategorySummary, Sample, Statistics
-from evalign.streaming.stream_loop import StreamBatches
-from evalign.streaming.survey import HeldOut, survey
+from evalign.streaming.statistics import CategorySummary, HeldOut, Sample, Statistics, survey
+from evalign.streaming.stream_training import StreamBatches
 from evalign.tables import TableEncoder
 from evalign.tables.columns import ColumnTypeError, TableError
 from evalign.training.batches import Rows

@@ -25,8 +25,8 @@ from evalign.steps import StepChoice
 from evalign.storage import container
 from evalign.streaming.fit_stream import Stream, fit_stream
 from evalign.streaming.source import ParquetRows, Parts
-from evalign.streaming.stream_loop import step_loss, validate
-from evalign.streaming.survey import survey
+from evalign.streaming.statistics import survey
+from evalign.streaming.stream_training import step_loss, validate
 from evalign.training.batches import Rows
 from evalign.training.checkpoint import FORMAT
 from evalign.training.recipes import RECIPES
@@ -38,7 +38,7 @@ FEATURES = ["age", "income", "job", "owner", "rooms", "always"]
 OBJECTIVE = Objective("f1", "multiclass", StepChoice("annealed"))
 KILLED = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_streaming_runs import fitted
 fitted({folder!r}, {checkpoint!r})
 """
@@ -53,7 +53,8 @@ def fitted(folder, checkpoint=None):
 def test_a_killed_run_goes_on_from_its_last_epoch_and_ends_as_if_nothing_had_happened(tmp_path):
     folder, checkpoint = write(tmp_path / "data", people(4000), row_group=500), tmp_path / "checkpoint.safetensors"
     whole = fitted(folder)
-    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder), checkpoint=str(checkpoint))
+    tests = [str(folder) for folder in Path(__file__).parents[:2]]
+    code = KILLED.format(tests=tests, folder=str(folder), checkpoint=str(checkpoint))
     process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"OMP_NUM_THREADS": "1"})
     deadline = time.monotonic() + 120
     while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -75,7 +76,7 @@ def test_a_killed_run_goes_on_from_its_last_epoch_and_ends_as_if_nothing_had_hap
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     checkpoint = tmp_path / "checkpoint.safetensors"
     fitted(write(tmp_path / "one", people(600)), checkpoint)
-    with pytest.raises(ValueError, match=r"is of a training with rows \[600, .*remove the file to start anew"):
+    with pytest.raises(ValueError, match=r"belongs to a training with rows \[600, .*remove the file to start anew"):
         fitted(write(tmp_path / "two", people(610)), checkpoint)
 
 

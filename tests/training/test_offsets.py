@@ -13,9 +13,17 @@ from evalign._objective import Objective
 from evalign.networks import mlp
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows
-from evalign.training.evaluation import argmax_score, estimate_offset, predict_logits, validate
+from evalign.training.evaluation import (
+    argmax_score,
+    class_gains,
+    estimate_offset,
+    gain_matrix,
+    metric_offset,
+    of_matrix,
+    predict_logits,
+    validate,
+)
 from evalign.training.loop import train
-from evalign.training.offsets import class_gains, gain_matrix, metric_offset, of_matrix
 from evalign.training.recipes import Recipe, Stage, find_recipe
 from evalign.training.step import batch_loss
 from evalign_papers.rivals import logit_adjusted_loss

@@ -3,12 +3,13 @@
 import gc
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from evalign import metrics
 from evalign._objective import Objective
@@ -18,7 +19,7 @@ from evalign.training.batches import Rows
 from evalign.training.evaluation import argmax_score
 from evalign.training.loop import train
 from evalign.training.recipes import Recipe, Stage
-from evalign.training.step import RecordedStep, batch_loss, plain_step
+from evalign.training.step import RecordedStep, adamw, batch_loss
 
 STAGE = Stage("metric", metric=True, anchor=0.5, learning_rate=0.01, epochs=1, patience=1, weight_decay=0.1)
 OBJECTIVE = Objective("mcc", "multiclass", StepChoice("annealed"), anchor=0.5)
@@ -32,6 +33,22 @@ def rows() -> Rows:
 def fresh() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.BatchNorm1d(4), mlp(4, 3, (8,), 0.2))
+
+
+def plain_step(
+    network: nn.Module, rows: Rows, stage: Stage, objective: Objective, batch_size: int, *, amp: bool = False
+) -> Callable[[Tensor], None]:
+    """An update of the training loop for the rows of an index, without a recording."""
+    optimiser = adamw(network, stage)
+    network.train()
+
+    def step(index: Tensor) -> None:
+        loss = batch_loss(network, rows[index], stage, objective, stage.temperature, amp)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+
+    return step
 
 
 def test_a_recorded_step_is_the_plain_one():

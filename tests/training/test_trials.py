@@ -18,7 +18,7 @@ from evalign.training.evaluation import argmax_score
 from evalign.training.history import Controller
 from evalign.training.loop import train
 from evalign.training.recipes import Recipe, Stage
-from evalign.training.stacked import Trial, _Stack, train_trials
+from evalign.training.stacked import Stack, Trial, train_trials
 from evalign_papers.networks import PairNetwork
 
 OBJECTIVE = Objective("mcc", "multiclass", StepChoice("annealed"))
@@ -156,7 +156,7 @@ def test_one_output_is_trained_as_torch_trains_it():
     rows = table()
     rows = replace(rows, y=(rows.y > 0).long())
     make = lambda: mlp(4, 1, (8,), 0.0).double()  # noqa: E731
-    stack = _Stack(
+    stack = Stack(
         make, rows, [binary_trial()], OBJECTIVE, argmax_score(metrics.accuracy), 40, "binary", False, False, None
     )
     torch.manual_seed(5)
@@ -164,7 +164,8 @@ def test_one_output_is_trained_as_torch_trains_it():
     optimiser = torch.optim.AdamW(alone.parameters(), lr=0.01, weight_decay=1e-2)
     batches = Batches(200, 40, seed=5)
     for _ in range(3):
-        stack.epoch()
+        (values,) = stack.epoch(stack.runs)
+        stack.runs[0].record(values, 0.0)
         for index in batches.epoch():
             loss = (
                 nn.functional.binary_cross_entropy_with_logits(
@@ -180,7 +181,7 @@ def test_one_output_is_trained_as_torch_trains_it():
         p = torch.sigmoid(alone(rows.x[200:260])).squeeze(1) > 0.5
         right = (p == (rows.y[200:260] == 1)).double()
         weight = rows.weight[200:260]
-        assert stack.histories[0][-1].score == pytest.approx(float((right * weight).sum() / weight.sum()))
+        assert values.score == pytest.approx(float((right * weight).sum() / weight.sum()))
 
 
 def test_watched_rows_are_told_of_every_epoch_and_choose_nothing():
@@ -290,11 +291,11 @@ def test_class_offsets_are_not_stacked():
 @pytest.mark.parametrize("dropout", [0.1, 0.6])
 def test_each_layer_keeps_its_share_for_each_trial_anew(dropout):
     made = [replace(trial, dropout=dropout) for trial in trials()[:2]]
-    stack = _Stack(lambda: network(0.3), table(), made, OBJECTIVE, SCORE, 40, "multiclass", False, False, None)
+    stack = Stack(lambda: network(0.3), table(), made, OBJECTIVE, SCORE, 40, "multiclass", False, False, None)
     networks, shape = stack.networks, torch.Size([1, stack.batches.width])
     drawn = []
     for s in (0, 1, 0):
-        kept = networks._kept_values(slice(s, s + 1), shape)
+        kept = networks._masks(slice(s, s + 1), shape)
         assert {name: tuple(value.shape[2:]) for name, value in kept.items()} == {"2.keep": (8,), "5.keep": (6,)}
         assert set(torch.cat([value.flatten() for value in kept.values()]).tolist()) == {0.0, 1.0}
         drawn.append(torch.cat([value.flatten(2) for value in kept.values()], 2).float())
@@ -308,8 +309,8 @@ def test_a_stack_is_gone_when_its_training_is_over():
     """Without a garbage collector to help: a cycle would hold weights and moments of all networks for longer."""
     gc.disable()
     try:
-        stack = _Stack(lambda: network(0.3), table(), trials(), OBJECTIVE, SCORE, 40, "multiclass", False, False, None)
-        stack.epoch()
+        stack = Stack(lambda: network(0.3), table(), trials(), OBJECTIVE, SCORE, 40, "multiclass", False, False, None)
+        stack.epoch(stack.runs)
         weights = weakref.ref(stack.networks)
         del stack
         assert weights() is None

@@ -9,7 +9,7 @@ from evalign.cli import options as o
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evalign.training.advice import Advice
+    from evalign.training.batches import Advice
 
 NAME = "advise"
 EXAMPLE = "evalign advise adult.csv --target income --metric f1"
@@ -38,7 +38,7 @@ def command(
     from evalign.cli.console import Output
     from evalign.comparison.aims import Judge
     from evalign.tables.read import check_target, read_table
-    from evalign.training.advice import advise
+    from evalign.training.batches import advise
 
     settings = o.Settings(metric, average, o.parse_beta(beta), positive)
     settings.check()

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from evalign.estimators.base import HeldOutPredictions
 from evalign.estimators.network import EASTClassifier
 from evalign.streaming.source import ParquetRows, Parts, gathered, own_rank, rank_count
-from evalign.streaming.stream_loop import StreamBatches, epoch_updates, train_stream
-from evalign.streaming.survey import Survey, labels_of, survey
+from evalign.streaming.statistics import Survey, labels_of, survey
+from evalign.streaming.stream_training import StreamBatches, epoch_updates, train_stream
 from evalign.tables.columns import TableError
 from evalign.training.batches import Rows, default_batch_size
 from evalign.training.evaluation import predict_logits

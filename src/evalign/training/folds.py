@@ -20,7 +20,7 @@ from evalign.tables.packed import Table
 from evalign.tables.split import Division
 from evalign.training.batches import Batches, Rows
 from evalign.training.evaluation import Score, predict_logits
-from evalign.training.history import Epoch, check_finite
+from evalign.training.history import Epoch
 from evalign.training.loop import OnEpoch
 from evalign.training.recipes import Recipe
 from evalign.training.stacked import Trial, train_trials
@@ -124,25 +124,26 @@ def train_folds(
     stratified: bool = False,
     refit: bool = False,
     on_epoch: OnEpoch | None = None,
+    deadline: float | None = None,
 ) -> TrainedFolds:
-    """A network for every fold, fold i with the seed `seed` + i, trained as one stack; each stops by its own rows.
+    """Train a network for every fold, fold i with the seed `seed` + i, as one stack; each stops by its own fold.
 
-    `on_epoch` hears of the first network that still trains. Ctrl-C ends training and keeps the best weights so far.
-    With `refit` the networks are trained once more, each on all rows and each stage as long as it was best.
+    `on_epoch` receives the epochs of the first network that still trains. Ctrl-C, or a `deadline` in seconds of
+    `time.perf_counter`, ends training and keeps the best weights so far. With `refit` the networks are trained once
+    more, each on all rows and each stage for as many epochs as were best.
     """
 
     def run(trials: list[Trial]) -> tuple[Together, list[list[Epoch]]]:
         heard = [0]
 
         def listen(member: int, epoch: Epoch) -> None:
-            check_finite(epoch.train_loss, epoch.epoch, epoch.stage)
             if on_epoch is not None and epoch.epoch > heard[0]:  # all began together, so that their epochs are one
                 heard[0] = epoch.epoch
                 on_epoch(epoch)
 
         results = train_trials(
             make_network, folded.rows, trials, objective, score, batch_size=batch_size, stratified=stratified,
-            on_epoch=listen, catch_interrupt=True,
+            on_epoch=listen, catch_interrupt=True, may_diverge=False, deadline=deadline,
         )  # fmt: skip
         with torch.random.fork_rng([]):  # the caller's random numbers are left as they were
             members = [make_network() for _ in results]

@@ -1,10 +1,10 @@
-"""When to cool, when to stop and which weights were best: one trial's bookkeeping, in plain numbers."""
+"""When to cool, when to stop and which weights are best: the bookkeeping of one network in training."""
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalign.annealing import Geometric
 from evalign.training.recipes import Recipe, Stage
@@ -28,7 +28,7 @@ class Epoch:
 
 
 def check_finite(train_loss: float, epoch: int, stage: str) -> None:
-    """A network whose loss is no number has nothing to be kept."""
+    """Raise FloatingPointError for a training loss that is not a finite number."""
     if not math.isfinite(train_loss):
         raise FloatingPointError(
             f"the training loss became {train_loss} in epoch {epoch} of stage {stage!r}; "
@@ -36,8 +36,18 @@ def check_finite(train_loss: float, epoch: int, stage: str) -> None:
         )
 
 
+class Values(NamedTuple):
+    """What an epoch of one network measured: its mean training loss, then validation values, then watched ones."""
+
+    train_loss: float
+    loss: float
+    entropy: float
+    score: float
+    watched: tuple[float, ...] = ()
+
+
 class Temperature:
-    """The number a schedule sets where there is no loss module to set it on."""
+    """A temperature for a schedule to set where there is no loss module."""
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
@@ -97,6 +107,41 @@ class Controller:
             self.finished = self.cooling.finished
         self.finished = self.finished or self.epochs >= self.stage.epochs
         return best
+
+
+class Run:
+    """Progress of one network through the stages of its recipe: controller of the current stage and history."""
+
+    def __init__(self, stages: tuple[Stage, ...]) -> None:
+        self.stages = stages
+        self.history: list[Epoch] = []
+        self.begin(0)
+
+    def begin(self, number: int) -> None:
+        self.number = number
+        if not self.finished:
+            self.controller = Controller(self.stages[number])
+
+    @property
+    def finished(self) -> bool:
+        return self.number >= len(self.stages)
+
+    @property
+    def stage(self) -> Stage:
+        """The current stage; of a finished run the last."""
+        return self.controller.stage
+
+    def record(self, values: Values, seconds: float) -> Epoch:
+        """Take the values of one epoch; the result's `best` says whether its weights are the ones to keep."""
+        controller = self.controller
+        temperature, learning_rate = controller.temperature, controller.learning_rate
+        best = controller.step(loss=values.loss, entropy=values.entropy, score=values.score)
+        epoch = Epoch(
+            len(self.history) + 1, self.stage.name, temperature, learning_rate, values.train_loss, values.loss,
+            values.entropy, values.score, best, seconds, values.watched,
+        )  # fmt: skip
+        self.history.append(epoch)
+        return epoch
 
 
 def describe(epoch: Epoch, metric: str) -> str:

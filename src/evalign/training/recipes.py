@@ -12,17 +12,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stage:
-    """One optimiser's life: 1 - soft metric (if `metric`) + `anchor` x cross-entropy, until it stops paying.
+    """One phase of training with its own optimiser: 1 - soft metric (if `metric`) + `anchor` x cross-entropy.
 
-    `epochs` bounds the stage. `patience` epochs without a better validation value end it, or, with a cooling
-    `rate`, end one temperature; `cool_to` cools by the form `cooling` over `epochs` instead, whatever validation says.
-    `decay` "cosine" takes the learning rate to 0 over `epochs`. `monitor` "last" keeps the last epoch, whatever
-    validation says. With `offset` the metric's class offsets (`training.offsets`) at the validation confusion matrix of
-    the stage's start, times this number, are added to the logits in training and left off when predicting.
+    `epochs` bounds the stage. `patience` epochs without a better validation value end it, or, with a cooling `rate`,
+    end one temperature; `cool_to` instead cools over `epochs` by the schedule `cooling`, whatever validation says.
+    `decay` "cosine" takes the learning rate to 0 over `epochs`. `monitor` names the validation value that chooses the
+    weights to keep; "last" keeps the last epoch.
 
-    `average` is the share of the stage's updates so far, the latest ones, that the weights are averaged over
-    (evalign.training.step): validation looks at the average, the best of it is kept, and the next stage starts
-    from there. 0 is the last update alone.
+    With `offset` the class offsets of the metric (`training.evaluation`), estimated from the validation confusion
+    matrix at the start of the stage and multiplied by this number, are added to the logits in training only.
+
+    `average` is the share of the stage's updates so far over which the weights are averaged: validation evaluates the
+    average, its best is kept, and the next stage starts from there. 0 is the last update alone.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a stack of networks needs beside the networks: dropout from outside, one AdamW for all, padded indices."""
+"""Weights, dropout masks and AdamW of several networks trained as one."""
 
 import copy
 import math
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from evalign.tables.packed import Table
+from evalign.training.batched_mlp import BatchedMLP, SharedDropout
 from evalign.training.cuda_graph import RECORDING
 from evalign.training.evaluation import joined, rows_at_once
-from evalign.training.plain_layers import PlainLayers, SharedDropout
 
 
 def with_shared_dropout(network: nn.Module, rate: float | None) -> nn.Module:
@@ -53,19 +53,14 @@ class FlatParameters:
         self.views = self.views_of(self.flat)
 
     def views_of(self, flat: Tensor) -> dict[str, Tensor]:
-        """A matrix (S, P) as the parameters that it holds, each a view of it."""
+        """A matrix (s, P) as the parameters that it holds, each a view of it."""
         parts = torch.split(flat, [shape[1:].numel() for shape in self.shapes.values()], 1)
-        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        named = zip(self.shapes.items(), parts, strict=True)
+        return {name: part.view(len(flat), *shape[1:]) for (name, shape), part in named}
 
     def leaves(self, own: slice) -> dict[str, Tensor]:
         """The parameters of some of the networks, to take a gradient by."""
         return {name: view[own].detach().requires_grad_() for name, view in self.views.items()}
-
-    @staticmethod
-    def gradient(loss: Tensor, leaves: dict[str, Tensor]) -> Tensor:
-        """d loss / d flat of these networks, a row for each."""
-        parts = torch.autograd.grad(loss, list(leaves.values()))
-        return torch.cat([part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts], 1)
 
 
 class StackedAdamW:
@@ -110,15 +105,15 @@ def padded(indices: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Ten
     return matrix, mask
 
 
-DRAWN_AT_ONCE = 256  # rows: a random number takes four bytes, whether a value is kept one
+GROUP_SIZE = 1 << 22  # numbers of one kind, such as hidden values, that a step of several networks may hold on a CPU
 
 
 class StackedNetworks:
-    """S networks on the rows of one table: their weights, those that are judged, and the best of each so far.
+    """S networks on the rows of one table: their weights, those that are evaluated, and the best of each so far.
 
     `make_network` is called once for each, after seeding with its seed; `dropouts` replace the network's rate where
     they are not None, and `batch_lengths` are how many rows of a training batch are a network's own, for which its
-    generator draws what dropout keeps. With `averages` what is judged is an average of the weights, kept by the caller.
+    generator draws the dropout masks. With `averages` an average of the weights is evaluated, kept by the caller.
     """
 
     def __init__(
@@ -132,8 +127,6 @@ class StackedNetworks:
         averages: bool,
     ) -> None:
         self.x, self.device, self.count, self.batch_lengths = x, x.device, len(seeds), batch_lengths
-        # A GPU has time left for all trials at once. A CPU has none, and one after the other takes a share of the room.
-        self.groups = [slice(None)] if self.device.type != "cpu" else [slice(s, s + 1) for s in range(self.count)]
         networks = []
         for seed, dropout in zip(seeds, dropouts, strict=True):
             with RECORDING, torch.random.fork_rng([]):
@@ -142,81 +135,112 @@ class StackedNetworks:
             networks.append(network.to(self.device))
         params, buffers = stack_module_state(networks)
         self.parameters = FlatParameters(params)
-        self.judged = self.parameters.flat.clone() if averages else self.parameters.flat
-        self.judged_views = self.parameters.views_of(self.judged)
+        self.evaluated = self.parameters.flat.clone() if averages else self.parameters.flat
+        self.evaluated_views = self.parameters.views_of(self.evaluated)
         self.widths = dropout_widths(networks[0], x[:2])
         anew = {f"{name}.keep" for name in self.widths}  # anew for every batch
         self.buffers: dict[str, Tensor] = {name: b.detach() for name, b in buffers.items() if name not in anew}
         self.skeleton = copy.deepcopy(networks[0]).to("meta")
         self.best = {name: kept.clone() for name, kept in self._kept().items()}
+        rows, drawn = max(batch_lengths), sum(map(math.prod, self.widths.values()))
+        # A GPU trains all networks in one step. A CPU gains from that only while launching operations takes longer
+        # than their arithmetic, and pays with memory.
+        self.at_once = self.count
+        self.mlp: BatchedMLP | None = None
+        if self.device.type == "cpu":
+            self.at_once = max(1, min(self.count, GROUP_SIZE // max(1, rows * drawn)))
+            self.mlp = BatchedMLP.of(networks[0], self.at_once, rows)
+            if self.mlp is None:
+                self.at_once = 1
+        self.open_groups([True] * self.count)
+        self.all_groups = self.groups
+        self.gradient = torch.empty_like(self.parameters.flat[: self.at_once])
+        # One buffer for all dropout masks: the largest tensor of a step is allocated once.
+        self.drawn = torch.empty((self.at_once, rows, drawn), dtype=x.dtype, device=self.device)
         shared = self.device.type == "cuda" and self.count > 1
-        self.plain = PlainLayers.of(networks[0], max(batch_lengths)) if self.device.type == "cpu" else None
-        drawn = sum(map(math.prod, self.widths.values()))
-        # One place for all that dropout draws: the largest tensor of a step need not find new room every time.
-        room = (self.count // len(self.groups), DRAWN_AT_ONCE if self.plain else max(batch_lengths), drawn)
-        self.drawn = torch.empty(room, dtype=x.dtype, device=self.device)
-        self.keeps = torch.ones(1, max(batch_lengths) if self.plain else 0, drawn, dtype=torch.bool)
-        self.noises = [torch.Generator(self.device).manual_seed(seed) for seed in seeds[: 1 if shared else None]]
+        self.generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds[: 1 if shared else None]]
 
-    def logits(self, own: slice, index: Tensor, training: dict[str, Tensor] | None) -> Tensor:
-        """By the parameters in `training`, or by those that are judged, in pieces then on a CPU."""
-        if self.plain is not None:
-            return self._plain_logits(self.plain, own, index[0], training)[None]
-        self.skeleton.train(training is not None)
-        keep = self._nothing_drawn if training is None else self._kept_values(own, index.shape)
+    def open_groups(self, still_training: Sequence[bool]) -> None:
+        """Choose the networks that are trained in one step: all on a GPU, up to `at_once` neighbours on a CPU."""
+        if self.device.type != "cpu":
+            self.groups = [slice(None)]
+            return
+        self.groups = []
+        for s in (s for s, is_open in enumerate(still_training) if is_open):
+            last = self.groups[-1] if self.groups else slice(0, -1)
+            if last.stop == s and s - last.start < self.at_once:
+                self.groups[-1] = slice(last.start, s + 1)
+            else:
+                self.groups.append(slice(s, s + 1))
+
+    def training_logits(self, own: slice, index: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Logits of a training batch, and a function from the loss's gradient by them to that by the flat parameters.
+
+        The function may be called once, and before the next batch.
+        """
+        masks = self._masks(own, index.shape)
+        if self.mlp is not None:
+            return self._mlp_logits(self.mlp, own, index, masks)
+        leaves = self.parameters.leaves(own)
+        self.skeleton.train()
+        logits = self._vmapped(own, index, leaves, masks)
+
+        def gradient(slope: Tensor) -> Tensor:
+            parts = torch.autograd.grad(logits, list(leaves.values()), slope)
+            return torch.cat([part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts], 1)
+
+        return logits.detach(), gradient
+
+    def _mlp_logits(
+        self, mlp: BatchedMLP, own: slice, index: Tensor, masks: dict[str, Tensor]
+    ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        parameters = {name: view[own] for name, view in self.parameters.views.items()}
+        scales = [1 / (1 - self.buffers[f"{name}.rate"][own, None, None]) for name in mlp.dropouts]
+        chosen = [masks[f"{name}.keep"].mul_(scale) for name, scale in zip(mlp.dropouts, scales, strict=True)]
+
+        def gradient(slope: Tensor) -> Tensor:
+            found = self.gradient[: len(slope)]
+            mlp.backward(slope, parameters, scales, self.parameters.views_of(found))
+            return found
+
+        return mlp.forward(self.x[index], parameters, chosen), gradient
+
+    @torch.no_grad()
+    def logits(self, own: slice, index: Tensor) -> Tensor:
+        """Logits in evaluation mode by the weights to be evaluated; on a CPU in pieces."""
+        views = {name: view[own] for name, view in self.evaluated_views.items()}
+        mlp = self.mlp
+        if mlp is not None:
+            pieces = torch.split(index, mlp.rows, 1)
+            return joined((mlp.forward(self.x[places], views) for places in pieces), index.shape[1], dim=1)
+        self.skeleton.eval()
+        keep = {f"{name}.keep": self.drawn.new_empty(len(index), 0) for name in self.widths}
+        if self.device.type != "cpu":
+            return self._vmapped(own, index, views, keep)
+        pieces = torch.split(index, rows_at_once(self.device), 1)
+        return joined((self._vmapped(own, places, views, keep) for places in pieces), index.shape[1], dim=1)
+
+    def _vmapped(self, own: slice, index: Tensor, params: dict[str, Tensor], keep: dict[str, Tensor]) -> Tensor:
         buffers = {name: buffer[own] for name, buffer in self.buffers.items()} | keep
-        params = {name: view[own] for name, view in self.judged_views.items()} if training is None else training
 
         def one(params, buffers, x):  # type: ignore[no-untyped-def]
             return functional_call(self.skeleton, (params, buffers), (x,))
 
-        def of(places: Tensor) -> Tensor:
-            return vmap(one, randomness="different")(params, buffers, self.x[places])  # type: ignore[no-any-return]
+        return vmap(one, randomness="different")(params, buffers, self.x[index])  # type: ignore[no-any-return]
 
-        if training is not None or self.device.type != "cpu":
-            return of(index)
-        return joined(map(of, torch.split(index, rows_at_once(self.device), 1)), index.shape[1], dim=1)
-
-    def _plain_logits(
-        self, plain: PlainLayers, own: slice, index: Tensor, training: dict[str, Tensor] | None
-    ) -> Tensor:
-        """Of one network, as they are trained on a CPU."""
-        if training is None:
-            judged = {name: view[own].squeeze(0) for name, view in self.judged_views.items()}
-            pieces = torch.split(index, plain.rows)
-            return joined((plain.judged(self.x[places], judged) for places in pieces), len(index))
-        kept = self._kept_values(own, index[None].shape)
-        scales = [1 / (1 - float(self.buffers[f"{name}.rate"][own])) for name in plain.dropouts]
-        parameters = {name: leaf.squeeze(0) for name, leaf in training.items()}
-        return plain.logits(self.x[index], parameters, [kept[f"{name}.keep"][0] for name in plain.dropouts], scales)
-
-    def _kept_values(self, own: slice, shape: torch.Size) -> dict[str, Tensor]:
-        """What every dropout layer keeps of a batch; on a CPU by each trial's own generator, for its own rows only."""
-        rates = {name: self.buffers[f"{name}.rate"][own, None, None] for name in self.widths}
-        places = [math.prod(one) for one in self.widths.values()]
-        if self.plain is not None:
-            rate = torch.cat([rate.expand(1, 1, width) for rate, width in zip(rates.values(), places, strict=True)], 2)
-            (count,), (generator,) = self.batch_lengths[own], self.noises[own]
-            for rows in torch.split(self.keeps[:, :count], DRAWN_AT_ONCE, 1):
-                torch.ge(self.drawn[:, : rows.shape[1]].uniform_(generator=generator), rate, out=rows)
-            layers = torch.split(self.keeps, places, 2)
+    def _masks(self, own: slice, shape: torch.Size) -> dict[str, Tensor]:
+        """What every dropout layer keeps of a batch; on a CPU drawn by each network's generator, for its rows only."""
+        drawn = self.drawn[: shape[0]]
+        if len(self.generators) < self.count:
+            drawn.uniform_(generator=self.generators[0])
         else:
-            if len(self.noises) < self.count:
-                self.drawn.uniform_(generator=self.noises[0])
-            else:
-                for rows, count, generator in zip(self.drawn, self.batch_lengths[own], self.noises[own], strict=True):
-                    rows[:count].uniform_(generator=generator)
-            drawn = torch.split(self.drawn, places, 2)
-            layers = tuple(layer.ge_(rate) for layer, rate in zip(drawn, rates.values(), strict=True))
+            for rows, count, generator in zip(drawn, self.batch_lengths[own], self.generators[own], strict=True):
+                rows[:count].uniform_(generator=generator)
+        layers = torch.split(drawn, [math.prod(one) for one in self.widths.values()], 2)
         return {
-            f"{name}.keep": layer.view(*shape, *one)
+            f"{name}.keep": layer.ge_(self.buffers[f"{name}.rate"][own, None, None]).view(*shape, *one)
             for (name, one), layer in zip(self.widths.items(), layers, strict=True)
         }
-
-    @property
-    def _nothing_drawn(self) -> dict[str, Tensor]:
-        width = 1 if len(self.groups) > 1 else self.count
-        return {f"{name}.keep": self.drawn.new_empty(width, 0) for name in self.widths}
 
     @torch.no_grad()
     def keep(self, better: list[int]) -> None:
@@ -240,7 +264,7 @@ class StackedNetworks:
             current[s] = self.best[name][s]
 
     def _kept(self) -> dict[str, Tensor]:
-        return {"": self.judged, **self.buffers}
+        return {"": self.evaluated, **self.buffers}
 
     def best_of(self, s: int) -> dict[str, Tensor]:
         """The best weights of network s as a state dict of what `make_network` makes."""

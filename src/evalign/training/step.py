@@ -1,7 +1,8 @@
-"""An average of the weights along the way: steadier than the last update, which still jumps with every batch."""
+"""One network in training: optimiser, average of the weights, loss of a batch, and the step on rows in memory."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -9,18 +10,29 @@ from torch import Tensor, nn
 
 from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Task
-from evalign.training.batches import Rows
+from evalign.training.batches import Batches, Rows
 from evalign.training.cuda_graph import Replay
-from evalign.training.evaluation import Term, flat, mean_over_members, with_offset
+from evalign.training.evaluation import (
+    Score,
+    Term,
+    Watch,
+    estimate_offset,
+    flat,
+    mean_over_members,
+    predict_logits,
+    validate,
+    with_offset,
+)
+from evalign.training.history import Run, Values
 from evalign.training.recipes import Stage
 
 
 def weight_of_newest(updates: Tensor, share: float | Tensor) -> Tensor:
-    """What the newest of `updates` weighs in an average over about the last `share` of them: 1 / max(1, share x t).
+    """Weight of the newest of t `updates` in an average over about the last `share` of them: 1 / max(1, share x t).
 
-    The horizon grows with the updates, so that the start is forgotten at any time and no length need be known
-    beforehand: (k / t)^(1 / share - 1), nearly, is what update k still counts after t of them (polynomial decay,
-    Shamir and Zhang 2013). Share 1 is the plain mean, share 0 the last update alone.
+    The horizon grows with the number of updates, so that no length has to be known beforehand: after t updates, update
+    k still weighs about (k / t)^(1 / share - 1) (polynomial decay, Shamir and Zhang 2013). Share 1 is the plain mean,
+    share 0 the last update alone.
 
     >>> weight_of_newest(torch.tensor([1.0, 10.0, 40.0]), 0.1)
     tensor([1.0000, 1.0000, 0.2500])
@@ -32,7 +44,7 @@ class WeightAverage:
     """The average of a network's parameters over about the last `share` of a stage's updates so far.
 
     a <- a + (w - a) / max(1, share x t) after update t. Buffers are not averaged: those of batch norm are averages
-    already, and stay those that training has. Everything is on the device, so that a recorded step can hold it.
+    already. Everything stays on the device, so that a recorded step can include it.
     """
 
     def __init__(self, network: nn.Module, share: float) -> None:
@@ -44,14 +56,14 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """To be called after every update of the parameters."""
+        """Take in the parameters after an update."""
         self.updates += 1
         newest = weight_of_newest(self.updates, self.share).to(self.values[0].dtype)
         torch._foreach_lerp_(self.values, self.parameters, [newest] * len(self.values))
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """The network has the averaged parameters inside, and its own again afterwards."""
+        """Give the network the averaged parameters inside the context, and its own again afterwards."""
         own = [parameter.clone() for parameter in self.parameters]
         torch._foreach_copy_(self.parameters, self.values)
         try:
@@ -61,12 +73,12 @@ class WeightAverage:
 
     @property
     def state(self) -> list[Tensor]:
-        """All that an update changes."""
+        """The tensors that an update changes."""
         return [self.updates, *self.values]
 
 
 def adamw(network: nn.Module, stage: Stage, *, recorded: bool = False) -> torch.optim.AdamW:
-    """A stage's optimiser; one that can be recorded keeps its learning rate on the device."""
+    """The optimiser of a stage; one that can be recorded keeps its learning rate on the device."""
     parameters = list(network.parameters())
     device = parameters[0].device
     captured = recorded and device.type == "cuda"
@@ -78,9 +90,10 @@ def adamw(network: nn.Module, stage: Stage, *, recorded: bool = False) -> torch.
 
 
 def at_stage(objective: Objective | Term, stage: Stage) -> Objective | Term:
+    """The objective with the anchor and the step of a stage; any other loss term as it is."""
     if not isinstance(objective, Objective):
         return objective
-    own = objective.step.step  # a function is the objective's own
+    own = objective.step.step  # a stage does not replace a function given by the user
     return replace(
         objective, anchor=stage.anchor, step=replace(objective.step, step=own if callable(own) else stage.step)
     )
@@ -115,27 +128,11 @@ def batch_loss(
     return mean_over_members(loss_of, with_offset(z, offset, task), task)
 
 
-def plain_step(
-    network: nn.Module, rows: Rows, stage: Stage, objective: Objective | Term, batch_size: int, *, amp: bool = False
-) -> Callable[[Tensor], None]:
-    """The step of `training.loop` as it is, for the rows of an index: what a recorded one is held against."""
-    optimiser = adamw(network, stage)
-    network.train()
-
-    def step(index: Tensor) -> None:
-        loss = batch_loss(network, rows[index], stage, objective, stage.temperature, amp)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-
-    return step
-
-
 class RecordedStep:
-    """Called with the rows of a batch, always as many; recorded on a GPU at the first call, run as it is on a CPU.
+    """An update on the rows of an index of fixed length: recorded on a GPU at the first call, run directly on a CPU.
 
-    `temperature` and `learning_rate` are tensors to be written to; `total` adds up the losses of all steps. `average`
-    is one that the optimiser's steps update.
+    `temperature` and `learning_rate` are tensors to write to; `total` adds up the losses of all steps. `average` is
+    updated by the optimiser's steps.
     """
 
     def __init__(
@@ -196,3 +193,130 @@ class RecordedStep:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
         self.total += loss.detach()
+
+
+class InMemory:
+    """A `training.loop.Source` of one network on rows in memory: batches, optimiser, averaged and best weights."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        train: Rows,
+        valid: Rows,
+        objective: Objective | Term,
+        task: Task,
+        score: Score,
+        batches: Batches,
+        *,
+        amp: bool = False,
+        recorded: bool = False,
+        watch: Watch | None = None,
+        watch_rows: Rows | None = None,
+    ) -> None:
+        self.network, self.train, self.valid, self.objective, self.task = network, train, valid, objective, task
+        self.score, self.batches, self.amp, self.recorded = score, batches, amp, recorded
+        self.watch, self.watch_rows = watch, watch_rows
+        self.offset: Tensor | None = None
+        self.average: WeightAverage | None = None
+        self.recorded_step: RecordedStep | None = None
+        self.keep([0])
+
+    def begin_stage(self, number: int, run: Run) -> None:
+        stage = run.stage
+        self.optimiser = adamw(self.network, stage, recorded=self.recorded)
+        self.average = WeightAverage(self.network, stage.average) if stage.average else None
+        self.recorded_step = None
+        if self.average is not None:
+            update = self.average.update
+            self.optimiser.register_step_post_hook(lambda *_: update())
+
+    def epoch(self, runs: Sequence[Run]) -> list[Values]:
+        (run,) = runs
+        controller, stage = run.controller, run.stage
+        objective, temperature = at_stage(self.objective, stage), controller.temperature
+        if stage.offset and not controller.epochs:
+            self.offset = self.estimate_offset(objective, stage)
+        offset = self.offset if stage.offset else None
+        self.network.train()
+        train_loss = float(self.run_updates(run, objective, offset))
+        with self._averaged():
+            values = self.validate(stage, objective, temperature, offset)
+            return [Values(train_loss, values["loss"], values["entropy"], values["score"], self._watched())]
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        if numbers:
+            with self._averaged():
+                self.best = copy.deepcopy(self.network.state_dict())
+
+    def restore(self, number: int) -> None:
+        self.network.load_state_dict(self.best)
+
+    # -- what sources of other data replace ---------------------------------------------------------------------
+
+    def run_updates(self, run: Run, objective: Objective | Term, offset: Tensor | None) -> Tensor:
+        """Updates of one epoch; returns the mean loss. Nothing here reads a value, so a GPU is never waited for."""
+        if self.recorded:
+            return self._recorded_updates(run, objective, offset)
+        order = self.batches.order().to(self.train.y.device)
+        rows = (self.train[index] for index in order.tensor_split(self.batches.count))
+        return self.update_on(rows, run, objective, offset)
+
+    def loss(
+        self, batch: Rows, stage: Stage, objective: Objective | Term, temperature: float, offset: Tensor | None
+    ) -> Tensor:
+        return batch_loss(self.network, batch, stage, objective, temperature, self.amp, task=self.task, offset=offset)
+
+    def validate(
+        self, stage: Stage, objective: Objective | Term, temperature: float, offset: Tensor | None
+    ) -> dict[str, float]:
+        return validate(
+            self.network, self.valid, stage, objective, self.score, temperature, self.amp, task=self.task, offset=offset
+        )
+
+    def estimate_offset(self, objective: Objective | Term, stage: Stage) -> Tensor:
+        return estimate_offset(self.network, self.valid, objective, stage, self.offset, self.amp)
+
+    def update_on(
+        self, batches: Iterable[Rows], run: Run, objective: Objective | Term, offset: Tensor | None
+    ) -> Tensor:
+        """One update per batch; returns the mean loss."""
+        temperature = run.controller.temperature
+        for group in self.optimiser.param_groups:
+            group["lr"] = run.controller.learning_rate
+        losses = []
+        for batch in batches:
+            loss = self.loss(batch, run.stage, objective, temperature, offset)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimiser.step()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _recorded_updates(self, run: Run, objective: Objective | Term, offset: Tensor | None) -> Tensor:
+        batches, size = self.batches, len(self.train) // self.batches.count
+        if self.recorded_step is None:
+            self.recorded_step = RecordedStep(
+                self.network, self.train, run.stage, objective, size, amp=self.amp, task=self.task, offset=offset,
+                optimiser=self.optimiser, average=self.average,
+            )  # fmt: skip
+        step = self.recorded_step
+        step.temperature.fill_(run.controller.temperature)
+        step.learning_rate.fill_(run.controller.learning_rate)
+        step.total.zero_()
+        order = batches.order()[: size * batches.count].to(self.train.y.device)
+        for index in torch.split(order, size):
+            step(index)
+        return step.total / batches.count
+
+    def _averaged(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.average is None else self.average.in_place()
+
+    @torch.no_grad()
+    def _watched(self) -> tuple[float, ...]:
+        if self.watch is None or self.watch_rows is None:
+            return ()
+        rows = self.watch_rows
+        logits = predict_logits(self.network, rows.x, amp=self.amp)
+        return tuple(self.watch(*flat(logits, rows.y, rows.weight, self.task)).tolist())
