@@ -243,7 +243,7 @@ def test_parts_are_scaled_by_training_rows_and_trials_have_rows_of_their_own():
 
 
 def test_thinning_reaches_the_ratio_from_either_side():
-    whole = dataset_of(example().data, None)  # 5000 to 250
+    whole = dataset_of(example(), None)  # 5000 to 250
     for ratio, positives, negatives in ((10, 250, 2500), (100, 50, 5000)):
         counts = thinned(whole, ratio).counts
         assert (counts["positive"], counts["negative"]) == (positives, negatives)

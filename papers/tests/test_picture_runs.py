@@ -60,7 +60,8 @@ def config(**changes) -> Config:
 def loaded(monkeypatch):
     """Data sets by name, without files."""
 
-    def find(data, _data_dir):
+    def find(config, _data_dir):
+        data = config.data
         return {"made_up": made_up(), "two": made_up(2), "tailed": made_up(3, 240, True), "graphs": frames()}[data.name]
 
     monkeypatch.setattr(trial_data, "dataset_of", find)

@@ -15,10 +15,10 @@ from pathlib import Path
 import joblib
 import pytest
 
-from evalign_papers.engine.cells import Cell, cells_of, held, with_grid_of_the_paper
+from evalign_papers.engine.cells import Cell, at_printed_budget, cells_of, held
 from evalign_papers.engine.config import Grid, read_config, to_json
 from evalign_papers.engine.printed import find_papers, load_table
-from evalign_papers.engine.reports import load_report, report_path
+from evalign_papers.engine.reports import Report, load_report, report_path
 from evalign_papers.engine.run import run
 from evalign_papers.engine.scheduler import pieces_of, run_cells, run_trial
 
@@ -99,7 +99,7 @@ def test_a_tiny_table_from_the_command_line(tiny, tmp_path):
         (["btg-tiny", "--row", "luck"], "row must be"),
         (["btg-tiny", "--engine", "slurm"], "engine must be"),
         (["btg-tiny", "--protocol", "kind"], "protocol must be"),
-        (["btg-tiny", "--grid", "huge"], "grid must be"),
+        (["btg-tiny", "--budget", "huge"], "budget must be"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(tiny, arguments, message):
@@ -209,18 +209,34 @@ def test_a_cell_in_other_hands_is_left_alone(tiny):
     assert not list(tiny.rglob("*.lock"))
 
 
-def test_the_grid_of_the_paper_is_a_config_of_its_own(tiny):
+def test_the_printed_budget_is_a_config_of_its_own(tiny):
     cell = Cell(tiny / "btg/tiny/honest/synthetic_5.f1.json")
-    assert with_grid_of_the_paper(cell) == cell  # nothing to search
-    searched = replace(cell.config, grid=Grid((1e-3,), (), (0.9,), (), "score", "each"))
-    cell.path.write_text(to_json(searched))
-    derived = with_grid_of_the_paper(cell)
-    assert derived.path != cell.path
-    assert derived.row == "f1"
-    grid = derived.config.grid
-    assert grid is not None
-    assert len(grid.learning_rate) * len(grid.dropout) * len(grid.rate) * len(grid.batch_size) == 3 * 2 * 2 * 5
-    assert cell.config == searched
+    assert at_printed_budget(cell) == cell  # none is planned
+    beside = cell.path.with_name("synthetic_5.f1@printed.json")
+    beside.write_text(to_json(replace(cell.config, cell=f"{cell.config.cell}@printed")))
+    assert at_printed_budget(cell).path == beside
+    assert at_printed_budget(cell).row == "f1"
+
+
+def test_a_grid_that_was_interrupted_goes_on_with_the_next_batch_size(tiny):
+    path = tiny / "btg/tiny/paper/synthetic_5.f1.json"
+    grid = Grid((1e-3, 1e-2), (), (), (512, 2048), "loss", "once")
+    config = replace(Cell(path).config, grid=grid, trials=2)
+    whole = run(config)
+    seen = []
+
+    def stop_after_the_first(report):
+        seen.append(len(report.grid))
+        raise KeyboardInterrupt
+
+    begun = Report(config)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, report=begun, save=stop_after_the_first)
+    assert seen == [2]
+    assert {entry["point"]["batch_size"] for entry in begun.grid} == {2048}
+    resumed = run(config, report=begun)
+    assert resumed.grid == whole.grid
+    assert resumed.values("paper", "f1") == whole.values("paper", "f1")
 
 
 def test_trials_of_the_very_same_config_in_another_table_are_taken_over(tiny):

@@ -52,12 +52,12 @@ def command(
         list[str] | None,
         typer.Option("--row", help="These rows alone, by the name of their cell; repeatable.", rich_help_panel=RUN),
     ] = None,
-    grid: Annotated[
+    budget: Annotated[
         str,
         typer.Option(
-            "--grid", help="small, or paper: as large as EAST's, in configs of their own.", rich_help_panel=RUN
+            "--budget", help="reduced, or printed: EAST's and MF's grid, patience and epochs.", rich_help_panel=RUN
         ),
-    ] = "small",
+    ] = "reduced",
     trials: Annotated[
         int | None,
         typer.Option(
@@ -99,7 +99,7 @@ def command(
 
     output = Output(quiet=quiet, as_json=json)
     check_choice("protocol", protocol, ["honest", "paper", "both"])
-    check_choice("grid", grid, ["small", "paper"])
+    check_choice("budget", budget, ["reduced", "printed"])
     check_choice("engine", engine, ENGINES)
     home = writable_papers(papers) if tables else find_papers(papers)
     named = list(all_tables(home)) if tables == ["all"] else [load_table(home, name) for name in tables or ()]
@@ -109,10 +109,10 @@ def command(
     if named:
         wanted = ("honest", "paper") if protocol == "both" else (protocol,)
         cells = select(home, named, wanted, dataset, row)
-        if grid == "paper":
-            from evalign_papers.engine.cells import with_grid_of_the_paper
+        if budget == "printed":
+            from evalign_papers.engine.cells import at_printed_budget
 
-            cells = [with_grid_of_the_paper(cell) for cell in cells]
+            cells = [at_printed_budget(cell) for cell in cells]
         failed = work(
             cells, output, data_dir=None if data_dir is None else str(data_dir), device=o.resolve_device(device),
             jobs=jobs, engine=engine, trials=trials,

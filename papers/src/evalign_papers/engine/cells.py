@@ -7,10 +7,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from evalign.storage.atomic import write_atomically
-from evalign_papers.engine.config import Config, read_config, to_json
+from evalign_papers.engine.config import Config, read_config
 from evalign_papers.engine.printed import Table
 from evalign_papers.engine.reports import Report, load_report, report_path
+from evalign_papers.engine.settings import PRINTED_BUDGET
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Cell:
 
     @property
     def row(self) -> str:
-        """The name that rows of a table give their cell, without the grid that it may have been searched by."""
+        """The name that rows of a table give their cell, without the mark of a budget."""
         return self.path.name.split(".")[1].partition("@")[0]
 
     @property
@@ -74,25 +74,10 @@ def cells_of(papers: Path, table: Table, protocols: Sequence[str] = ("honest", "
     return [Cell(path) for path in dict.fromkeys(paths) if path.exists()]
 
 
-def with_grid_of_the_paper(cell: Cell) -> Cell:
-    """The same cell searched as EAST describes, as a config of its own beside it; the cell itself if it has no grid.
-
-    Batch sizes 128 … 2048 (credit card also 4096 and 8192), learning rates 1e-2 … 1e-4, dropout 0.25 and 0.5, cooling
-    by 0.8 and 0.9 where there is any (EAST, E.4).
-    """
-    config = cell.config
-    if config.grid is None:
-        return cell
-    sizes = (128, 256, 512, 1024, 2048, *((4096, 8192) if config.data.name == "creditcard" else ()))
-    grid = replace(
-        config.grid, learning_rate=(1e-2, 1e-3, 1e-4), dropout=(0.25, 0.5), batch_size=sizes,
-        rate=(0.8, 0.9) if config.grid.rate else (),
-    )  # fmt: skip
-    path = cell.path.with_name(cell.path.name.removesuffix(".json") + "@paper-grid.json")
-    derived = replace(config, cell=f"{config.cell}@paper-grid", grid=grid)
-    if not path.exists() or read_config(path) != derived:
-        write_atomically(path, to_json(derived))
-    return Cell(path)
+def at_printed_budget(cell: Cell) -> Cell:
+    """The cell beside this one that has every number of the printed protocol; the cell itself where there is none."""
+    beside = Cell(cell.path.with_name(cell.path.name.removesuffix(".json") + f"{PRINTED_BUDGET}.json"))
+    return beside if beside.path.exists() else cell
 
 
 @contextlib.contextmanager

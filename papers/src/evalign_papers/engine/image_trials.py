@@ -58,8 +58,12 @@ def train_pictures(
     point: Point,
     checkpoint: Path | None = None,
     on_epoch: OnEpoch | None = None,
+    catch_interrupt: bool = False,
 ) -> Trained:
-    """One network; `pixels` are all pictures of the data set, on the device that trains."""
+    """Train one network; `pixels` are all images of the data set, on the device that trains.
+
+    With `catch_interrupt` a KeyboardInterrupt, Ctrl-C's or that of `on_epoch`, ends training and keeps the best epoch.
+    """
     assert config.network is not None
     assert config.training is not None
     device, classes = pixels.device, len(dataset.classes)
@@ -84,7 +88,7 @@ def train_pictures(
     history = train(
         network, rows[0], rows[1], recipe, term, metric_score(config.decide_for, classes), task=task, seed=seed,
         batch_size=int(point.get("batch_size", config.training.batch_size)), amp=amp, checkpoint=checkpoint,
-        checkpoint_every=max(1, recipe.epochs // CHECKPOINTS), catch_interrupt=False, recorded=amp,
+        checkpoint_every=max(1, recipe.epochs // CHECKPOINTS), catch_interrupt=catch_interrupt, recorded=amp,
         watch=watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None, watch_rows=rows[2],
         on_epoch=None if on_epoch is None else lambda epoch: on_epoch(trial, epoch),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """run(config) -> report: the trials of a cell that are not there yet, kept as soon as they are done."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def _pictures(
         raise ValueError(
             f"{config.cell}: networks for pictures search a grid anew for each trial; set search to 'each'"
         )
-    dataset, points = dataset_of(config.data, data_dir), grid_points(config.grid)
+    dataset, points = dataset_of(config, data_dir), grid_points(config.grid)
     torch.backends.cudnn.benchmark = True  # pictures of one size: the fastest algorithm is looked for once
     pixels = torch.from_numpy(np.ascontiguousarray(dataset.X)).to(device)
     for trial, split in picture_splits(config, dataset, missing):
@@ -143,10 +143,13 @@ def _stacked(
     started = time.perf_counter()
     points = grid_points(config.grid)
     if config.grid is not None and config.grid.search == "once":
-        if not report.grid:
-            first = train_points(config, list(parts(config, data_dir, [0])), points, device, on_epoch)
-            report.grid = [_validation(one) for one in first]
-            save(report)
+        tried = [entry["point"] for entry in report.grid]
+        first = list(parts(config, data_dir, [0]))
+        for group in _by_batch_size(point for point in points if point not in tried):
+            report.grid += [_validation(one) for one in train_points(config, first, group, device, on_epoch)]
+            report.seconds += time.perf_counter() - started
+            started = time.perf_counter()
+            save(report)  # a grid is long: a run that is killed goes on with the next batch size
         points = [_best_point(config, report.grid)]
     own = {part.trial: part for part in parts(config, data_dir, missing)}
     trained = train_points(config, list(own.values()), points, device, on_epoch)
@@ -165,6 +168,14 @@ def _stacked(
         )
     report.seconds += seconds
     save(report)
+
+
+def _by_batch_size(points: Iterable[Point]) -> list[list[Point]]:
+    """Points that can be trained as one stack; the largest batches, which are the quickest, first."""
+    groups: dict[float, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.get("batch_size", 0.0), []).append(point)
+    return [groups[size] for size in sorted(groups, reverse=True)]
 
 
 def _validation(one: Trained) -> dict[str, object]:

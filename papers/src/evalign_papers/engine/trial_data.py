@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from evalign.tables import TableEncoder
 from evalign_papers.datasets import Card, Dataset, Split, load, splits
 from evalign_papers.datasets.base import Graphs
-from evalign_papers.engine.config import Config, Data
+from evalign_papers.engine.config import Config
 
 Matrix = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -35,8 +35,11 @@ class Part:
         return config.seed + self.trial
 
 
-def dataset_of(data: Data, data_dir: str | Path | None) -> Dataset:
-    return _loaded(data.name, data.protocol, tuple(sorted(data.options.items())), data.ratio, str(data_dir or ""))
+def dataset_of(config: Config, data_dir: str | Path | None) -> Dataset:
+    """The data set of a config, with the quirk of its loader if the config names it."""
+    data = config.data
+    options = data.options | ({"first_line": True} if "adult_first_line" in config.quirks else {})
+    return _loaded(data.name, data.protocol, tuple(sorted(options.items())), data.ratio, str(data_dir or ""))
 
 
 @lru_cache(maxsize=2)  # the cells of a table come data set by data set
@@ -82,7 +85,7 @@ def thinned(dataset: Dataset, ratio: int, seed: int = 0) -> Dataset:
 
 def parts(config: Config, data_dir: str | Path | None, trials: list[int] | None = None) -> Iterator[Part]:
     """The parts of `trials`, or of all; the quirk "one_split" gives every trial the first one's rows."""
-    dataset = dataset_of(config.data, data_dir)
+    dataset = dataset_of(config, data_dir)
     wanted = list(range(config.trials)) if trials is None else trials
     if "one_split" in config.quirks:
         first = _part(dataset, next(iter(splits(dataset, 1, config.seed))), config, 0)

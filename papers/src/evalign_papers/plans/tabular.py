@@ -11,6 +11,7 @@ from evalign.training.recipes import Stage, find_recipe
 from evalign_papers.datasets import find_card
 from evalign_papers.datasets.base import Protocol
 from evalign_papers.engine.config import VERSION, Config, Data, Grid, Method, Network, Training
+from evalign_papers.engine.settings import EAST, MF, PRINTED_BUDGET, UNBOUNDED, printed_settings
 
 HERE = Path(__file__).parents[1] / "tables"
 TABLES = {
@@ -31,6 +32,7 @@ BTG_EPOCHS = {
     "synthetic_33": 300,
 }
 EAST_EPOCHS = {"cocktailparty": 600, "adult": 120, "mammography": 600, "creditcard": 40}
+LARGER = {"adult": (1024, 2048)}
 EAST_PATIENCE = {"cocktailparty": 20, "adult": 8, "mammography": 20, "creditcard": 5}
 
 BTG_NETWORK = Network((32, 16), 0.5, "one")
@@ -50,13 +52,21 @@ STAGE = Stage("metric", metric=True, anchor=0.0, learning_rate=1e-3, epochs=0, p
 ENTROPY = replace(STAGE, name="cross-entropy", metric=False, anchor=1.0)
 
 
+NO_CAP = {"adult"}  # run again since: stopped by patience alone, as printed
+
+
+def quirks_of_data(name: str, paper: bool) -> tuple[str, ...]:
+    return ("adult_first_line",) if paper and name == "adult" else ()
+
+
 def btg(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
     """A cell of Bridging the Gap: network 32-16, Adam 1e-3, batches of 1024, patience 100."""
     loss, _, rest = cell.partition("-")
     shape = "sigmoid" if "sigmoid" in rest else "linear"
     batch = int(cell.rpartition("-b")[2]) if "-b" in cell else 1024
-    paper, quirks = protocol == "paper", BTG_QUIRKS if protocol == "paper" else ()
-    epochs = BTG_EPOCHS[name]
+    paper = protocol == "paper"
+    quirks = (*BTG_QUIRKS, *quirks_of_data(name, paper)) if paper else ()
+    epochs = UNBOUNDED if paper and name in NO_CAP else BTG_EPOCHS[name]
     stage = replace(STAGE, epochs=epochs, step=shape)
     decide_for = "accuracy" if loss == "accuracy" else "f1"
     if loss in ("f1", "f2", "f3", "accuracy", "auroc"):
@@ -78,10 +88,15 @@ def btg(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
         method = Method("wmw", {"gamma": 0.2, "p": 3.0, "of_positives": paper})
     elif loss == "ap_perf":
         method, batch = Method("ap_perf", {}), 20
+        quirks = tuple(quirk for quirk in quirks if quirk != "adult_first_line")  # too slow to be run again
         stage = replace(STAGE, epochs=20, patience=5, learning_rate=3e-4)
     elif loss == "svm_perf":
         method = Method("svm_perf", {"loss": rest, "C": 1.0})
-        return {"method": method, "quirks": tuple(q for q in quirks if q == "auroc_of_cuts"), "decide_for": "f1"}
+        return {
+            "method": method,
+            "quirks": tuple(q for q in quirks if q in ("auroc_of_cuts", "adult_first_line")),
+            "decide_for": "f1",
+        }
     else:
         raise ValueError(f"btg-{table}: no plan for {cell!r}")
     training = Training((stage,), batch, class_weight=table == "s9", oversample=table == "s11")
@@ -91,18 +106,27 @@ def btg(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
 def east(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
     """A cell of EAST: network 512-256-128, AdamW, a grid on validation data, geometric cooling."""
     paper = protocol == "paper"
-    quirks = ("one_split",) if paper else ()
-    if cell == "ccs":
-        return {"method": Method("ccs", {}), "quirks": ("macro_f1",) if paper else (), "decide_for": "f1"}
-    if cell == "forest":
-        return {"method": Method("random_forest", {}), "quirks": ("macro_f1",) if paper else (), "decide_for": "f1"}
+    quirks = ("one_split", *quirks_of_data(name, paper)) if paper else ()
+    if cell in ("ccs", "forest"):
+        method = Method({"forest": "random_forest"}.get(cell, cell), {})
+        own = ("macro_f1", *quirks_of_data(name, paper)) if paper else ()
+        return {"method": method, "quirks": own, "decide_for": "f1"}
     small = name not in ("creditcard",)
     grid = Grid(
         (1e-3, 1e-4), (0.25, 0.5) if small else (), (0.8, 0.9) if cell not in ("ce", "dice") else (), (),
         select="loss" if paper else "score", search="once" if paper else "each",
     )  # fmt: skip
+    larger = paper and name in LARGER
+    if larger:  # the printed grid but for the small batches, which take most of its time
+        grid = replace(grid, learning_rate=(1e-2, 1e-3, 1e-4), dropout=(0.25, 0.5), batch_size=LARGER[name])
+    patience = {"2": MF.patience}.get(table, EAST.patience) if larger else EAST_PATIENCE[name]
     stage = replace(
-        STAGE, epochs=EAST_EPOCHS[name], patience=EAST_PATIENCE[name], rate=0.9, step="annealed", weight_decay=1e-2
+        STAGE,
+        epochs=UNBOUNDED if larger else EAST_EPOCHS[name],
+        patience=patience,
+        rate=0.9,
+        step="annealed",
+        weight_decay=1e-2,
     )
     if table == "2":  # MF: the slope stays as it is
         stage, grid = replace(stage, rate=None, step="linear"), replace(grid, rate=())
@@ -208,15 +232,38 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                     parts = (btg if paper == "btg" else east)(table, cell, name, protocol)
                 where = f"{paper}/{table}/{protocol}/{name}.{cell}"
                 full = {"network": None, "training": None, "grid": None, **parts}
-                yield (
-                    HERE / f"{where}.json",
-                    Config(
-                        version=VERSION,
-                        cell=where,
-                        protocol=protocol,
-                        data=data,
-                        trials=10,
-                        seed=0,
-                        **full,
-                    ),
-                )
+                config = Config(
+                    version=VERSION, cell=where, protocol=protocol, data=data, trials=10, seed=0, **full
+                )  # fmt: skip
+                yield HERE / f"{where}.json", config
+                if paper in ("east", "mf") and protocol == "paper" and config.grid is not None:
+                    yield HERE / f"{where}{PRINTED_BUDGET}.json", at_printed_budget(config)
+                    if (paper, name) == ("east", "creditcard") and cell != "dice":
+                        yield from larger_budgets(where, config)
+
+
+def larger_budgets(where: str, config: Config) -> Iterator[tuple[Path, Config]]:
+    """Credit card: the printed protocol but for the small batches; F1 also that of the positive class."""
+    full = at_printed_budget(config)
+    assert full.grid is not None
+    larger = replace(full, cell=f"{where}@larger", grid=replace(full.grid, batch_size=(2048, 8192)))
+    yield HERE / f"{where}@larger.json", larger
+    if config.method.options.get("metric") == "f1":
+        method = replace(config.method, options={**config.method.options, "average": "binary"})
+        yield HERE / f"{where}@larger-positive.json", replace(larger, cell=f"{where}@larger-positive", method=method)
+
+
+def at_printed_budget(config: Config) -> Config:
+    """The same cell with every number of the printed protocol, as a config of its own beside it."""
+    printed, grid, training = printed_settings(config), config.grid, config.training
+    assert printed is not None
+    assert grid is not None
+    assert training is not None
+    stages = tuple(replace(stage, epochs=UNBOUNDED, patience=printed.patience) for stage in training.stages)
+    searched = replace(
+        grid, learning_rate=printed.learning_rate, dropout=printed.dropout, batch_size=printed.batch_size,
+        rate=printed.rate if grid.rate else (),
+    )  # fmt: skip
+    return replace(
+        config, cell=f"{config.cell}{PRINTED_BUDGET}", grid=searched, training=replace(training, stages=stages)
+    )

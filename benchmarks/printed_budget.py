@@ -1,0 +1,162 @@
+"""Run cells of the papers' tables at the printed budget, within a time limit; made for short visits to a large machine.
+
+    python benchmarks/printed_budget.py cells 'btg/*/paper/adult.*' --device cpu --jobs 9 --seconds 440 --out adult.tar
+    python benchmarks/printed_budget.py cifar10 --seconds 430 --out cifar10.jsonl
+
+`cells` runs configs that match a pattern below the folder of tables, as `evalign reproduce` does, and packs their
+reports after each one; a later run goes on where it stopped. `cifar10` trains Darknet-19 by EAST's printed protocol
+(patience 50 a temperature, no bound on epochs) at one batch size and some learning rates of the printed grid, one
+process each, and writes a line per network: its curve, and the scores of the epoch of lowest validation loss. Neither
+needs more than torch, scikit-learn, pandas and pyarrow.
+"""
+
+import argparse
+import json
+import os
+import tarfile
+import time
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from evalign_papers.engine.cells import Cell
+from evalign_papers.engine.config import Config
+from evalign_papers.engine.printed import PACKAGED
+from evalign_papers.engine.reports import environment, report_path
+from evalign_papers.engine.settings import PRINTED, UNBOUNDED
+
+LOSSES, RATES = ("f1", "accuracy", "mcc"), (1e-3, 1e-4)
+
+
+def run_cells(args: argparse.Namespace) -> None:
+    from evalign_papers.engine.scheduler import is_open, run_cell
+
+    started = time.monotonic()
+    named = sorted({path for pattern in args.patterns for path in PACKAGED.glob(f"{pattern}.json")})
+    cells = [Cell(path) for path in named if not path.name.endswith(".report.json")]
+    todo = [cell for cell in cells if is_open(cell)]
+    print(f"{len(todo)} of {len(cells)} cells to run", flush=True)
+    pool = ProcessPoolExecutor(args.jobs, get_context("spawn"))
+    waiting = {pool.submit(run_cell, cell.path, args.data_dir, args.device, args.trials) for cell in todo}
+    while waiting:
+        left = args.seconds - (time.monotonic() - started)
+        finished, waiting = wait(waiting, max(0.0, min(left, 30.0)), FIRST_COMPLETED)
+        for future in finished:
+            done = future.result()
+            print(f"{done.cell}: {done.error or f'{done.trials} trials'}, {done.seconds:.0f} s", flush=True)
+        _pack(cells, args.out)
+        if left <= 0:
+            print(f"time is up: {len(waiting)} cells are not complete", flush=True)
+            for process in list(pool._processes.values()):
+                process.kill()
+            os._exit(0)
+
+
+def _pack(cells: list[Cell], out: Path) -> None:
+    temporary = out.with_suffix(".part")
+    with tarfile.open(temporary, "w") as archive:
+        for path in (report_path(cell.path) for cell in cells):
+            if path.exists():
+                archive.add(path, str(path.relative_to(PACKAGED)))
+    temporary.replace(out)
+
+
+def cifar_config(loss: str, rate: float, batch_size: int) -> Config:
+    """EAST's cell of CIFAR-10 by the printed protocol, at one point of its grid."""
+    config = Cell(PACKAGED / f"east/1/paper/cifar10.{loss}.json").config
+    assert config.training is not None
+    patience = PRINTED["east", "cifar10"].patience
+    stages = tuple(
+        replace(
+            stage, learning_rate=rate, epochs=UNBOUNDED, patience=patience, max_stale=3,
+            rate=0.9 if stage.rate is not None else None,
+        )
+        for stage in config.training.stages
+    )  # fmt: skip
+    return replace(config, training=replace(config.training, stages=stages, batch_size=batch_size))
+
+
+def train_cifar(loss: str, rate: float, batch_size: int, trial: int, args: dict[str, Any]) -> dict[str, Any]:
+    """Train one network until it stops by itself or time is up; its scores, its curve, and which of the two it was."""
+    import numpy as np
+    import torch
+
+    from evalign.training.evaluation import probabilities_of
+    from evalign_papers.engine.image_trials import picture_splits, train_pictures
+    from evalign_papers.engine.scores import hard_scores
+    from evalign_papers.engine.trial_data import dataset_of
+
+    deadline = args["deadline"]
+    torch.set_num_threads(1)
+    config = cifar_config(loss, rate, batch_size)
+    dataset = dataset_of(config, args["data_dir"])
+    torch.backends.cudnn.benchmark = True
+    pixels = torch.from_numpy(np.ascontiguousarray(dataset.X)).to(args["device"])
+    [(_, split)] = picture_splits(config, dataset, [trial])
+    started, curve, stopped = time.time(), list[list[float]](), ["patience"]
+
+    def watch(_trial: int, epoch: Any) -> None:
+        curve.append([epoch.temperature, epoch.train_loss, epoch.loss, epoch.score])
+        if time.time() > deadline or len(curve) >= args["epochs"]:
+            stopped[0] = "time"
+            raise KeyboardInterrupt
+
+    trained = train_pictures(config, dataset, pixels, split, trial, {}, None, watch, catch_interrupt=True)
+    test = probabilities_of(trained.test.double(), "multiclass").numpy()
+    scores = hard_scores(test.argmax(1), dataset.y[split.test], len(dataset.classes), dataset.classes)
+    best = min(range(len(curve)), key=lambda i: curve[i][2])
+    return {
+        "loss": loss, "learning_rate": rate, "batch_size": batch_size, "trial": trial, "epochs": len(curve),
+        "stopped_by": stopped[0], "best_epoch": best + 1, "seconds": round(time.time() - started, 1),
+        "test": {name: round(scores[name], 4) for name in ("f1", "accuracy", "mcc")},
+        "validation_loss": curve[best][2], "validation_score": curve[best][3],
+        "environment": environment(args["device"]), "curve": [[round(v, 4) for v in line] for line in curve],
+    }  # fmt: skip
+
+
+def run_cifar(args: argparse.Namespace) -> None:
+    shared = {
+        "deadline": time.time() + args.seconds, "data_dir": args.data_dir, "device": args.device, "epochs": args.epochs,
+    }  # fmt: skip
+    jobs = [(loss, rate, trial) for trial in range(args.trials or 1) for loss in args.losses for rate in args.rates]
+    with ProcessPoolExecutor(args.jobs or len(jobs), get_context("spawn")) as pool:
+        futures = [pool.submit(train_cifar, loss, rate, args.batch, trial, shared) for loss, rate, trial in jobs]
+        with args.out.open("a", encoding="utf-8") as file:
+            while futures:
+                finished, rest = wait(futures, return_when=FIRST_COMPLETED)
+                futures = list(rest)
+                for future in finished:
+                    line = future.result()
+                    file.write(json.dumps(line) + "\n")
+                    file.flush()
+                    print({key: value for key, value in line.items() if key != "curve"}, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    cells = commands.add_parser("cells")
+    cells.add_argument("patterns", nargs="+")
+    cells.add_argument("--jobs", type=int, default=1)
+    cells.set_defaults(run=run_cells)
+    cifar = commands.add_parser("cifar10")
+    cifar.add_argument("--losses", nargs="+", default=LOSSES)
+    cifar.add_argument("--rates", nargs="+", type=float, default=RATES)
+    cifar.add_argument("--batch", type=int, default=256)
+    cifar.add_argument("--epochs", type=int, default=UNBOUNDED, help="for a trial run")
+    cifar.add_argument("--jobs", type=int)
+    cifar.set_defaults(run=run_cifar)
+    for one in (cells, cifar):
+        one.add_argument("--seconds", type=float, default=430.0)
+        one.add_argument("--trials", type=int)
+        one.add_argument("--device", default="cuda")
+        one.add_argument("--data-dir", default=os.environ.get("EVALIGN_DATA"))
+        one.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Training settings as the papers print them, and how far a config falls short of them.
+
+A run below the printed budget is a reduced run: `reductions` says in which respect, wherever its number is shown.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from evalign_papers.engine.config import Config
+from evalign_papers.engine.reports import Report
+
+UNBOUNDED = 100_000  # epochs that no run reaches: the papers stop by patience alone
+PRINTED_BUDGET = "@printed"
+
+
+class Settings(NamedTuple):
+    """What one paper says about one kind of data; a tuple is a grid that validation loss chooses from."""
+
+    source: str
+    learning_rate: tuple[float, ...]
+    batch_size: tuple[int, ...]
+    dropout: tuple[float, ...]  # () where the text gives none
+    rate: tuple[float, ...]  # of cooling; () where the slope stays as it is
+    patience: int
+    trials: int = 10
+
+
+RATES, DROPOUTS, COOLING = (1e-2, 1e-3, 1e-4), (0.25, 0.5), (0.8, 0.9)
+TABULAR = (128, 256, 512, 1024, 2048)
+EAST = Settings("EAST, E.1 and E.4", RATES, TABULAR, DROPOUTS, COOLING, 50)
+MF = Settings("MF, Sec. 6; the grid is EAST's, MF refers to a supplement", RATES, TABULAR, DROPOUTS, (), 100)
+BTG = Settings("BtG supplement, 4.2 and 4.3", (1e-3,), (1024,), (), (), 100)
+PRINTED: dict[tuple[str, str], Settings] = {
+    ("btg", "table"): BTG,
+    ("btg", "images"): Settings("BtG supplement, 4.2", (1e-4,), (128,), (), (), 100),
+    ("btg", "graphs"): Settings("BtG, Sec. 5.3", (1e-3,), (64,), (), (), 100),
+    ("btg", "batches"): Settings("BtG supplement, Table 5", (1e-3,), (128, 1024, 2048, 4096), (), (), 100),
+    ("east", "table"): EAST,
+    ("east", "creditcard"): EAST._replace(batch_size=(*TABULAR, 4096, 8192)),  # 4069 is printed
+    ("east", "cifar10"): EAST._replace(batch_size=(32, 64, 128, 256), dropout=()),
+    ("east", "caltech256"): EAST._replace(batch_size=(32, 64), dropout=()),
+    ("mf", "table"): MF,
+    ("mf", "creditcard"): MF._replace(batch_size=(*TABULAR, 4096, 8192)),
+    ("mf", "cifar10"): MF._replace(batch_size=(32, 64, 128, 256), dropout=()),
+    ("mf", "caltech256"): MF._replace(batch_size=(32, 64), dropout=()),
+}
+
+
+def printed_settings(config: Config) -> Settings | None:
+    """The settings that the paper of a config prints for its data; None for what is ours, or no network."""
+    if config.training is None or config.network is None:
+        return None
+    paper, table = config.cell.split("/")[:2]
+    name = "caltech256" if config.data.name == "caltech101" else config.data.name  # its stand-in
+    kind = {"mlp": "table", "graph": "graphs"}.get(config.network.kind, "images")
+    if (paper, table) == ("btg", "s5"):
+        kind = "batches"
+    return PRINTED.get((paper, name)) or PRINTED.get((paper, kind))
+
+
+def reductions(config: Config, report: Report | None = None) -> list[str]:
+    """In which respects a run is smaller than the printed protocol; empty where it is not.
+
+    A bound on the epochs counts where a trial reached it, or where nothing has been run yet.
+    """
+    printed = printed_settings(config)
+    if printed is None or config.protocol != "paper" or config.training is None:
+        return []
+    found = []
+    training, grid = config.training, config.grid
+    stages = training.stages
+    patience = min(stage.patience for stage in stages)
+    cap = sum(stage.epochs for stage in stages)
+    if patience < printed.patience and not (patience >= cap and cap < printed.patience):
+        found.append(f"patience {patience} of {printed.patience}")
+    if cap < UNBOUNDED:
+        reached = None if report is None else sum(trial.epochs >= cap for trial in report.trials)
+        if reached is None or (report is not None and reached):
+            by = "" if report is None else f", reached by {reached} of {len(report.trials)} trials"
+            found.append(f"at most {cap} epochs{by}")
+    tried = {
+        "learning rate": (printed.learning_rate, grid.learning_rate if grid else (), stages[0].learning_rate),
+        "batch size": (printed.batch_size, grid.batch_size if grid else (), training.batch_size),
+    }
+    for name, (wanted, searched, fixed) in tried.items():
+        ours: Sequence[float] = searched or (fixed,)
+        if (missing := [value for value in wanted if value not in ours]) and not (
+            name == "batch size" and config.cell.startswith("btg/s5")
+        ):
+            found.append(f"{name} {_listed(ours)} of {_listed(wanted)}" if len(missing) < len(wanted) else
+                         f"{name} {_listed(ours)}, not {_listed(wanted)}")  # fmt: skip
+    planned = config.trials if report is None else len(report.trials)
+    if planned < printed.trials:
+        found.append(f"{planned} of {printed.trials} trials")
+    return found
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
