@@ -16,7 +16,7 @@ ROWS, FEATURES, CLASSES = 24, 5, 3
 OPTIONS = [
     {"metric": "f1"},
     {"metric": "mcc", "anchor": 1.0, "label_smoothing": 0.1},
-    {"metric": "auroc"},
+    {"metric": "auroc", "threshold": [0.25, 0.5, 0.75]},
     {"metric": "fbeta", "beta": 2.0, "memory": "auto"},
     {"metric": lambda c: (c.tp / c.actual).mean(), "anchor": 0.5},
 ]

@@ -11,7 +11,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from evalign import MetricLoss, metric_loss
-from evalign.losses import build_objective
+from evalign._objective import Objective
+from evalign._options import LossOptions
 from test_losses import BACKENDS, TASKS, WITH_AUROC, batch
 
 OPTIONS = [
@@ -134,7 +135,7 @@ def test_vmap_over_trials_with_their_own_temperatures_equals_a_loop(metric, task
     z, y = (torch.stack(x) for x in zip(*parts, strict=True))
     weight = torch.rand(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
     temperatures = torch.tensor([0.05, 0.2, 0.4], dtype=torch.float64)
-    objective = build_objective(metric, task=task, anchor=1.0, backend=backend)
+    objective = Objective.of(LossOptions(metric, task=task, anchor=1.0, backend=backend))
 
     def value_and_gradient(*arguments):
         return torch.func.grad_and_value(objective)(*arguments)
@@ -150,7 +151,7 @@ def test_vmap_over_trials_with_their_own_temperatures_equals_a_loop(metric, task
 
 def test_vmap_takes_a_beta_per_trial_and_the_lookup_step():
     z, y = batch("multiclass")
-    objective = build_objective("fbeta", beta=1.0, step="lookup")
+    objective = Objective.of(LossOptions("fbeta", beta=1.0, step="lookup"))
     betas = torch.tensor([[1.0] * 4, [0.5, 1.0, 2.0, 4.0]], dtype=torch.float64)
     each = partial(objective, z, y, torch.ones(len(y), dtype=torch.float64), 0.2)
     torch.testing.assert_close(torch.func.vmap(each)(betas), torch.stack([each(beta) for beta in betas]))

@@ -107,10 +107,12 @@ def test_the_anchor_is_cross_entropy(smoothing, backend):
     each = F.cross_entropy(z, y, reduction="none", label_smoothing=smoothing)
     w = torch.rand(len(y), dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     assert anchor(sample_weight=w).item() == pytest.approx(2 * ((each * w).sum() / w.sum()).item())
-    by_class = weight[y]
-    assert anchor(weight=weight).item() == pytest.approx(2 * ((each * by_class).sum() / by_class.sum()).item())
-    if not smoothing:  # torch weighs smoothed labels by their shares, we by the label
-        assert anchor(weight=weight).item() == pytest.approx(2 * F.cross_entropy(z, y, weight).item())
+    weighted = F.cross_entropy(z, y, weight, label_smoothing=smoothing)
+    assert anchor(weight=weight).item() == pytest.approx(2 * weighted.item())
+    y[::5] = -100
+    weighted = F.cross_entropy(z, y, weight, label_smoothing=smoothing)
+    assert anchor(weight=weight).item() == pytest.approx(2 * weighted.item())
+    assert anchor(weight=weight, sample_weight=2 * torch.ones(len(y))).item() == pytest.approx(2 * weighted.item())
 
 
 @pytest.mark.parametrize("task", ["binary", "multilabel"])

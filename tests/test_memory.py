@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalign import MetricLoss
-from evalign.losses import build_objective
+from evalign._objective import Objective
+from evalign._options import LossOptions
 from evalign.memory import Memory
 from test_loss_module import run, torch_own_warnings
 from test_losses import TASKS, batch
@@ -17,8 +18,8 @@ from test_losses import TASKS, batch
 KINDS = [("f1", t, {}) for t in TASKS]
 KINDS += [
     ("mcc", "multiclass", {}),
-    ("auroc", "binary", {}),
-    ("auroc", "multiclass", {}),
+    ("auroc", "binary", {"threshold": [0.25, 0.5, 0.75]}),
+    ("auroc", "multiclass", {"threshold": [0.25, 0.5, 0.75]}),
     ("jaccard", "multilabel", {}),
 ]
 KINDS += [("quadratic_kappa", "multiclass", {}), ("fbeta", "multiclass", {"beta": [1.0, 2.0, 0.5, 1.0]})]
@@ -29,7 +30,7 @@ ids = [f"{m if isinstance(m, str) else 'function'}-{t}" for m, t, _ in KINDS]
 def remembered_loss(metric, task, batches, decay, temperature=0.2, **options):
     """The definition, with `Confusion.__add__` and no memory: counts of the last batch + decayed earlier ones."""
     beta = options.pop("beta", None)
-    objective = build_objective(metric, task=task, beta=beta, **options)
+    objective = Objective.of(LossOptions(metric, task=task, beta=beta, **options))
     parts = []
     for z, y in batches:
         c = objective.confusion(z, y, torch.ones(y.shape, dtype=z.dtype), temperature)
@@ -176,7 +177,7 @@ def test_kappa_with_known_labels_keeps_rows_and_columns_of_its_matrix():
     z, y = batch("multiclass")
     loss = MetricLoss(lambda c: (c.matrix.sum(1) * c.predicted).sum() / c.total**2, memory=Memory(labels=[4, 3, 2, 1]))
     share = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
-    c = build_objective("f1").confusion(z, y, torch.ones(24, dtype=z.dtype))
+    c = Objective.of(LossOptions("f1")).confusion(z, y, torch.ones(24, dtype=z.dtype))
     tp = c.tp / c.actual * share * 24
     predicted = tp + c.fp / (24 - c.actual) * (1 - share) * 24
     assert loss(z.requires_grad_(), y).item() == pytest.approx(1 - (share * predicted / 24).sum().item())

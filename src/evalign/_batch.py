@@ -1,4 +1,4 @@
-"""A batch as a user has it -> flat arrays as `Objective` wants them: every check, then views."""
+"""Flatten a batch as a user has it into the arrays that `Objective` takes, after checking it; sums of such batches."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -6,22 +6,34 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evalign import _checks as checks
+from evalign import _checks
 from evalign._numerics import counting_dtype, sum_by_label
 from evalign.confusion import Confusion, Task
 
 Weight = Tensor | int
 
 
-class Flat(NamedTuple):
+class FlatBatch(NamedTuple):
     """Logits (M, C), (M,) or (M, L), valid labels, and the weight of every label, 0 where it is ignored.
 
-    A weight that is a number stands for both: labels equal to it do not count, all others count 1.
+    A weight that is a number says both: labels equal to it do not count, all others count 1. Labels are whole numbers,
+    or shares: (M, C) of every class, (M,) or (M, L) of a yes. `smoothing_weights` are the weight of every row without
+    that of its class, and those of the classes, which smoothed cross-entropy takes apart.
     """
 
     logits: Tensor
     y: Tensor
     weight: Weight
+    smoothing_weights: tuple[Tensor, Tensor] | None = None
+
+    def split(self, images: int) -> "FlatBatch":
+        """The same with a leading dimension of images, which have equally many rows; weights as a tensor."""
+        y, weight = dense(self.y, self.weight, self.logits.dtype)
+
+        def by_image(x: Tensor) -> Tensor:
+            return x.reshape(images, -1, *x.shape[1:])
+
+        return FlatBatch(by_image(self.logits), by_image(y), by_image(weight))
 
 
 def dense(y: Tensor, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -33,7 +45,13 @@ def dense(y: Tensor, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor
     if isinstance(weight, Tensor):
         return y, weight
     valid = y != weight
-    return torch.where(valid, y, 0).long(), valid.to(counting_dtype(dtype))
+    y = torch.where(valid, y, 0)
+    return y if y.is_floating_point() else y.long(), valid.to(counting_dtype(dtype))
+
+
+def is_soft(task: Task, y: Tensor) -> bool:
+    """Whether flat labels are shares of every class."""
+    return task == "multiclass" and y.dim() == 2
 
 
 def flatten(
@@ -43,20 +61,27 @@ def flatten(
     *,
     offset: Any = None,
     weight: Any = None,
+    pos_weight: Any = None,
     sample_weight: Tensor | None = None,
     ignore_index: int = -100,
+    label_smoothing: float = 0.0,
     from_logits: bool = True,
-) -> Flat:
+    class_dim: int = 1,
+) -> FlatBatch:
     """Check a batch, and bring it into the shape of one row a label.
 
     >>> flatten("multiclass", torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4).long()).logits.shape
     torch.Size([32, 3])
     """
+    if class_dim != 1:
+        input, target = _classes_second(input, target, task, class_dim)
     input, target, all_count = _checked(input, target, task, ignore_index, from_logits)
-    dtype = counting_dtype(input.dtype)
+    dtype = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
     classes = 2 if task == "binary" else input.shape[1]
-    offset = per_class("offset", offset, classes, input.device, dtype)
-    weight = per_class("weight", weight, classes, input.device, dtype)
+    if offset is not None:
+        offset = per_class("offset", offset, classes, input.device, dtype)
+    if weight is not None:
+        weight = per_class("weight", weight, classes, input.device, dtype)
 
     # On a GPU half precision is read as it is by a kernel that counts in float32: no copy of the batch.
     as_it_is = from_logits and offset is None and input.is_cuda
@@ -65,48 +90,78 @@ def flatten(
         logits = _to_logits(logits, task)
     if offset is not None:
         logits = logits + (offset[1] - offset[0] if task == "binary" else offset)
-    if sample_weight is None and weight is None and input.is_cuda:  # nor of the labels
-        return Flat(logits, _one_row_a_label(target, task), ignore_index)
+    soft = task == "multiclass" and target.is_floating_point()
+    if sample_weight is None and weight is None and pos_weight is None and input.is_cuda and not soft:  # nor of labels
+        return FlatBatch(logits, _one_row_a_label(target, task), ignore_index)
 
-    if all_count:
-        y, counted = target.long(), torch.ones(target.shape, dtype=dtype, device=target.device)
+    shape = target.shape[:1] + target.shape[2:] if soft else target.shape
+    if all_count or soft:
+        y, counted = target, torch.ones(shape, dtype=dtype, device=target.device)
     else:
         y, counted = dense(target, ignore_index, dtype)
     if sample_weight is not None:
-        counted = counted * checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
-    y, counted = _one_row_a_label(y, task), _one_row_a_label(counted, task)
-    if weight is not None:
-        counted = counted * (weight if task == "multilabel" else weight[y])
-    return Flat(logits, y, counted)
+        counted = counted * _checks.check_weights(sample_weight, tuple(shape)).to(dtype)
+    y, counted = _one_row_a_label(y, task, scores=soft), _one_row_a_label(counted, task)
+    y = y.to(dtype) if y.is_floating_point() else y.long()
+    if pos_weight is not None:
+        vector = torch.as_tensor(pos_weight, dtype=dtype, device=input.device)
+        _checks.check_per_class("pos_weight", vector, y.shape[-1] if task == "multilabel" else 1)
+        counted = counted * (1 + (vector.reshape(()) if task == "binary" else vector).sub(1) * y)
+    if weight is None:
+        return FlatBatch(logits, y, counted)
+    if soft:
+        return FlatBatch(logits, y * weight, counted)
+    own = weight if task == "multilabel" else weight[y.long()]
+    if task == "binary" and y.is_floating_point():
+        own = weight[0] + (weight[1] - weight[0]) * y
+    apart = (counted, weight) if task == "multiclass" and label_smoothing else None
+    return FlatBatch(logits, y, counted * own, apart)
+
+
+def _classes_second(input: Tensor, target: Tensor, task: Task, class_dim: int) -> tuple[Tensor, Tensor]:
+    """Input and, where it has a score of every class too, target with classes in dimension 1."""
+    _checks.check_floating("input", input)
+    if not -input.dim() <= class_dim < input.dim():
+        raise ValueError(f"class_dim must be a dimension of the input {tuple(input.shape)}, got {class_dim}")
+    if task == "multilabel" or (target.is_floating_point() and target.shape == input.shape):
+        target = target.movedim(class_dim, 1)
+    return (input if input.shape == target.shape and task == "binary" else input.movedim(class_dim, 1)), target
 
 
 def _checked(
     input: Tensor, target: Tensor, task: Task, ignore_index: int, from_logits: bool
 ) -> tuple[Tensor, Tensor, bool]:
     """Input, target, and whether it is known, for free, that no label is ignored."""
-    checks.check_floating("input", input)
-    checks.check_labels(target, soft_allowed=task != "multiclass")
-    if not target.is_floating_point():
+    _checks.check_floating("input", input)
+    soft = isinstance(target, Tensor) and task == "multiclass" and target.is_floating_point() and target.dim() > 1
+    _checks.check_labels(target, soft_allowed=task != "multiclass" or soft)
+    if not target.is_floating_point() and target.dtype != torch.long:
         target = target.long()  # ignore_index -100 is 156 to an unsigned byte
     if task == "multiclass":
-        checks.check_class_shapes(input, target)
-    else:
-        if task == "binary" and input.dim() == target.dim() + 1 and input.shape[1] == 1:
-            input = input.squeeze(1)
-        checks.check_same_shape("input", input, target)
-        if task == "multilabel" and input.dim() < 2:
-            raise ValueError(
-                f"input must have shape (N, L) or (N, L, d1, ...), got {tuple(input.shape)}; "
-                "for one label use task='binary'"
-            )
-        all_count = checks.check_binary_values(target, ignore_index)
-    if task == "multiclass":
-        all_count = checks.check_label_range(target, input.shape[1], ignore_index)
+        if not from_logits:
+            _checks.check_probabilities(input, sum_to_one=True)
+        else:
+            _checks.check_not_probabilities(input)
+        if soft:
+            _checks.check_class_shapes(input, target[:, 0])
+            _checks.check_same_shape("input", input, target)
+            _checks.check_probabilities(target, sum_to_one=True, name="target")
+            return input, target, True
+        _checks.check_class_shapes(input, target)
+        return input, target, _checks.check_label_range(target, input.shape[1], ignore_index)
+    if task == "binary" and input.dim() == target.dim() + 1 and input.shape[1] in (1, 2):
+        two = input.shape[1] == 2  # a head of two logits: their difference is the logit of class 1
+        input = input[:, 1] - (input[:, 0] if from_logits else 0.0) if two else input.squeeze(1)
+    _checks.check_same_shape("input", input, target)
+    if task == "multilabel" and input.dim() < 2:
+        raise ValueError(
+            f"input must have shape (N, L) or (N, L, d1, ...), got {tuple(input.shape)}; "
+            "for one label use task='binary'"
+        )
     if not from_logits:
-        checks.check_probabilities(input, sum_to_one=task == "multiclass")
-    elif task == "multiclass":
-        checks.check_not_probabilities(input)
-    return input, target, all_count
+        _checks.check_probabilities(input, sum_to_one=False)
+    all_count, whole = _checks.check_binary_values(target, ignore_index)
+    return input, target.long() if whole and target.is_floating_point() else target, all_count
 
 
 def _one_row_a_label(x: Tensor, task: Task, *, scores: bool = False) -> Tensor:
@@ -127,7 +182,7 @@ def per_class(name: str, value: Any, classes: int, device: torch.device, dtype: 
     if value is None or (name == "beta" and isinstance(value, (int, float))):
         return value
     vector = torch.as_tensor(value, dtype=dtype, device=device)
-    checks.check_per_class(name, vector, classes, number_allowed=name == "beta")
+    _checks.check_per_class(name, vector, classes, number_allowed=name == "beta")
     return vector
 
 
@@ -232,37 +287,10 @@ def rows_behind(y: Tensor, weight: Tensor, task: Task, classes: int) -> Tensor:
     tensor([1., 1.])
     """
     counted = (weight > 0).to(weight.dtype)
-    if task == "multilabel":
+    if is_soft(task, y):
+        return (counted[:, None] * y).sum(0)
+    if task == "multilabel" or y.is_floating_point():
         yes = (counted * y).sum(0)
-        return torch.cat([yes, counted.sum(0) - yes])
+        no = counted.sum(0) - yes
+        return torch.cat([yes, no]) if task == "multilabel" else torch.stack([no, yes])
     return sum_by_label(counted, y, classes)
-
-
-def standing_for(value: Tensor, source: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """`value`, with the gradient of `scale * source`: a part of a sum stands for the whole of it.
-
-    >>> part = torch.tensor(2.0, requires_grad=True)
-    >>> whole = standing_for(torch.tensor(10.0), part, 5.0)
-    >>> (whole**2).backward()
-    >>> whole.item(), part.grad.item()
-    (10.0, 100.0)
-    """
-    factor = torch.as_tensor(scale, dtype=source.dtype, device=source.device)
-    return _StandingFor.apply(value.to(source.dtype), source, factor)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _StandingFor(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(value: Tensor, source: Tensor, scale: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(inputs[2])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
-        (scale,) = ctx.saved_tensors
-        return None, grad * scale, None

@@ -11,24 +11,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# What other libraries call a metric -> our name, or what to pass.
 SYNONYMS = {
     "acc": "accuracy",
+    "accuracy_score": "accuracy",
+    "ap": "average_precision",
     "auc": "auroc",
-    "roc_auc": "auroc",
+    "auprc": "average_precision",
+    "average_precision_score": "average_precision",
     "bacc": "balanced_accuracy",
-    "dice": "f1",
+    "balanced_accuracy_score": "balanced_accuracy",
+    "cohen_kappa_score": "cohen_kappa",
+    "dice_score": "dice",
     "f1_macro": "f1",
-    "f_beta": "fbeta",
+    "f1_micro": "f1",
+    "f1_score": "f1",
+    "f1_weighted": "f1",
     "f2": "fbeta",
+    "f_beta": "fbeta",
+    "fbeta_score": "fbeta",
     "iou": "jaccard",
+    "jaccard_index": "jaccard",
+    "jaccard_score": "jaccard",
     "kappa": "cohen_kappa",
-    "qwk": "quadratic_kappa",
+    "macro_f1": "f1",
     "matthews": "mcc",
-    "sensitivity": "recall",
-    "tpr": "recall",
-    "tnr": "specificity",
+    "matthews_corrcoef": "mcc",
+    "micro_f1": "f1",
+    "miou": "jaccard",
     "ppv": "precision",
+    "precision_score": "precision",
+    "qwk": "quadratic_kappa",
+    "recall_score": "recall",
+    "roc_auc": "auroc",
+    "roc_auc_score": "auroc",
+    "sensitivity": "recall",
+    "tnr": "specificity",
+    "tpr": "recall",
+    "weighted_f1": "f1",
 }
+_AVERAGE_WORDS = ("macro", "micro", "weighted")
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
@@ -43,6 +65,9 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     if SYNONYMS.get(wanted) in options:
         near = [SYNONYMS[wanted]]
     hint = f"; did you mean {near[0]!r}?" if near else ""
+    average = next((word for word in _AVERAGE_WORDS if word in wanted.split("_")), None)
+    if near and average and name == "metric":
+        hint = f"; did you mean {near[0]!r} with average={average!r}?"
     raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}{hint}")
 
 
@@ -82,6 +107,14 @@ def can_look_at(*tensors: Tensor) -> bool:
     )
 
 
+def check_beta(beta: Any) -> None:
+    """beta >= 0, infinity included, as a number or one for each class."""
+    if beta is None or (isinstance(beta, Tensor) and not can_look_at(beta)):
+        return
+    for value in [beta] if isinstance(beta, (int, float)) else torch.as_tensor(beta).reshape(-1).tolist():
+        check_number("beta", value, low=0.0)
+
+
 def check_floating(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -93,7 +126,10 @@ def check_labels(target: Any, *, soft_allowed: bool = False) -> None:
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
     if target.is_complex() or (target.is_floating_point() and not soft_allowed):
-        raise TypeError(f"target must hold integer class labels, got {target.dtype}; use target.long()")
+        raise TypeError(
+            f"target must hold integer class labels, got {target.dtype}; use target.long(), or pass class "
+            "probabilities in the shape of the input"
+        )
 
 
 def check_class_shapes(scores: Tensor, target: Tensor, *, name: str = "input") -> None:
@@ -131,22 +167,20 @@ def check_label_range(target: Tensor, num_classes: int, ignore_index: int | None
     return False
 
 
-def check_probabilities(p: Tensor, *, sum_to_one: bool) -> None:
+def check_probabilities(p: Tensor, *, sum_to_one: bool, name: str = "probabilities") -> None:
     """Values lie in [0, 1]; with `sum_to_one`, classes along dimension 1 add up to 1."""
     if not can_look_at(p) or p.numel() == 0:
         return
     low, high = (float(x) for x in p.detach().aminmax())
     if low < 0 or high > 1 + 1e-6:
-        raise ValueError(
-            f"probabilities must lie in [0, 1], got {low:.3g} to {high:.3g}; for logits keep from_logits=True"
-        )
+        remedy = "; for logits keep from_logits=True" if name == "probabilities" else ""
+        raise ValueError(f"{name} must lie in [0, 1], got {low:.3g} to {high:.3g}{remedy}")
     if sum_to_one:
         total = p.detach().float().sum(1)
         off = float((total - 1).abs().max())
         if off > 1e-2:
-            raise ValueError(
-                f"probabilities must add up to 1 over the classes, got sums off by {off:.3g}; apply softmax first"
-            )
+            remedy = "; apply softmax first" if name == "probabilities" else "; for labels of 0 and 1 use multilabel"
+            raise ValueError(f"{name} must add up to 1 over the classes, got sums off by {off:.3g}{remedy}")
 
 
 def check_not_probabilities(logits: Tensor) -> None:
@@ -192,14 +226,18 @@ def check_per_class(name: str, value: Tensor, num_classes: int, *, number_allowe
         raise ValueError(f"{name} must have one entry per class, expected {num_classes}, got {value.shape[-1]}")
 
 
-def check_binary_values(target: Tensor, ignore_index: int) -> bool:
-    """Targets of yes/no problems are 0, 1 or `ignore_index`, in any dtype; True if none is known to be ignored."""
+def check_binary_values(target: Tensor, ignore_index: int) -> tuple[bool, bool]:
+    """Targets of yes/no problems are 0, 1, a share between them, or `ignore_index`.
+
+    Returns whether none is known to be ignored, and whether all are known to be whole numbers.
+    """
     if not can_look_at(target) or target.numel() == 0:
-        return False
+        return False, not target.is_floating_point()
     low, high = (float(x) for x in target.detach().aminmax())
-    if low >= 0 and high <= 1 and (not target.is_floating_point() or bool((target * target == target).all())):
-        return not low <= ignore_index <= high
-    wrong = target[(target != 0) & (target != 1) & (target != ignore_index)]
+    whole = not target.is_floating_point() or bool((target == target.round()).all())
+    if low >= 0 and high <= 1:
+        return not (low <= ignore_index <= high and bool((target == ignore_index).any())), whole
+    wrong = target[((target < 0) | (target > 1)) & (target != ignore_index)]
     if wrong.numel():
-        raise ValueError(f"target must be 0, 1 or ignore_index {ignore_index}, got {wrong[0].item():g}")
-    return False
+        raise ValueError(f"target must be 0, 1, a share or ignore_index {ignore_index}, got {wrong[0].item():g}")
+    return False, whole

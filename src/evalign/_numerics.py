@@ -71,3 +71,33 @@ class _FiniteGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return torch.nan_to_num(grad, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def represents(value: Tensor, source: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+    """`value` with the gradient of `scale * source`, for a part of a sum that represents the whole of it.
+
+    >>> part = torch.tensor(2.0, requires_grad=True)
+    >>> whole = represents(torch.tensor(10.0), part, 5.0)
+    >>> (whole**2).backward()
+    >>> whole.item(), part.grad.item()
+    (10.0, 100.0)
+    """
+    factor = torch.as_tensor(scale, dtype=source.dtype, device=source.device)
+    return _Represents.apply(value.to(source.dtype), source, factor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Represents(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, source: Tensor, scale: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        (scale,) = ctx.saved_tensors
+        return None, grad * scale, None

@@ -1,21 +1,22 @@
 """The loss on flat arrays: no checks and no look at a value, so that it compiles, vmaps and fuses.
 
 `logits` are (M, C) for multiclass, (M,) for binary and (M, L) for multilabel problems; `y` holds labels that
-are all valid, `weight` the weight of every label (0 where it was ignored), both (M,) or (M, L). A weight that is a
-number stands for both: labels equal to it do not count, and all others count 1 (see `flat.dense`).
+are all valid, `weight` the weight of every label (0 where it was ignored), both (M,) or (M, L); soft labels of classes
+are (M, C). A weight that is a number says both: labels equal to it do not count, and all others count 1.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evalign import _checks as checks
-from evalign import curves, membership, metrics
-from evalign._batch import Sums, Weight, dense, rows_behind
+from evalign import _checks, curves, membership, metrics
+from evalign._batch import FlatBatch, Sums, Weight, dense, is_soft, rows_behind
 from evalign._numerics import counting_dtype, finite_gradient, safe_divide
+from evalign._options import Backend, LossOptions
 from evalign.confusion import Confusion, Task
 from evalign.kernels import dispatch
 from evalign.kernels.dispatch import ColumnCounts, column_counts, fused_loss, row_counts
@@ -23,8 +24,7 @@ from evalign.kernels.plan import FivePoints, LaunchPlan, Plan, Settings, closed_
 from evalign.metrics import Average, Beta, MetricFunction
 from evalign.steps import StepChoice
 
-Backend = Literal["auto", "eager"]
-BACKENDS: tuple[Backend, ...] = ("auto", "eager")
+SmoothingWeights = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,44 +40,114 @@ class Objective:
     label_smoothing: float = 0.0
     backend: Backend = "auto"
     beta: Beta | None = None
+    alpha: float | None = None
+    at: float | None = None
+    max_fpr: float | None = None
+    smooth: float = 0.0
+    include_background: bool = True
+    anchor_term: str = "cross_entropy"
     # What every batch asks, and the plans of earlier ones.
     _fusible: bool = field(init=False, repr=False, compare=False)
     _closed: bool = field(init=False, repr=False, compare=False)
     _taus: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    _plans: dict[tuple[int, Any, int | None], Plan] = field(init=False, repr=False, compare=False)
+    _plans: dict[Any, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         five_points = self.step.step in ("annealed", "linear")
         any_threshold = self.task != "multiclass" or self.thresholds is None
         taus = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds or 0.5,)
         multilabel = self.task == "multilabel"
-        closed = isinstance(self.metric, str) and has_closed_form(self.metric, multilabel=multilabel)
+        closed = isinstance(self.metric, str) and not self.is_ranking
+        closed = closed and has_closed_form(str(self.metric), multilabel=multilabel)
+        closed = closed and self.alpha is None and not self.smooth and self.include_background
+        closed = closed and self.anchor_term == "cross_entropy"
         object.__setattr__(self, "_fusible", self.backend == "auto" and five_points and any_threshold)
         object.__setattr__(self, "_closed", self.backend == "auto" and closed)
         object.__setattr__(self, "_taus", () if self.task == "multiclass" else taus)
         object.__setattr__(self, "_plans", {})
 
+    @classmethod
+    def of(cls, options: LossOptions) -> "Objective":
+        """The objective that checked options describe; a module as the anchor is the caller's to add."""
+        term = options.anchor_term
+        beta = options.beta
+        return cls(
+            options.metric, options.task, StepChoice(options.step, options.delta, options.k), options.averaging,
+            options.thresholds, options.anchor_weight if isinstance(term, str) else 0.0, options.label_smoothing,
+            options.backend,
+            beta if beta is None or isinstance(beta, (int, float)) else torch.as_tensor(beta, dtype=torch.float64),
+            options.alpha, options.at, options.max_fpr, options.smooth, options.include_background,
+            term if isinstance(term, str) else "cross_entropy",
+        )  # fmt: skip
+
+    @property
+    def is_ranking(self) -> bool:
+        """Whether the metric depends on the order of a batch's scores, and not on counts that add up."""
+        return self.metric in curves.RANKINGS and not isinstance(self.thresholds, tuple)
+
     def __call__(
-        self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor = 0.2, beta: Beta | None = None
+        self,
+        logits: Tensor,
+        y: Tensor,
+        weight: Weight,
+        temperature: float | Tensor = 0.2,
+        beta: Beta | None = None,
+        *,
+        smoothing_weights: SmoothingWeights | None = None,
     ) -> Tensor:
         beta = self.beta if beta is None else beta
-        if self.is_whole(logits, weight, temperature, beta):
+        if smoothing_weights is None and self.is_whole(logits, y, weight, temperature, beta):
             return self.whole(logits, y, weight, temperature, beta)
         y, weight = dense(y, weight, logits.dtype)
-        confusion, entropy = self.counts(logits, y, weight, temperature)
-        loss = self.metric_term(confusion, beta)
+        if self.is_ranking:
+            loss, entropy = self.ranked(logits, y, weight, temperature), None
+        else:
+            confusion, entropy = self.counts(logits, y, weight, temperature)
+            loss = self.metric_term(confusion, beta)
         if self.anchor:
-            if entropy is None:
-                entropy = cross_entropy(logits, y, weight, self.task, self.label_smoothing)
+            if entropy is None or smoothing_weights is not None:
+                entropy = self.cross_entropy(logits, y, weight, smoothing_weights)
             loss = loss + self.anchor * entropy
         return loss
 
-    def is_whole(self, logits: Tensor, weight: Weight, temperature: float | Tensor, beta: Beta | None = None) -> bool:
+    def per_image(self, batch: FlatBatch, images: int, temperature: float | Tensor, beta: Beta | None) -> Tensor:
+        """The loss of every image, (N,), by the eager form; 0 for an image without a counted label."""
+        split = batch.split(images)
+        each = partial(self, temperature=temperature, beta=beta)
+        return torch.func.vmap(each)(split.logits, split.y, split.weight)
+
+    def cross_entropy(
+        self, logits: Tensor, y: Tensor, weight: Tensor, smoothing_weights: SmoothingWeights | None = None
+    ) -> Tensor:
+        """The anchor's mean over the batch."""
+        return cross_entropy(
+            logits, y, weight, self.task, self.label_smoothing, smoothing_weights, focal=self.anchor_term == "focal"
+        )
+
+    def ranked(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Tensor:
+        """1 - a ranking metric, and 0 for a batch without a counted label."""
+        z = logits.to(counting_dtype(logits.dtype))
+        if self.metric == "top_k_accuracy":
+            if is_soft(self.task, y):
+                raise ValueError("top_k_accuracy needs integer labels, got class probabilities; use their argmax")
+        elif self.task == "multiclass":  # one class against the rest, by probability
+            z = blank(z, weight).log_softmax(1)
+            y = y if is_soft(self.task, y) else y[:, None] == torch.arange(z.shape[1], device=y.device)
+            weight = weight[:, None].expand_as(z)
+        elif self.task == "binary":
+            z, y, weight = z[:, None], y[:, None], weight[:, None]
+        options: dict[str, Any] = {"at": self.at, "max_fpr": self.max_fpr, "temperature": temperature}
+        score = curves.ranking(str(self.metric), z, y, weight, **options)
+        return torch.where(weight.sum() == 0, 0.0 * score, 1 - score)
+
+    def is_whole(
+        self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor, beta: Beta | None = None
+    ) -> bool:
         """Whether all of it is one node of autograd: what a small batch costs is operations, not arithmetic."""
         return (
             self._has_closed_form(beta)
             and not isinstance(self.thresholds, tuple)
-            and self._may_fuse(weight, temperature)
+            and self._may_fuse(y, weight, temperature)
             and dispatch.is_fused(logits)
         )
 
@@ -108,7 +178,7 @@ class Objective:
         beta = self.beta if beta is None else beta
         if self.task != "multiclass" or isinstance(weight, Tensor) or not temperature.is_cuda:
             return None
-        if not self.is_whole(logits, weight, temperature, beta):
+        if not self.is_whole(logits, y, weight, temperature, beta):
             return None
         plan = self.plan(logits.shape[1], beta, weight)
         return dispatch.launch_plan(logits, y, self.points(temperature), plan)
@@ -127,17 +197,29 @@ class Objective:
         return found
 
     def sums(
-        self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor = 0.2, *, rows: bool = False
+        self,
+        logits: Tensor,
+        y: Tensor,
+        weight: Weight,
+        temperature: float | Tensor = 0.2,
+        *,
+        rows: bool = False,
+        smoothing_weights: SmoothingWeights | None = None,
     ) -> Sums:
         """What a batch adds to the loss of many; with the `rows` of each class, which weights hide from a memory."""
+        if self.is_ranking:
+            raise ValueError(
+                f"{self.metric} ranks the rows of one batch, and batches do not add up; "
+                "give 'auroc' a grid of thresholds, threshold=[...]"
+            )
         y, weight = dense(y, weight, logits.dtype)
         confusion, entropy = self.counts(logits, y, weight, temperature)
         self._build_matrix(confusion)
-        mass = weight.sum()
+        mass = confusion_mass(y, weight) if is_soft(self.task, y) else weight.sum()
         if not self.anchor:
             entropy = torch.zeros_like(mass)
-        elif entropy is None:
-            entropy = cross_entropy(logits, y, weight, self.task, self.label_smoothing)
+        elif entropy is None or smoothing_weights is not None:
+            entropy = self.cross_entropy(logits, y, weight, smoothing_weights)
         classes = 2 if self.task == "binary" else logits.shape[1]
         return Sums(confusion, entropy * mass, mass, rows_behind(y, weight, self.task, classes) if rows else None)
 
@@ -159,19 +241,19 @@ class Objective:
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2
     ) -> tuple[Confusion, Tensor | None]:
         """The soft counts of a batch, and its cross-entropy where that came for free."""
-        if self._fuses(logits, weight, temperature):
+        if self._fuses(logits, y, weight, temperature):
             return self._fused(logits, y, weight, temperature)
         return self.confusion(logits, y, weight, temperature), None
 
-    def _fuses(self, logits: Tensor, weight: Weight, temperature: float | Tensor) -> bool:
+    def _fuses(self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor) -> bool:
         """Whether a fused form takes this batch."""
-        if not self._may_fuse(weight, temperature):
+        if not self._may_fuse(y, weight, temperature):
             return False
-        return dispatch.is_fused(logits) or (self.task == "multiclass" and checks.can_look_at(logits))
+        return dispatch.is_fused(logits) or (self.task == "multiclass" and _checks.can_look_at(logits))
 
-    def _may_fuse(self, weight: Weight, temperature: float | Tensor) -> bool:
+    def _may_fuse(self, y: Tensor, weight: Weight, temperature: float | Tensor) -> bool:
         """Whether there is a fused form, and none but the logits asks for a gradient: it has no other."""
-        if not self._fusible or (isinstance(weight, Tensor) and weight.requires_grad):
+        if not self._fusible or (isinstance(weight, Tensor) and weight.requires_grad) or is_soft(self.task, y):
             return False
         return not (isinstance(temperature, Tensor) and temperature.requires_grad)
 
@@ -179,12 +261,14 @@ class Objective:
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
     ) -> tuple[Confusion, Tensor | None]:
         settings = self._settings(temperature)
+        if not dispatch.is_fused(logits):  # torch's own operations look at ignored rows too
+            logits = blank(logits, weight)
         if self.task == "multiclass":
             tp, predicted, losses, actual = row_counts(logits, y, weight, settings)
             total = actual.sum()  # rounded like its parts, so that one class alone has a share of exactly 1
         else:
             tp, predicted, losses, actual, total = self._fused_columns(logits, y, weight, settings)
-        entropy = safe_divide(losses, total.sum()) if self.anchor else None
+        entropy = safe_divide(losses, total.sum()) if settings.losses else None
         if isinstance(self.thresholds, tuple):  # labels are counted as often as predictions: for each threshold
             actual, total = actual.expand_as(tp), total.expand(tp.shape[0], *total.shape)
         multilabel = self.task == "multilabel"
@@ -195,7 +279,8 @@ class Objective:
         return confusion, entropy
 
     def _settings(self, temperature: float | Tensor) -> Settings:
-        return Settings(self.points(temperature), self.label_smoothing, bool(self.anchor), self._taus)
+        losses = bool(self.anchor) and self.anchor_term == "cross_entropy"
+        return Settings(self.points(temperature), self.label_smoothing, losses, self._taus)
 
     def points(self, temperature: float | Tensor) -> FivePoints:
         if self.step.step == "annealed" and isinstance(temperature, Tensor) and temperature.is_cuda:
@@ -214,7 +299,7 @@ class Objective:
     def confusion(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Confusion:
         """The soft counts of a batch, eager; with a grid of thresholds, one set of counts for each."""
         step = self.step.at(temperature)
-        logits = logits.to(counting_dtype(logits.dtype))
+        logits = blank(logits.to(counting_dtype(logits.dtype)), weight)
         p = logits.softmax(-1) if self.task == "multiclass" else logits.sigmoid()
         if isinstance(self.thresholds, tuple):
             s = membership.grid(p, step, self.thresholds)
@@ -240,11 +325,15 @@ class Objective:
         return self._closed and (beta is None or isinstance(beta, (int, float)))
 
     def score(self, c: Confusion, beta: Beta | None = None) -> Tensor:
+        """The metric of counts, hard or soft."""
         if self.metric == "auroc":
             return curves.auroc(c)
         metric: MetricFunction = self._user_metric
         if isinstance(self.metric, str):
-            metric = metrics.resolve(self.metric, average=self.average, beta=self.beta if beta is None else beta)
+            metric = metrics.resolve(
+                self.metric, average=self.average, beta=self.beta if beta is None else beta, alpha=self.alpha,
+                smooth=self.smooth, include_background=self.include_background,
+            )  # fmt: skip
         if isinstance(self.thresholds, tuple):
             return curves.mean_over_grid(c, metric, vectorised=not callable(self.metric))
         return metric(c)
@@ -268,13 +357,40 @@ class Objective:
         return torch.where(score.isnan() & sound, 1.0, score)
 
 
-def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, task: Task, label_smoothing: float = 0.0) -> Tensor:
-    """Weighted mean of the cross-entropy (multiclass) or the binary one (binary, multilabel)."""
-    logits = logits.to(counting_dtype(logits.dtype))
-    if task == "multiclass":
-        each = F.cross_entropy(logits, y, reduction="none", label_smoothing=label_smoothing)
+def cross_entropy(
+    logits: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    task: Task,
+    label_smoothing: float = 0.0,
+    smoothing_weights: SmoothingWeights | None = None,
+    *,
+    focal: bool = False,
+) -> Tensor:
+    """Weighted mean of the cross-entropy (multiclass) or the binary one; `focal` times (1 - p)^2 (Lin et al. 2017)."""
+    logits = blank(logits.to(counting_dtype(logits.dtype)), weight)
+    mass, factor = weight.sum(), weight
+    if is_soft(task, y):
+        mass = confusion_mass(y, weight)
+        soft = (1 - label_smoothing) * y + label_smoothing / y.shape[1] * y.sum(1, keepdim=True)
+        each = F.cross_entropy(logits, soft, reduction="none")
+    elif task == "multiclass":
+        factor, classes = (weight, None) if smoothing_weights is None else smoothing_weights
+        each = F.cross_entropy(logits, y, classes, reduction="none", label_smoothing=label_smoothing)
     else:
         soft = (1 - label_smoothing) * y.to(logits.dtype) + label_smoothing / 2
         each = F.binary_cross_entropy_with_logits(logits, soft, reduction="none")
+    if focal:
+        each = (1 - (-each).exp()) ** 2 * each
     # An ignored row counts for nothing, even where its loss is infinite.
-    return safe_divide(torch.where(weight == 0, 0.0, each * weight).sum(), weight.sum())
+    return safe_divide(torch.where(factor == 0, 0.0, each * factor).sum(), mass)
+
+
+def blank(logits: Tensor, weight: Tensor) -> Tensor:
+    """Logits with 0 in place of what is ignored, which may be nan."""
+    return torch.where((weight if weight.dim() == logits.dim() else weight[:, None]) == 0, 0.0, logits)
+
+
+def confusion_mass(y: Tensor, weight: Tensor) -> Tensor:
+    """The sum of all soft labels (M, C), each with the weight of its row."""
+    return (y * weight[:, None]).sum()

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalign._batch import Sums, standing_for
+from evalign._batch import Sums
+from evalign._numerics import represents
 from evalign.losses import MetricLoss
 
 Backward = Callable[[Tensor], Any]
@@ -57,7 +58,7 @@ class Accumulation:
         """Second pass: the part's share of the whole loss, with its part of the gradient."""
         value, slope = self.whole()
         part = self.metric_loss.sums(input, target, sample_weight)
-        return standing_for(value / self.parts, (slope * part.vector).sum())
+        return represents(value / self.parts, (slope * part.vector).sum())
 
     def whole(self) -> tuple[Tensor, Tensor]:
         """The loss of all parts together, and its slope by their sums."""

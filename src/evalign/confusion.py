@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evalign import _checks as checks
+from evalign import _checks
 from evalign._numerics import counting_dtype, sum_by_label
 
 Task = Literal["binary", "multiclass", "multilabel"]
@@ -177,9 +177,9 @@ class Confusion:
         >>> Confusion.hard(torch.tensor([[1, 0]]), torch.tensor([[1, 1]]), multilabel=True).tp
         tensor([1., 0.], dtype=torch.float64)
         """
-        checks.check_labels(target)
-        checks.check_labels(predicted)
-        checks.check_same_shape("predicted", predicted, target)
+        _checks.check_labels(target)
+        _checks.check_labels(predicted)
+        _checks.check_same_shape("predicted", predicted, target)
         predicted, target = predicted.long(), target.long()  # ignore_index -100 is 156 to an unsigned byte
         precise = torch.float32 if target.device.type == "mps" else torch.float64  # whole numbers stay exact
         if multilabel:
@@ -187,9 +187,11 @@ class Confusion:
         if num_classes is None:
             labels = torch.stack([target, predicted])[:, target != ignore_index]
             num_classes = max(2, 1 + int(labels.max())) if labels.numel() else 2
-        checks.check_label_range(target, num_classes, ignore_index)
+        _checks.check_label_range(target, num_classes, ignore_index)
         # A prediction for an ignored entry counts for nothing, so it may be anything.
-        checks.check_label_range(torch.where(target == ignore_index, 0, predicted), num_classes, None, name="predicted")
+        _checks.check_label_range(
+            torch.where(target == ignore_index, 0, predicted), num_classes, None, name="predicted"
+        )
         weight, y = _weights_and_labels(target, sample_weight, ignore_index, precise)
         chosen = torch.where(target == ignore_index, 0, predicted).long()
         if multilabel:
@@ -222,26 +224,30 @@ class Confusion:
         """Counts of soft membership, differentiable; a class without a label is left out of macro means.
 
         `membership` (N, C, ...) with `target` (N, ...) is multiclass; one shape for both is binary (the
-        membership of class 1) when it is one-dimensional and multilabel otherwise, unless `task` says so.
+        membership of class 1) when it is one-dimensional and multilabel otherwise, unless `task` says so. A floating
+        target holds shares: of the positive class, or for task="multiclass" of every class, (N, C, ...).
 
         >>> Confusion.soft(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 1])).matrix
         tensor([[0.7500, 0.2500],
                 [0.5000, 0.5000]])
         """
-        checks.check_floating("membership", membership)
-        checks.check_labels(target)
+        _checks.check_floating("membership", membership)
+        _checks.check_labels(target, soft_allowed=True)
         if task is None:
             same = membership.shape == target.shape
             task = "multiclass" if not same else "binary" if membership.dim() == 1 else "multilabel"
-        checks.check_choice("task", task, TASKS)
-        membership, target = membership.to(counting_dtype(membership.dtype)), target.long()
+        _checks.check_choice("task", task, TASKS)
+        membership = membership.to(counting_dtype(membership.dtype))
+        if task == "multiclass" and target.is_floating_point():
+            return cls._of_shares(membership, target.to(membership.dtype), sample_weight)
+        target = target.to(membership.dtype) if target.is_floating_point() else target.long()
         weight, y = _weights_and_labels(target, sample_weight, ignore_index, membership.dtype)
         if task != "multiclass":
-            checks.check_same_shape("membership", membership, target)
-            checks.check_label_range(target, 2, ignore_index)
+            _checks.check_same_shape("membership", membership, target)
+            _checks.check_binary_values(target, ignore_index)
             return _independent(membership, y, weight, multilabel=task == "multilabel", soft=True)
-        checks.check_class_shapes(membership, target, name="membership")
-        checks.check_label_range(target, membership.shape[1], ignore_index)
+        _checks.check_class_shapes(membership, target, name="membership")
+        _checks.check_label_range(target, membership.shape[1], ignore_index)
         g = membership.movedim(1, -1).reshape(-1, membership.shape[1])
         y, weight = y.reshape(-1), weight.reshape(-1)
         size = g.shape[1]
@@ -253,6 +259,24 @@ class Confusion:
             actual.sum(),
             present=actual > 0,
             matrix=lambda: sum_by_label(g * weight[:, None], y, size),
+        )
+
+    @classmethod
+    def _of_shares(cls, membership: Tensor, shares: Tensor, sample_weight: Tensor | None) -> "Confusion":
+        """Counts of soft membership and soft labels, (N, C, ...) both: tp_k = sum_i w_i y_ik g_ik."""
+        _checks.check_same_shape("membership", membership, shares)
+        g, y = (x.movedim(1, -1).reshape(-1, x.shape[1]) for x in (membership, shares))
+        if sample_weight is not None:
+            expected = (shares.shape[0], *shares.shape[2:])
+            y = y * _checks.check_weights(sample_weight, expected).to(y.dtype).reshape(-1, 1)
+        actual = y.sum(0)
+        return cls(
+            (y * g).sum(0),
+            actual,
+            (g * y.sum(1, keepdim=True)).sum(0),
+            actual.sum(),
+            present=actual > 0,
+            matrix=lambda: (y.unsqueeze(2) * g.unsqueeze(1)).sum(0),
         )
 
     @classmethod
@@ -274,8 +298,8 @@ class Confusion:
         tensor([[0.8000, 0.9000],
                 [0.9000, 0.6000]])
         """
-        checks.check_labels(target)
-        checks.check_choice("task", task, TASKS)
+        _checks.check_labels(target, soft_allowed=True)
+        _checks.check_choice("task", task, TASKS)
         options = {"sample_weight": sample_weight, "ignore_index": ignore_index}
         if task == "multiclass":
             parts = [cls.soft(m, target, task=task, **options) for m in membership]  # type: ignore[arg-type]
@@ -284,9 +308,9 @@ class Confusion:
             return cls(
                 tp, actual, predicted, total, present=parts[0].present, multilabel=True, outcomes=parts[0].num_classes
             )
-        membership, target = membership.to(counting_dtype(membership.dtype)), target.long()
-        checks.check_same_shape("membership of each threshold", membership[0], target)
-        checks.check_label_range(target, 2, ignore_index)
+        membership = membership.to(counting_dtype(membership.dtype))
+        _checks.check_same_shape("membership of each threshold", membership[0], target)
+        _checks.check_binary_values(target, ignore_index)
         weight, y = _weights_and_labels(target, sample_weight, ignore_index, membership.dtype)
         return _independent(membership, y, weight, multilabel=task == "multilabel", soft=True)
 
@@ -298,8 +322,9 @@ def _weights_and_labels(
     valid = target != ignore_index
     weight = valid.to(dtype)
     if sample_weight is not None:
-        weight = weight * checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
-    return weight, torch.where(valid, target, 0).long()
+        weight = weight * _checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
+    y = torch.where(valid, target, 0)
+    return weight, y.to(dtype) if y.is_floating_point() else y.long()
 
 
 def _independent(s: Tensor, y: Tensor, weight: Tensor, *, multilabel: bool, soft: bool) -> Confusion:

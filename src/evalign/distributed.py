@@ -14,8 +14,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign import _checks as checks
-from evalign._batch import Sums, standing_for
+from evalign import _checks
+from evalign._batch import FlatBatch, Sums, dense
+from evalign._numerics import represents
 
 Gradients = Literal["averaged", "summed"]
 GRADIENTS: tuple[Gradients, ...] = ("averaged", "summed")
@@ -36,7 +37,7 @@ class Sync:
     gradients: Gradients = "averaged"
 
     def __post_init__(self) -> None:
-        checks.check_choice("gradients", self.gradients, GRADIENTS)
+        _checks.check_choice("gradients", self.gradients, GRADIENTS)
 
     @property
     def ranks(self) -> int:
@@ -47,7 +48,7 @@ class Sync:
         """The sums of all ranks: one message of 3 C + 2 numbers (4 C + 2 for a memory beside weights)."""
         vector = sums.vector
         total = all_summed(vector.detach(), self.group)
-        return sums.with_vector(standing_for(total, vector, self.ranks if self.gradients == "averaged" else 1.0))
+        return sums.with_vector(represents(total, vector, self.ranks if self.gradients == "averaged" else 1.0))
 
     def add_up(self, vector: NDArray[np.float64]) -> float:
         """The same for sums that are no tensors: in place, and what their slopes are multiplied by."""
@@ -71,7 +72,7 @@ def resolve(sync: SyncChoice, *, training: bool) -> Sync | None:
     if sync == "auto" and not is_up():
         return None
     if not isinstance(sync, (bool, Sync)):
-        checks.check_choice("sync", sync, ["auto"])
+        _checks.check_choice("sync", sync, ["auto"])
     if sync is False or (sync is not True and not training):
         return None
     chosen = sync if isinstance(sync, Sync) else Sync()
@@ -104,3 +105,27 @@ def all_summed(vector: Tensor, group: "dist.ProcessGroup | None" = None) -> Tens
             "batches; give every rank the same number of batches (empty ones are fine), or say sync=False"
         ) from error
     return total
+
+
+def gather_rows(batch: FlatBatch, sync: Sync) -> FlatBatch:
+    """The rows of all ranks, for metrics that rank them; own rows keep their gradient, scaled as `sync` asks for.
+
+    Ranks may have different numbers of rows; shorter ones are filled up with rows of weight 0.
+    """
+    y, weight = dense(batch.y, batch.weight, batch.logits.dtype)
+    ranks, own = sync.ranks, dist.get_rank(sync.group)
+    rows = torch.zeros(ranks, dtype=torch.long, device=y.device)
+    rows[own] = len(y)
+    most = int(all_summed(rows, sync.group).max())
+
+    def gathered(x: Tensor) -> Tensor:
+        padded = torch.cat([x.detach(), x.new_zeros(most - len(x), *x.shape[1:])]).contiguous()
+        parts = [torch.empty_like(padded) for _ in range(ranks)]
+        dist.all_gather(parts, padded, group=sync.group)
+        return torch.cat(parts)
+
+    z = batch.logits
+    if sync.gradients == "averaged":
+        z = represents(z.detach(), z, float(ranks))
+    all_z = gathered(z)
+    return FlatBatch(torch.cat([all_z[: own * most], z, all_z[own * most + len(y) :]]), gathered(y), gathered(weight))

@@ -1,7 +1,7 @@
-"""metric_loss and MetricLoss: 1 - metric of a batch's soft confusion, plus an anchor of cross-entropy."""
+"""MetricLoss and metric_loss: 1 - metric of a batch's soft confusion, plus an anchor such as cross-entropy."""
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,18 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evalign import _checks as checks
-from evalign import curves, membership, metrics
-from evalign._batch import Flat, Sums, flatten
-from evalign._objective import BACKENDS, Backend, Objective
-from evalign.confusion import TASKS, Task
-from evalign.distributed import Sync, SyncChoice, is_up, resolve
+from evalign import _checks
+from evalign._batch import FlatBatch, Sums, flatten
+from evalign._numerics import safe_divide
+from evalign._objective import Objective
+from evalign._options import OPTION_NAMES, LossOptions, signature_of
+from evalign.distributed import Sync, gather_rows, is_up, resolve
 from evalign.kernels import dispatch
-from evalign.memory import Decay, Memory
-from evalign.metrics import AVERAGES, Average, Beta, MetricFunction
-from evalign.steps import Step, StepChoice
+from evalign.memory import Memory
+from evalign.metrics import MetricFunction
 
-PerClass = Tensor | Sequence[float]
+VECTORS = ("beta", "offset", "weight", "pos_weight")  # options that may be one number per class
 
 
 def metric_loss(
@@ -29,77 +28,76 @@ def metric_loss(
     target: Tensor,
     metric: str | MetricFunction,
     *,
-    task: Task = "multiclass",
-    average: Average | None = None,
-    beta: Beta | None = None,
-    step: str | Step = "annealed",
-    temperature: float | Tensor = 0.2,
-    delta: float = 0.1,
-    k: float = 10.0,
-    threshold: float | Sequence[float] | None = None,
-    anchor: float = 0.0,
-    offset: PerClass | None = None,
-    weight: PerClass | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    from_logits: bool = True,
     sample_weight: Tensor | None = None,
-    backend: Backend = "auto",
-    sync: SyncChoice = "auto",
+    **options: Any,
 ) -> Tensor:
     """L = 1 - M(C) + anchor * cross-entropy, C the soft confusion of the batch; the function behind `MetricLoss`.
 
-    Shapes: multiclass `input` (N, C) or (N, C, d1, ...) with integer `target` (N,) or (N, d1, ...); binary
-    (N,) or (N, 1) with 0/1 targets (N,), or any one shape for both; multilabel (N, L) or (N, L, d1, ...) for
-    both. The options are those of `MetricLoss`, less its memory, which a function does not have. A batch without a
-    counted label gives 0, with gradient 0.
+    Shapes: multiclass `input` (N, C) or (N, C, d1, ...) with integer `target` (N,) or (N, d1, ...), or class
+    probabilities in the shape of the input; binary (N,), (N, 1) or two logits (N, 2) with 0/1 targets (N,), or any one
+    shape for both; multilabel (N, L) or (N, L, d1, ...) for both. Targets of yes/no problems may be shares between 0
+    and 1. The options are those of `MetricLoss`. A batch without a counted label gives 0, with gradient 0.
 
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]])
     >>> metric_loss(logits, torch.tensor([0, 1, 2]), "f1")
     tensor(0.2108)
     """
-    checks.check_temperature(temperature)
-    objective = build_objective(
-        metric, task=task, average=average, beta=beta, step=step, delta=delta, k=k, threshold=threshold,
-        anchor=anchor, label_smoothing=label_smoothing, backend=backend,
-    )  # fmt: skip
-    batch = flatten(
-        task, input, target, offset=offset, weight=weight, sample_weight=sample_weight, ignore_index=ignore_index,
-        from_logits=from_logits,
-    )  # fmt: skip
-    ranks = resolve(sync, training=torch.is_grad_enabled())
-    if ranks is None:
-        return objective(*batch, temperature, beta)
-    return objective.of_sums(ranks(objective.sums(*batch, temperature)), beta)
+    given = LossOptions(metric, **options)
+    if given.memory is not None:
+        raise ValueError("a function has no memory of earlier batches; use MetricLoss(..., memory=...)")
+    batch = _flatten(given, input, target, sample_weight, given.offset, given.weight, given.pos_weight)
+    ranks = resolve(given.sync, training=torch.is_grad_enabled())
+    loss = _loss(Objective.of(given), given, batch, len(input), given.temperature, given.beta, ranks)
+    return loss + _module_anchor(given, input, target)
 
 
 class MetricLoss(nn.Module):
     """Any confusion-matrix metric as a loss; the module form of `metric_loss`, called as `loss(input, target)`.
 
+    For a network that is trained from scratch start with `MetricLoss(metric, anchor=1.0)`: the metric alone gives a
+    small gradient where the network is sure and wrong (docs/guides/batches.md has the measurements).
+
     Parameters
     ----------
-    metric: a name in `metrics.METRICS`, "auroc", or a function of a `Confusion` that returns a scalar tensor.
-    task: "multiclass" (softmax), "binary" (one sigmoid) or "multilabel" (L sigmoids).
+    metric: a name in `metrics.METRICS`; a ranking in `curves.RANKINGS` ("auroc", "average_precision", "precision_at",
+        "recall_at", "recall_at_precision", "top_k_accuracy"), whose value is exact and whose gradient is that of soft
+        counts; or a function of a `Confusion` that returns a scalar tensor.
+    task: "multiclass" (softmax), "binary" (one sigmoid, or two logits) or "multilabel" (L sigmoids).
     average: "binary", "macro", "micro" or "weighted"; None is "binary" for binary tasks, "macro" otherwise. A
         class without a label in the batch is left out of a macro mean: its score would be a constant 0.
-    beta: of "fbeta"; one number or one per class.
+    beta: of "fbeta", or the weight of misses in "tversky"; one number or one per class.
+    alpha: weight of false alarms in "tversky".
+    at: of "precision_at" and "recall_at" the rows that may be flagged (an int, or a share as a float), of
+        "recall_at_precision" the precision, of "top_k_accuracy" the number of classes.
+    max_fpr: of "auroc": the area up to this false positive rate, standardised as in scikit-learn.
     step: "annealed" (EAST, by `temperature`), "linear" (BtG, by `delta`), "sigmoid" (by `k`), "lookup" (the
-        linear one as a table), or a function of probabilities and threshold.
+        linear one as a table), "identity" (the probability itself, as Dice losses have it), or a function of
+        probabilities and threshold.
     temperature: 0 < T <= 0.4; settable, for schedules, and part of `state_dict`.
     threshold: None is 1/2, and the dynamic threshold for multiclass tasks; a sequence is a grid over which the
-        metric is averaged (or, for "auroc", integrated; by default 0.1 … 0.9).
-    anchor: weight of a cross-entropy term beside the metric.
-    offset: one number per class, added to the logits before anything else, in training mode only.
+        metric is averaged (or, for "auroc", integrated).
+    anchor: weight of a cross-entropy term beside the metric; or (weight, term), where the term is "cross_entropy",
+        "focal", or a module that is called with `input` and `target` as they are.
+    offset: one number per class, added to the logits before anything else, in training mode only. A `Parameter` is
+        learned.
     memory: None, or what is remembered of earlier batches, for batches that hold few of a class: "auto" (as long as
         the rarest class needs, not at all where a batch is large enough), a decay in [0, 1), or a `Memory`. In
         training mode with gradients only; its state is part of `state_dict`.
     weight: one number per class; a sample counts with the weight of its label (multilabel: of its column).
+    pos_weight: what a positive label of a yes/no problem counts, one number or one per column.
     ignore_index: target value that does not count.
     label_smoothing: e in labels (1 - e) one-hot + e / C, for the metric and for the anchor.
+    smooth: added to both parts of every class's quotient, as MONAI and SMP do; a class without a label then counts too.
+    include_background: False leaves class 0 out of the average.
+    per_image: one metric for each of the N images, by the eager form. reduction: their "mean" over images with a
+        counted label, or "none".
+    class_dim: where the input has its classes; -1 for (N, T, C).
     from_logits: False if `input` holds probabilities.
     sync: sum the counts over all ranks: "auto" where a process group is up, in training mode with gradients only;
         True always, False never, or a `distributed.Sync` for a group or for gradients that are summed.
-    backend: "auto" takes a fused form where there is one, "eager" the plain one (also for double backward).
+    backend: "auto" takes a fused form where there is one, "eager" the plain one.
+
+    Every option may be set later, as in `loss.anchor = 0.5`; it is checked as if it had been given.
 
     >>> loss = MetricLoss("f1")
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]], requires_grad=True)
@@ -112,58 +110,63 @@ class MetricLoss(nn.Module):
 
     _launch_plans: dispatch.LaunchPlanCache
     _temperature: Tensor
+    options: LossOptions
+    objective: Objective
+    metric: str | MetricFunction
+    task: Any
+    step: Any
+    memory: Memory | None
+    ignore_index: int
+    from_logits: bool
+    per_image: bool
+    sync: Any
     beta: Any
     offset: Any
     weight: Any
+    pos_weight: Any
 
-    def __init__(
-        self,
-        metric: str | MetricFunction,
-        *,
-        task: Task = "multiclass",
-        average: Average | None = None,
-        beta: Beta | None = None,
-        step: str | Step = "annealed",
-        temperature: float = 0.2,
-        delta: float = 0.1,
-        k: float = 10.0,
-        threshold: float | Sequence[float] | None = None,
-        anchor: float = 0.0,
-        offset: PerClass | None = None,
-        memory: Memory | Decay | None = None,
-        weight: PerClass | None = None,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        from_logits: bool = True,
-        sync: SyncChoice = "auto",
-        backend: Backend = "auto",
-    ) -> None:
+    @signature_of(LossOptions)
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
-        self.objective = build_objective(
-            metric, task=task, average=average, beta=beta, step=step, delta=delta, k=k, threshold=threshold,
-            anchor=anchor, label_smoothing=label_smoothing, backend=backend,
-        )  # fmt: skip
-        self.metric, self.task, self.step = metric, task, step
-        self.ignore_index, self.from_logits = ignore_index, from_logits
-        self._given: dict[str, Any] = {
-            "task": task, "average": average, "beta": beta, "step": step, "delta": delta, "k": k,
-            "threshold": threshold, "anchor": anchor, "offset": offset, "memory": memory, "weight": weight,
-            "ignore_index": ignore_index, "label_smoothing": label_smoothing, "from_logits": from_logits,
-            "sync": sync, "backend": backend,
-        }  # fmt: skip
-        resolve(sync, training=False)  # a wrong one is told now, not at the first batch
-        self.sync = sync
-        self.memory = memory if memory is None or isinstance(memory, Memory) else Memory(memory)
-        # Vectors are buffers so that they follow the module to a device; a number stays a number.
-        for name, value in (("beta", beta), ("offset", offset), ("weight", weight)):
-            vector = value if value is None or isinstance(value, (int, float)) else torch.as_tensor(value)
-            if isinstance(vector, Tensor):
-                self.register_buffer(name, vector.detach().clone().to(torch.get_default_dtype()))
-            else:
-                setattr(self, name, vector)
         # A tensor, not a number: a compiled graph is then not built anew for every temperature.
         self.register_buffer("_temperature", torch.tensor(0.2, dtype=torch.float64))
-        self.temperature = temperature
+        self.memory = None
+        self._adopt(LossOptions(*args, **options), OPTION_NAMES)
+
+    def _adopt(self, options: LossOptions, names: tuple[str, ...]) -> None:
+        """Take checked options, of which `names` are new."""
+        self.__dict__.update(options=options, objective=Objective.of(options), _launch_plans=dispatch.LaunchPlanCache())
+        self.__dict__["_module_anchor"] = callable(options.anchor_term)
+        for name in names:
+            value = getattr(options, name)
+            if name in VECTORS:
+                self._keep_vector(name, value)
+            elif name == "memory":
+                memory: Any = value if value is None or isinstance(value, Memory) else Memory(value)
+                super().__setattr__("memory", memory)
+                if memory is not None:
+                    memory.at_temperature(self.temperature)
+            elif name == "temperature":
+                self.temperature = value
+            else:
+                self.__dict__[name] = value
+        if callable(options.anchor_term) and "anchor" in names:  # a module follows to a device, and has parameters
+            term: Any = options.anchor_term if isinstance(options.anchor_term, nn.Module) else None
+            super().__setattr__("anchor_module", term)
+
+    def _keep_vector(self, name: str, value: Any) -> None:
+        """Vectors are buffers so that they follow the module to a device, parameters are learned, numbers stay."""
+        for place in (self.__dict__, self._buffers, self._parameters):
+            place.pop(name, None)
+        if value is None or isinstance(value, (int, float)):
+            self.__dict__[name] = value
+        elif isinstance(value, nn.Parameter):
+            self.register_parameter(name, value)
+        elif isinstance(value, Tensor) and value.requires_grad:
+            raise ValueError(f"{name} requires a gradient: pass it as a torch.nn.Parameter, or detach() it")
+        else:
+            vector = torch.as_tensor(value).detach().clone().to(torch.get_default_dtype())
+            self.register_buffer(name, vector)
 
     @property
     def temperature(self) -> float:
@@ -171,12 +174,15 @@ class MetricLoss(nn.Module):
 
     @temperature.setter
     def temperature(self, value: float) -> None:
-        checks.check_temperature(float(value))
-        self._temperature.fill_(value)
+        _checks.check_temperature(float(value))
+        self._temperature.fill_(float(value))
         if self.memory is not None:
-            self.memory.at_temperature(value)
+            self.memory.at_temperature(float(value))
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in OPTION_NAMES and name != "temperature" and "options" in self.__dict__:
+            self._adopt(replace(self.options, **{name: value}), (name,))
+            return
         super().__setattr__(name, value)
         if name not in ("training", "temperature"):  # no launch plan depends on these
             self.__dict__["_launch_plans"] = dispatch.LaunchPlanCache()
@@ -186,32 +192,47 @@ class MetricLoss(nn.Module):
         plan = None if key is None else self._launch_plans.get(key)
         if plan is not None and (not is_up() or self._ranks() is None):  # a buffer is found faster than an attribute
             return plan.loss(input, target, None, self._buffers["_temperature"] if self.step == "annealed" else None)
-        ranks, memory = self._ranks(), self._remembers()
-        if ranks is None and memory is None:
+        loss = self._metric_loss(input, target, sample_weight, key)
+        return loss + _module_anchor(self.options, input, target) if self._module_anchor else loss
+
+    def _metric_loss(
+        self, input: Tensor, target: Tensor, sample_weight: Tensor | None, key: dispatch.BatchKey | None
+    ) -> Tensor:
+        ranks, memory = self._ranks() if is_up() or self.sync is True else None, self._remembers()
+        if memory is None and (ranks is None or self.per_image or self.objective.is_ranking):
             flat = self._flat(input, target, sample_weight)
             if key is not None:
                 self._cache_plan(key, flat, input, target)
-            return self.objective(*flat, self._temperature, self.beta)
+            return _loss(self.objective, self.options, flat, len(input), self._temperature, self.beta, ranks)
         if input.device.type == "cpu" and self._counts_alone_matter(sample_weight, memory):
             flat = self._flat(input, target, sample_weight)
-            if self.objective.is_whole(flat.logits, flat.weight, self._temperature, self.beta):
+            takes = flat.smoothing_weights is None
+            if takes and self.objective.is_whole(flat.logits, flat.y, flat.weight, self._temperature, self.beta):
                 between = partial(_between, ranks=ranks, memory=memory)
-                return self.objective.whole(*flat, self._temperature, self.beta, between)
+                return self.objective.whole(*flat[:3], self._temperature, self.beta, between)
         return self.of_sums(self.sums(input, target, sample_weight))
 
-    def _cache_plan(self, key: dispatch.BatchKey, flat: Flat, input: Tensor, target: Tensor) -> None:
+    def _cache_plan(self, key: dispatch.BatchKey, flat: FlatBatch, input: Tensor, target: Tensor) -> None:
         """Cache the launch plan of this kind of batch if it needs no other work, in training or not."""
-        as_it_is = flat.logits is input and flat.y is target and self.offset is None
-        if as_it_is and self.memory is None and self.sync is not True:
-            plan = self.objective.launch_plan(*flat, self._temperature, self.beta)
+        as_it_is = flat.logits is input and flat.y is target and self.offset is None and not self.per_image
+        if as_it_is and self.memory is None and self.sync is not True and not self._module_anchor:
+            plan = self.objective.launch_plan(*flat[:3], self._temperature, self.beta)
             if plan is not None:
                 self._launch_plans.add(key, plan)
 
     def sums(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Sums:
         """What a batch adds to the loss: sums that may be added up before `of_sums` (see `accumulation`)."""
+        if self.per_image or self._module_anchor:
+            what = "per_image=True" if self.per_image else "a module as the anchor"
+            raise ValueError(
+                f"batches of a loss with {what} do not add up; leave it out, or take every batch by itself"
+            )
         flat = self._flat(input, target, sample_weight)
-        weighted = self.weight is not None or sample_weight is not None
-        return self.objective.sums(*flat, self._temperature, rows=weighted and self._remembers() is not None)
+        weighted = self.weight is not None or sample_weight is not None or self.pos_weight is not None
+        return self.objective.sums(
+            *flat[:3], self._temperature, rows=weighted and self._remembers() is not None,
+            smoothing_weights=flat.smoothing_weights,
+        )  # fmt: skip
 
     def of_sums(self, sums: Sums) -> Tensor:
         """The loss of what was summed, over all ranks and with what is remembered; `forward` in two parts."""
@@ -222,18 +243,16 @@ class MetricLoss(nn.Module):
             sums = memory(sums)
         return self.objective.of_sums(sums, self.beta)
 
-    def _flat(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> Flat:
-        return flatten(
-            self.task, input, target, offset=self.offset if self.training else None, weight=self.weight,
-            sample_weight=sample_weight, ignore_index=self.ignore_index, from_logits=self.from_logits,
-        )  # fmt: skip
+    def _flat(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> FlatBatch:
+        offset = self.offset if self.training else None
+        return _flatten(self.options, input, target, sample_weight, offset, self.weight, self.pos_weight)
 
     def _ranks(self) -> Sync | None:
         return resolve(self.sync, training=self.training and torch.is_grad_enabled())
 
     def _counts_alone_matter(self, sample_weight: Tensor | None, memory: Memory | None) -> bool:
         """Whether tp, actual and predicted of every class are all that ranks and memory need to know of a batch."""
-        weighted = self.weight is not None or sample_weight is not None
+        weighted = self.weight is not None or sample_weight is not None or self.pos_weight is not None
         return self.task != "multilabel" and (memory is None or (memory.labels is None and not weighted))
 
     def _remembers(self) -> Memory | None:
@@ -248,11 +267,58 @@ class MetricLoss(nn.Module):
         return self
 
     def __repr__(self) -> str:
-        metric = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
-        options = {**self._given, "temperature": self.temperature}
-        defaults = {name: p.default for name, p in inspect.signature(MetricLoss).parameters.items()}
+        options = {name: getattr(self.options, name) for name in OPTION_NAMES[1:]} | {"temperature": self.temperature}
+        defaults = {name: field.default for name, field in LossOptions.__dataclass_fields__.items()}
         shown = [f"{n}={_short(v)}" for n, v in options.items() if isinstance(v, (Tensor, list)) or v != defaults[n]]
-        return f"MetricLoss({', '.join([repr(metric), *shown])})"
+        metric = repr(self.metric) if isinstance(self.metric, str) else repr(_short(self.metric))
+        return f"MetricLoss({', '.join([metric, *shown])})"
+
+
+def _flatten(
+    options: LossOptions, input: Tensor, target: Tensor, sample_weight: Any, offset: Any, weight: Any, pos_weight: Any
+) -> FlatBatch:
+    return flatten(
+        options.task, input, target, offset=offset, weight=weight, pos_weight=pos_weight, sample_weight=sample_weight,
+        ignore_index=options.ignore_index, label_smoothing=options.label_smoothing, from_logits=options.from_logits,
+        class_dim=options.class_dim,
+    )  # fmt: skip
+
+
+def _loss(
+    objective: Objective,
+    options: LossOptions,
+    batch: FlatBatch,
+    images: int,
+    temperature: float | Tensor,
+    beta: Any,
+    ranks: Sync | None,
+) -> Tensor:
+    """The loss of a batch that nothing is remembered for."""
+    if options.per_image:
+        each = objective.per_image(batch, images, temperature, beta)
+        if options.reduction == "none":
+            return each
+        counted = (batch.split(images).weight != 0).flatten(1).any(1).to(each.dtype)  # type: ignore[union-attr]
+        return safe_divide((each * counted).sum(), counted.sum())
+    if ranks is not None and objective.is_ranking:
+        batch = gather_rows(batch, ranks)
+    elif ranks is not None:
+        sums = objective.sums(*batch[:3], temperature, smoothing_weights=batch.smoothing_weights)
+        return objective.of_sums(ranks(sums), beta)
+    if batch.smoothing_weights is not None:
+        return objective(*batch[:3], temperature, beta, smoothing_weights=batch.smoothing_weights)
+    return objective(*batch[:3], temperature, beta)
+
+
+def _module_anchor(options: LossOptions, input: Tensor, target: Tensor) -> Tensor | float:
+    """The weighted value of a module or function that stands beside the metric; 0 without one."""
+    term = options.anchor_term
+    if isinstance(term, str) or not options.anchor_weight:
+        return 0.0
+    value = term(input, target)
+    if value.dim():
+        raise ValueError(f"the anchor must return one number, got shape {tuple(value.shape)}; use its mean")
+    return options.anchor_weight * value
 
 
 def _between(vector: NDArray[np.float64], *, ranks: Sync | None, memory: Memory | None) -> tuple[float, float]:
@@ -263,53 +329,3 @@ def _between(vector: NDArray[np.float64], *, ranks: Sync | None, memory: Memory 
 
 def _short(value: Any) -> str:
     return repr(value.tolist()) if isinstance(value, Tensor) else getattr(value, "__name__", repr(value))
-
-
-def build_objective(
-    metric: str | MetricFunction,
-    *,
-    task: Task = "multiclass",
-    average: Average | None = None,
-    beta: Beta | None = None,
-    step: str | Step = "annealed",
-    delta: float = 0.1,
-    k: float = 10.0,
-    threshold: float | Sequence[float] | None = None,
-    anchor: float = 0.0,
-    label_smoothing: float = 0.0,
-    backend: Backend = "auto",
-) -> Objective:
-    """Check the options of a loss and bind them."""
-    checks.check_choice("backend", backend, BACKENDS)
-    checks.check_choice("task", task, TASKS)
-    checks.check_number("anchor", anchor, low=0.0)
-    checks.check_number("label_smoothing", label_smoothing, low=0.0, high=1.0, open_high=True)
-    if isinstance(beta, (int, float)):
-        checks.check_number("beta", beta, low=0.0)
-    if average is None:
-        average = "binary" if task == "binary" else "macro"
-    checks.check_choice("average", average, AVERAGES)
-    if not callable(metric):
-        checks.check_choice("metric", metric, [*metrics.METRICS, *curves.CURVES])
-        if metric in curves.CURVES and beta is not None:
-            raise ValueError(f"beta goes with metric 'fbeta', got metric {metric!r}; leave beta out")
-        if metric == "quadratic_kappa" and task != "multiclass":
-            raise ValueError(f"quadratic_kappa needs ordered classes, task='multiclass', got task {task!r}")
-        if metric not in curves.CURVES:
-            metrics.resolve(metric, average=average, beta=beta)
-    if average == "binary" and task != "binary" and metrics.is_averaged(str(metric)) and not callable(metric):
-        raise ValueError(f"average='binary' needs task='binary', got task {task!r}; use 'macro', 'micro' or 'weighted'")
-    thresholds = threshold if threshold is None or isinstance(threshold, (int, float)) else tuple(map(float, threshold))
-    if metric in curves.CURVES and not isinstance(thresholds, tuple):
-        if thresholds is not None:
-            raise ValueError(f"{metric} integrates over a grid of thresholds, got only {thresholds!r}; leave it out")
-        thresholds = membership.BTG_GRID
-    for tau in thresholds if isinstance(thresholds, tuple) else () if thresholds is None else (thresholds,):
-        checks.check_threshold(tau)
-    if isinstance(thresholds, tuple) and (len(thresholds) == 0 or list(thresholds) != sorted(thresholds)):
-        raise ValueError(f"a grid of thresholds must rise and hold at least one, got {list(thresholds)}")
-    if isinstance(thresholds, tuple) and task == "multiclass" and metric not in curves.CURVES:
-        raise ValueError(
-            "a grid of thresholds needs task='binary' or 'multilabel'; multiclass takes one threshold or None"
-        )
-    return Objective(metric, task, StepChoice(step, delta, k), average, thresholds, anchor, label_smoothing, backend)

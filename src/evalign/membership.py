@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from evalign import _checks as checks
+from evalign import _checks
 from evalign._numerics import safe_divide
 from evalign.steps import Step, Threshold
 
@@ -32,7 +32,7 @@ def grid(p: Tensor, step: Step, thresholds: Sequence[float] | Tensor = BTG_GRID)
     """
     if not isinstance(thresholds, Tensor):
         for threshold in thresholds:
-            checks.check_threshold(threshold)
+            _checks.check_threshold(threshold)
     if p.is_cuda and not isinstance(thresholds, Tensor):
         # Filled there: a copy to the device waits for it, and cannot be recorded in a CUDA graph.
         thresholds = torch.stack([p.new_full((), threshold) for threshold in thresholds])

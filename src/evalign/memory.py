@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evalign import _checks as checks
-from evalign._batch import Sums, standing_for
-from evalign._numerics import safe_divide
+from evalign import _checks
+from evalign._batch import Sums
+from evalign._numerics import represents, safe_divide
 from evalign.confusion import Confusion
 
 ROWS_OF_RAREST = 100.0  # takes the bias out of the value; training did not tell it from 300 (docs/guides/batches.md)
@@ -63,10 +63,10 @@ class Memory(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(decay, str):
-            checks.check_choice("decay of a memory", decay, ["auto"])
+            _checks.check_choice("decay of a memory", decay, ["auto"])
         else:
-            checks.check_number("decay of a memory", decay, low=0.0, high=1.0, open_high=True)
-        checks.check_number("rows_of_rarest", rows_of_rarest, low=0.0, open_low=True)
+            _checks.check_number("decay of a memory", decay, low=0.0, high=1.0, open_high=True)
+        _checks.check_number("rows_of_rarest", rows_of_rarest, low=0.0, open_low=True)
         self.decay, self.rows_of_rarest, self.rows = decay, rows_of_rarest, rows
         # Counts with their weight, and rows of each class: in float64, for a long sum of small batches must not stall;
         # empty until the first batch says how many classes there are.
@@ -90,7 +90,7 @@ class Memory(nn.Module):
         self.state.copy_(torch.where(sound, total, self.state))
         self.seen.copy_(torch.where(sound, self.seen + rows, self.seen))
         scale = total[-1] / current[-1].clamp_min(torch.finfo(torch.float64).tiny)
-        combined = sums.with_counts(standing_for(total[:-1], counts, scale))
+        combined = sums.with_counts(represents(total[:-1], counts, scale))
         if self.labels is None:
             return combined
         return _scaled_to(combined, self.labels.to(counts.dtype), self.rows)

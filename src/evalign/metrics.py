@@ -7,6 +7,7 @@ quotient is 0/0; with nan the class is left out of the mean.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from evalign import _checks as checks
+from evalign import _checks
 from evalign._numerics import safe_divide, safe_sqrt
 from evalign.confusion import Confusion
 
@@ -32,11 +33,18 @@ def fbeta(c: Confusion, average: Average | None = "macro", *, beta: Beta = 1.0, 
     tensor(0.9091, dtype=torch.float64)
     """
     # A number stays one: as a tensor it would be copied to the device, which waits for it.
-    b2: float | Tensor = beta**2 if isinstance(beta, (int, float)) else 1.0
-    if not isinstance(beta, (int, float)):
-        b2 = torch.as_tensor(beta, dtype=c.tp.dtype, device=c.tp.device) ** 2
-        checks.check_per_class("beta", b2, c.num_classes)
-    return _average(c, (1 + b2) * c.tp, b2 * c.actual + c.predicted, average, zero_division)
+    if isinstance(beta, (int, float)):
+        _checks.check_beta(beta)
+        b2: float | Tensor = min(float(beta) ** 2, 1e300) if beta < math.inf else math.inf
+        if b2 == math.inf:
+            return recall(c, average, zero_division=zero_division)
+        return _average(c, (1 + b2) * c.tp, b2 * c.actual + c.predicted, average, zero_division)
+    b2 = torch.as_tensor(beta, dtype=c.tp.dtype, device=c.tp.device) ** 2
+    _checks.check_per_class("beta", b2, c.num_classes)
+    only_recall = b2.isinf()
+    b2 = torch.where(only_recall, 0.0, b2)
+    bottom = torch.where(only_recall, c.actual, b2 * c.actual + c.predicted)
+    return _average(c, (1 + b2) * c.tp, bottom, average, zero_division)
 
 
 def f1(c: Confusion, average: Average | None = "macro", *, zero_division: float = 0.0) -> Tensor:
@@ -82,6 +90,33 @@ def jaccard(c: Confusion, average: Average | None = "macro", *, zero_division: f
     tensor(0.6667, dtype=torch.float64)
     """
     return _average(c, c.tp, c.actual + c.predicted - c.tp, average, zero_division)
+
+
+def dice(c: Confusion, average: Average | None = "macro", *, zero_division: float = 0.0) -> Tensor:
+    """`f1` under the name that segmentation gives it.
+
+    >>> dice(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])), "binary")
+    tensor(0.8000, dtype=torch.float64)
+    """
+    return f1(c, average, zero_division=zero_division)
+
+
+def tversky(
+    c: Confusion,
+    average: Average | None = "macro",
+    *,
+    alpha: float = 0.5,
+    beta: Beta = 0.5,
+    zero_division: float = 0.0,
+) -> Tensor:
+    """TP / (TP + alpha FP + beta FN); (1/2, 1/2) is Dice, (1, 1) is Jaccard. `beta` may be one number per class.
+
+    >>> tversky(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])), "binary", alpha=1.0, beta=1.0)
+    tensor(0.6667, dtype=torch.float64)
+    """
+    missed: Any = beta if isinstance(beta, (int, float)) else torch.as_tensor(beta).to(c.tp)
+    bottom = (1.0 - alpha - missed) * c.tp + alpha * c.predicted + missed * c.actual
+    return _average(c, 1.0 * c.tp, bottom, average, zero_division)
 
 
 def _mean_over_labels(*, omit_absent: bool) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
@@ -176,8 +211,9 @@ def weighted_kappa(c: Confusion, *, power: float = 2.0, zero_division: float = 0
     """
     rank = torch.arange(c.num_classes, dtype=c.tp.dtype, device=c.tp.device)
     cost = (rank[:, None] - rank).abs() ** power
-    paid = (cost * c.matrix).sum((-2, -1))
-    expected = safe_divide((c.actual.unsqueeze(-1) * cost * c.predicted.unsqueeze(-2)).sum((-2, -1)), c.total)
+    _, predicted, actual = _shares(c)  # of n: products of very small or large counts would leave the range of float32
+    paid = safe_divide((cost * c.matrix).sum((-2, -1)), c.total)
+    expected = (actual.unsqueeze(-1) * cost * predicted.unsqueeze(-2)).sum((-2, -1))
     return safe_divide(expected - paid, expected, at_zero=zero_division)
 
 
@@ -193,8 +229,8 @@ def quadratic_kappa(c: Confusion, *, zero_division: float = 0.0) -> Tensor:
 METRICS: dict[str, Callable[..., Tensor]] = {
     metric.__name__: metric
     for metric in (
-        accuracy, balanced_accuracy, f1, fbeta, precision, recall, specificity, jaccard, gmean, mcc, cohen_kappa,
-        quadratic_kappa,
+        accuracy, balanced_accuracy, f1, fbeta, precision, recall, specificity, jaccard, dice, tversky, gmean, mcc,
+        cohen_kappa, quadratic_kappa,
     )
 }  # fmt: skip
 
@@ -207,34 +243,57 @@ def is_averaged(name: str) -> bool:
     return name in _AVERAGED
 
 
-def quotient(name: str, c: Confusion, *, beta: Beta | None = None) -> tuple[Tensor, Tensor]:
+def quotient(name: str, c: Confusion, **options: Any) -> tuple[Tensor, Tensor]:
     """The two parts of a metric that is a quotient of counts averaged over classes, before they are divided.
 
     >>> quotient("recall", Confusion.hard(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1])))
     (tensor([1., 1.], dtype=torch.float64), tensor([2., 1.], dtype=torch.float64))
     """
-    options = {} if beta is None else {"beta": beta}
-    return METRICS[name](c, average=_PARTS, **options)  # type: ignore[return-value]
+    given = {key: value for key, value in options.items() if value is not None}
+    return METRICS[name](c, average=_PARTS, **given)  # type: ignore[return-value]
 
 
-def resolve(metric: str | MetricFunction, *, average: Average = "macro", beta: Beta | None = None) -> MetricFunction:
+def resolve(
+    metric: str | MetricFunction,
+    *,
+    average: Average = "macro",
+    beta: Beta | None = None,
+    alpha: float | None = None,
+    smooth: float = 0.0,
+    include_background: bool = True,
+) -> MetricFunction:
     """A metric's name with its options, or a user's function, as one function of a Confusion.
+
+    `smooth` is added to both parts of every class's quotient, and a class without a label then counts in a macro mean;
+    without the background, class 0 is left out.
 
     >>> resolve("fbeta", average="binary", beta=2.0)(Confusion.hard(torch.tensor([0, 1]), torch.tensor([0, 1])))
     tensor(1., dtype=torch.float64)
     """
     if callable(metric):
         return metric
-    checks.check_choice("metric", metric, METRICS)
-    if (beta is not None) and metric != "fbeta":
+    _checks.check_choice("metric", metric, METRICS)
+    if beta is not None and metric not in ("fbeta", "tversky"):
         raise ValueError(f"beta goes with metric 'fbeta', got metric {metric!r}; leave beta out or use 'fbeta'")
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {"beta": beta, "alpha": alpha}
+    if smooth or not include_background:
+        return partial(_smoothed, name=metric, average=average, smooth=smooth, first=not include_background, **options)
+    options = {key: value for key, value in options.items() if value is not None}
     if is_averaged(metric):
-        checks.check_choice("average", average, AVERAGES)
+        _checks.check_choice("average", average, AVERAGES)
         options["average"] = average
-    if beta is not None:
-        options["beta"] = beta
     return partial(METRICS[metric], **options)
+
+
+def _smoothed(c: Confusion, *, name: str, average: Average, smooth: float, first: int, **options: Any) -> Tensor:
+    """A metric averaged over the classes from `first` on, `smooth` added to both parts of each quotient."""
+    top, bottom = (part[..., first:] + smooth for part in quotient(name, c, **options))
+    present = None if smooth or c.present is None else c.present[..., first:]
+    kept = Confusion(
+        c.tp[..., first:], c.actual[..., first:], c.predicted[..., first:], c.total, present=present,
+        multilabel=c.multilabel,
+    )  # fmt: skip
+    return _average(kept, top, bottom, average, 0.0)
 
 
 _PARTS: Any = "parts"
@@ -244,7 +303,7 @@ def _average(c: Confusion, top: Tensor, bottom: Tensor, average: Average | None,
     if average is _PARTS:
         return top, bottom  # type: ignore[return-value]
     if average is not None:
-        checks.check_choice("average", average, AVERAGES)
+        _checks.check_choice("average", average, AVERAGES)
     if average == "micro":
         return safe_divide(top.sum(-1), bottom.sum(-1), at_zero=zero_division)
     scores = safe_divide(top, bottom, at_zero=zero_division)

@@ -30,7 +30,7 @@ def rate_of_class_one(c):
 CASES = [
     *((name, task, {}) for name in metrics.METRICS for task in ("binary", "multiclass", "multilabel")
       if not (name == "quadratic_kappa" and task != "multiclass")),
-    *(("auroc", task, {}) for task in ("binary", "multiclass", "multilabel")),
+    *(("auroc", task, {"threshold": [0.25, 0.5, 0.75]}) for task in ("binary", "multiclass", "multilabel")),
     ("fbeta", "multiclass", {"beta": [1.0, 2.0, 0.5, 5.0]}),
     ("f1", "multiclass", {"average": "weighted", "label_smoothing": 0.1}),
     ("f1", "multiclass", {"threshold": 0.3}),

@@ -108,10 +108,12 @@ def class_score(name: str, tp: float, fp: float, fn: float, tn: float, beta: flo
         "recall": lambda: ratio(tp, tp + fn),
         "specificity": lambda: ratio(tn, tn + fp),
         "jaccard": lambda: ratio(tp, tp + fp + fn),
+        "dice": lambda: ratio(2 * tp, 2 * tp + fp + fn),
+        "tversky": lambda: ratio(tp, tp + 0.5 * fp + 0.5 * fn),
     }[name]()
 
 
-CLASS_SCORES = ("f1", "fbeta", "precision", "recall", "specificity", "jaccard")
+CLASS_SCORES = ("f1", "fbeta", "precision", "recall", "specificity", "jaccard", "dice", "tversky")
 
 
 def metric(name: str, c: list[list[float]], *, average: str = "macro", betas=None, present=None) -> float:

@@ -23,7 +23,7 @@ class Bend(NamedTuple):
 def takes(objective: Objective, table: Table, temperature: float) -> bool:
     """Whether there is a compiled form for this objective and these scores."""
     is_one_column = objective.task == "binary" and table.scores.is_contiguous()
-    return is_one_column and objective.is_whole(table.scores, table.weight, temperature, objective.beta)
+    return is_one_column and objective.is_whole(table.scores, table.y, table.weight, temperature, objective.beta)
 
 
 def derivatives(

@@ -90,6 +90,11 @@ def metric_gradient(objective: Objective, table: Table, temperature: float) -> t
     >>> metric_gradient(objective, table, 0.2)
     (tensor(0.5000), tensor([ 0.1500, -0.1500]))
     """
+    if objective.is_ranking:
+        scores = table.scores.detach().requires_grad_()
+        with torch.enable_grad():
+            value = objective.ranked(scores, table.y, table.weight, temperature)
+            return value.detach(), torch.autograd.grad(value, scores)[0]
     lines = Lines.of(objective, temperature)
     if lines is None or (table.scores.dtype == torch.float32 and compiled.available()):
         return _by_blocks(objective, table, temperature)

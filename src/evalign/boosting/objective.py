@@ -1,4 +1,4 @@
-"""Labels and weights that come again with every round: checked and converted once, then only compared."""
+"""The metric objective of boosted trees: first and second derivative of a whole table by its raw scores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,15 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign import _checks as checks
-from evalign import steps
-from evalign._objective import cross_entropy
+from evalign import _checks, steps
+from evalign._objective import Objective, cross_entropy
+from evalign._options import LossOptions
 from evalign.boosting import binary
 from evalign.boosting.gradients import Table, metric_gradient
-from evalign.confusion import Confusion, Task
-from evalign.losses import build_objective
-from evalign.metrics import Average, Beta, MetricFunction
-from evalign.steps import Step, StepChoice
+from evalign.confusion import Confusion
+from evalign.metrics import MetricFunction
+from evalign.steps import StepChoice
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def find_recipe(recipe: str | BoostRecipe) -> BoostRecipe:
     """
     if isinstance(recipe, BoostRecipe):
         return recipe
-    checks.check_choice("recipe", recipe, RECIPES)
+    _checks.check_choice("recipe", recipe, RECIPES)
     return RECIPES[recipe]
 
 
@@ -116,9 +115,9 @@ def cooling(start: float = 0.2, end: float = 0.05, rounds: int = 200) -> Callabl
     >>> [round(falls(r), 3) for r in range(4)]
     [0.2, 0.1, 0.05, 0.05]
     """
-    checks.check_temperature(start)
-    checks.check_temperature(end)
-    checks.check_number("rounds", rounds, low=1)
+    _checks.check_temperature(start)
+    _checks.check_temperature(end)
+    _checks.check_number("rounds", rounds, low=1)
     return lambda number: start * (end / start) ** min(1.0, number / max(1, rounds - 1))
 
 
@@ -138,7 +137,7 @@ class ScoreObjective:
 
     Parameters
     ----------
-    metric, task, average, beta, step, delta, k, threshold, label_smoothing: as in `MetricLoss`.
+    metric, and all options that are not below: as in `MetricLoss`.
     temperature: of the annealed step; a number, or a function of the round such as `cooling()`.
     anchor: weight of cross-entropy. metric_weight: of the metric; 0 leaves cross-entropy alone.
     weight: one number per class; a row counts with that of its label (multilabel: a column with its own).
@@ -159,37 +158,28 @@ class ScoreObjective:
         self,
         metric: str | MetricFunction = "f1",
         *,
-        task: Task = "multiclass",
-        average: Average | None = None,
-        beta: Beta | None = None,
-        step: str | Step = "annealed",
         temperature: Temperature = 0.2,
-        delta: float = 0.1,
-        k: float = 10.0,
-        threshold: Any = None,
         anchor: float = 1.0,
         metric_weight: float = 1.0,
-        label_smoothing: float = 0.0,
         weight: Any = None,
         curvature: float | None = None,
         floor: float = 1e-3,
         damping: float = 1.0,
+        **options: Any,
     ) -> None:
-        objective = build_objective(
-            metric, task=task, average=average, beta=beta, step=step, delta=delta, k=k, threshold=threshold,
-            anchor=anchor, label_smoothing=label_smoothing,
-        )  # fmt: skip
-        checks.check_number("metric_weight", metric_weight, low=0.0)
-        checks.check_number("floor", floor, low=0.0)
-        checks.check_number("damping", damping, low=0.0)
+        given = LossOptions(metric, anchor=anchor, **options)
+        task = given.task
+        _checks.check_number("metric_weight", metric_weight, low=0.0)
+        _checks.check_number("floor", floor, low=0.0)
+        _checks.check_number("damping", damping, low=0.0)
         if anchor == 0 and metric_weight == 0:
             raise ValueError("anchor or metric_weight must be above 0, got 0 for both; nothing would be learned")
         if curvature is not None:
-            checks.check_number("curvature", curvature, low=0.0, open_low=True)
+            _checks.check_number("curvature", curvature, low=0.0, open_low=True)
         if not callable(temperature):
-            checks.check_temperature(temperature)
+            _checks.check_temperature(temperature)
         self.metric, self.task = metric, task
-        self.objective = replace(objective, beta=None if beta is None else _number_or_tensor(beta))
+        self.objective = Objective.of(given)
         self.temperature, self.metric_weight = temperature, metric_weight
         self.floor, self.damping = floor, damping
         self.curvature = CURVATURE[task] if curvature is None else curvature
@@ -243,16 +233,25 @@ class ScoreObjective:
         with torch.no_grad():
             value = 0.0
             if self.metric_weight:
-                confusion, _ = self.objective.counts(table.scores, table.y, table.weight, self.temperature_at(round))
-                value += self.metric_weight * float(self.objective.metric_term(confusion))
+                batch, temperature = (table.scores, table.y, table.weight), self.temperature_at(round)
+                if self.objective.is_ranking:
+                    lost = self.objective.ranked(*batch, temperature)
+                else:
+                    lost = self.objective.metric_term(self.objective.counts(*batch, temperature)[0])
+                value += self.metric_weight * float(lost)
             if self.objective.anchor:
                 value += self.objective.anchor * self._entropy(table)
         return value
 
     def score(self, scores: Array, y: Array, weight: Array | None = None) -> float:
-        """The metric itself, of hard decisions: the largest score, or a probability at the threshold or above."""
+        """The metric itself, of hard decisions: the largest score, or a probability at the threshold or above.
+
+        Rankings such as "auroc" are exact.
+        """
         table = self._table(scores, y, weight)
         with torch.no_grad():
+            if self.objective.is_ranking:
+                return 1 - float(self.objective.ranked(table.scores, table.y, table.weight))
             return float(self.objective.score(self._hard(table)))
 
     def probabilities(self, scores: Array) -> Array:
@@ -263,12 +262,12 @@ class ScoreObjective:
         if not callable(self.temperature):
             return self.temperature
         value = float(self.temperature(round))
-        checks.check_temperature(value)
+        _checks.check_temperature(value)
         return value
 
     def _table(self, scores: Array, y: Array, weight: Array | None) -> Table:
         z = torch.from_numpy(np.ascontiguousarray(scores))
-        checks.check_floating("scores", z)
+        _checks.check_floating("scores", z)
         flat = self.task == "binary"
         if z.dim() == 2 and z.shape[1] == 1 and flat:
             z = z[:, 0]
@@ -291,7 +290,7 @@ class ScoreObjective:
         expected = z.shape[:1] if self.task == "multiclass" else z.shape
         if labels.shape != expected:
             raise ValueError(f"labels must have shape {tuple(expected)} for these scores, got {tuple(labels.shape)}")
-        checks.check_label_range(labels, z.shape[1] if self.task == "multiclass" else 2, None)
+        _checks.check_label_range(labels, z.shape[1] if self.task == "multiclass" else 2, None)
         return labels
 
     def _weights(self, z: Tensor, labels: Tensor, weight: Array | None) -> Tensor:
@@ -299,10 +298,10 @@ class ScoreObjective:
         if weight is not None:
             given = torch.from_numpy(np.ascontiguousarray(weight)).to(z.dtype)
             given = given[:, None] if self.task == "multilabel" and given.dim() == 1 else given
-            w = w * checks.check_weights(given.expand(w.shape), tuple(w.shape))
+            w = w * _checks.check_weights(given.expand(w.shape), tuple(w.shape))
         if self.weight is not None:
             classes = 2 if self.task == "binary" else z.shape[1]
-            checks.check_per_class("weight", self.weight, classes, number_allowed=False)
+            _checks.check_per_class("weight", self.weight, classes, number_allowed=False)
             w = w * (self.weight if self.task == "multilabel" else self.weight[labels]).to(z.dtype)
         return w
 
@@ -331,7 +330,3 @@ class ScoreObjective:
         decided = steps.hard(z.sigmoid(), 0.5 if thresholds is None else thresholds).long()
         multilabel = self.task == "multilabel"
         return Confusion.hard(decided, table.y, 2, sample_weight=table.weight, multilabel=multilabel)
-
-
-def _number_or_tensor(beta: Any) -> Any:
-    return beta if isinstance(beta, (int, float)) else torch.as_tensor(beta, dtype=torch.float64)

@@ -1,0 +1,179 @@
+"""LossOptions: the options of a metric loss with their defaults and checks, listed once for everything that takes them.
+
+`MetricLoss` has what each of them means.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+
+from torch import Tensor
+
+from evalign import _checks, curves, metrics
+from evalign.confusion import TASKS, Task
+from evalign.distributed import SyncChoice, resolve
+from evalign.memory import Decay, Memory
+from evalign.metrics import AVERAGES, Average, Beta, MetricFunction
+from evalign.steps import Step, StepChoice
+
+Backend = Literal["auto", "eager"]
+BACKENDS: tuple[Backend, ...] = ("auto", "eager")
+Reduction = Literal["mean", "none"]
+Anchor = float | tuple[float, str | Callable[[Tensor, Tensor], Tensor]]
+ANCHORS = ("cross_entropy", "focal")
+PerClass = Tensor | Sequence[float]
+Thresholds = float | tuple[float, ...] | None
+
+
+@dataclass(frozen=True, eq=False)
+class LossOptions:
+    """What `MetricLoss`, `metric_loss` and the objectives of boosted trees are told.
+
+    >>> LossOptions("f1", task="binary").averaging
+    'binary'
+    """
+
+    metric: str | MetricFunction
+    _: KW_ONLY
+    task: Task = "multiclass"
+    average: Average | None = None
+    beta: Beta | None = None
+    alpha: float | None = None
+    at: float | None = None
+    max_fpr: float | None = None
+    step: str | Step = "annealed"
+    temperature: float | Tensor = 0.2
+    delta: float = 0.1
+    k: float = 10.0
+    threshold: float | Sequence[float] | None = None
+    anchor: Anchor = 0.0
+    offset: PerClass | None = None
+    memory: Memory | Decay | None = None
+    weight: PerClass | None = None
+    pos_weight: float | PerClass | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    smooth: float = 0.0
+    include_background: bool = True
+    per_image: bool = False
+    reduction: Reduction = "mean"
+    class_dim: int = 1
+    from_logits: bool = True
+    sync: SyncChoice = "auto"
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        _checks.check_choice("backend", self.backend, BACKENDS)
+        _checks.check_choice("task", self.task, TASKS)
+        _checks.check_choice("reduction", self.reduction, ["mean", "none"])
+        _checks.check_choice("average", self.averaging, AVERAGES)
+        _checks.check_temperature(self.temperature)
+        _checks.check_number("anchor", self.anchor_weight, low=0.0)
+        if not callable(self.anchor_term):
+            _checks.check_choice("the term of an anchor", self.anchor_term, ANCHORS)
+        _checks.check_number("label_smoothing", self.label_smoothing, low=0.0, high=1.0, open_high=True)
+        _checks.check_number("smooth", self.smooth, low=0.0)
+        resolve(self.sync, training=False)  # a wrong one is reported now, not at the first batch
+        StepChoice(self.step, self.delta, self.k)
+        if not callable(self.metric):
+            self._check_metric(self.metric)
+        self._check_thresholds()
+        if self.pos_weight is not None and self.task == "multiclass":
+            raise ValueError("pos_weight needs task='binary' or 'multilabel'; for classes use weight")
+        if self.reduction == "none" and not self.per_image:
+            raise ValueError("reduction='none' needs per_image=True: the metric of a batch is one number")
+        if self.per_image and self.memory is not None:
+            raise ValueError(
+                "per_image=True has one metric for each image, which no memory can add to; use one of them"
+            )
+
+    def _check_metric(self, metric: str) -> None:
+        _checks.check_choice("metric", metric, [*metrics.METRICS, *curves.RANKINGS])
+        averaged = metric in metrics.METRICS and metrics.is_averaged(metric)
+        if metric == "quadratic_kappa" and self.task != "multiclass":
+            raise ValueError(f"quadratic_kappa needs ordered classes, task='multiclass', got task {self.task!r}")
+        if (metric == "top_k_accuracy") > (self.task == "multiclass"):
+            raise ValueError(f"top_k_accuracy needs task='multiclass', got task {self.task!r}")
+        if self.averaging == "binary" and self.task != "binary" and averaged:
+            raise ValueError(
+                f"average='binary' needs task='binary', got task {self.task!r}; use 'macro', 'micro' or 'weighted'"
+            )
+        for name, owners in {"beta": ("fbeta", "tversky"), "alpha": ("tversky",), "max_fpr": ("auroc",)}.items():
+            if getattr(self, name) is not None and metric not in owners:
+                raise ValueError(f"{name} goes with metric {' or '.join(map(repr, owners))}, got metric {metric!r}")
+        _checks.check_beta(self.beta)
+        curves.check_at(metric, self.at)
+        for name in ("alpha", "max_fpr"):
+            if getattr(self, name) is not None:
+                high = 1.0 if name == "max_fpr" else math.inf
+                _checks.check_number(name, getattr(self, name), low=0.0, high=high, open_low=name == "max_fpr")
+        if metric in curves.RANKINGS and self.average in ("micro", "weighted"):
+            raise ValueError(f"{metric} has one score for each class and their plain mean; leave average out")
+        for name in ("smooth", "include_background"):
+            if getattr(self, name) != LossOptions.__dataclass_fields__[name].default and not averaged:
+                raise ValueError(f"{name} goes with metrics that average over classes, got metric {metric!r}")
+        if not self.include_background and self.task == "binary":
+            raise ValueError("include_background=False needs task='multiclass' or 'multilabel'; binary scores class 1")
+        if metric in curves.RANKINGS and self.memory is not None and not isinstance(self.thresholds, tuple):
+            raise ValueError(f"{metric} ranks the rows of one batch, which no memory can add to; give threshold=[...]")
+
+    def _check_thresholds(self) -> None:
+        grid, ranking = self.thresholds, self.metric in curves.RANKINGS
+        if ranking and isinstance(grid, float):
+            raise ValueError(f"{self.metric} has no single threshold, got {grid!r}; leave it out")
+        if ranking and isinstance(grid, tuple) and self.metric != "auroc":
+            raise ValueError(f"{self.metric} follows the scores of the batch; leave threshold out")
+        if isinstance(grid, tuple) and self.max_fpr is not None:
+            raise ValueError("max_fpr follows the scores of the batch; leave threshold out")
+        for tau in grid if isinstance(grid, tuple) else () if grid is None else (grid,):
+            _checks.check_threshold(tau)
+        if isinstance(grid, tuple) and (len(grid) == 0 or list(grid) != sorted(grid)):
+            raise ValueError(f"a grid of thresholds must rise and hold at least one, got {list(grid)}")
+        if isinstance(grid, tuple) and self.task == "multiclass" and not ranking:
+            raise ValueError(
+                "a grid of thresholds needs task='binary' or 'multilabel'; multiclass takes one threshold or None"
+            )
+
+    @property
+    def averaging(self) -> Average:
+        """`average` with its default filled in."""
+        return self.average or ("binary" if self.task == "binary" else "macro")
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """One threshold, a grid of them, or None for the default of the task."""
+        given = self.threshold
+        if given is None:
+            return None
+        return float(given) if isinstance(given, (int, float)) else tuple(map(float, given))
+
+    @property
+    def anchor_weight(self) -> float:
+        return self.anchor[0] if isinstance(self.anchor, tuple) else self.anchor
+
+    @property
+    def anchor_term(self) -> str | Callable[[Tensor, Tensor], Tensor]:
+        return self.anchor[1] if isinstance(self.anchor, tuple) else "cross_entropy"
+
+
+OPTION_NAMES = tuple(field.name for field in fields(LossOptions))
+P = ParamSpec("P")
+S = TypeVar("S")
+R = TypeVar("R")
+
+
+def signature_of(
+    options: Callable[P, Any],
+) -> Callable[[Callable[Concatenate[S, ...], R]], Callable[Concatenate[S, P], R]]:
+    """Give a method, for type checkers and `help`, the arguments that `options` takes."""
+
+    def decorate(method: Callable[Concatenate[S, ...], R]) -> Callable[Concatenate[S, P], R]:
+        own, given = inspect.signature(method), inspect.signature(options)
+        first = next(iter(own.parameters.values()))
+        shown = own.replace(parameters=[first, *given.parameters.values()])
+        method.__signature__ = shown  # type: ignore[attr-defined]
+        return method
+
+    return decorate
