@@ -235,6 +235,7 @@ def _soft(metric: str, order: _Order, at: float | None, max_fpr: float | None, t
     if metric == "recall_at":
         budget, _ = _budget(order, at)
         return (safe_divide(tp, tp + fp) * safe_divide(budget.to(tp.dtype), positives))[:, 0]
+    assert at is not None
     # recall + price x (what precision is above `at`), at the price for which moving the threshold gains nothing.
     slope = (above * (1 - above)).detach()
     by_tp, by_fp = (slope * hits[:, None]).sum(2), (slope * alarms[:, None]).sum(2)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from evalign._batch import standing_for
-from evalign._numerics import safe_divide
+from evalign._numerics import represents, safe_divide
 from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Confusion
 from evalign.distributed import Sync, all_summed, resolve
@@ -117,7 +116,7 @@ def _mean_entropy(z: Tensor, batch: Rows, sync: Sync) -> Tensor:
     """Cross-entropy of all ranks' rows; batches of ranks may differ by a row, so that means must not be averaged."""
     mass = batch.weight.sum()
     own = torch.stack([cross_entropy(z, batch.y, batch.weight, "multiclass") * mass, mass])
-    total = standing_for(all_summed(own.detach(), sync.group), own, sync.ranks)
+    total = represents(all_summed(own.detach(), sync.group), own, sync.ranks)
     return safe_divide(total[0], total[1])
 
 
