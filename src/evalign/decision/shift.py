@@ -14,7 +14,8 @@ from evalign.decision.calibration import fit_calibration
 from evalign.decision.rule import Floats, Labels, as_labels, as_probabilities, as_weights
 
 Kind = Literal["none", "shares", "other", "given"]
-LEVEL = 0.03  # of both tests
+LEVEL = 0.03  # of the tests for a change
+FIT_LEVEL = 0.02  # of the test for a change that shares do not explain
 ROWS = 4000  # held-out and new rows that tests and intervals look at, at most
 DRAWS = 200  # permutations, and bootstrap samples of the fit
 RESAMPLES = 40  # of the intervals
@@ -151,9 +152,15 @@ def find_shift(
     calibration = fit_calibration(reference.p, reference.y, np.ones(len(reference.y)))
     q, new = calibration(reference.p), calibration(sample)
     p_shares = _changed_means(q, new, random)
-    changed = p_shares < LEVEL
-    shares = class_shares(calibration(p_new), before)[0] if changed else before
-    p_fit, worst = _fit(reference, q, new, view, before, shares, changed, random)
+    # Features may show a change of shares that the mean probabilities do not: then shares are tried as the explanation.
+    p_fit, worst = 1.0, ""
+    if p_shares >= LEVEL:
+        p_fit, worst = _fit(reference, q, new, view, before, before, False, random)
+    changed = min(p_shares, p_fit) < LEVEL
+    shares = before
+    if changed:
+        shares = class_shares(calibration(p_new), before)[0]
+        p_fit, worst = _fit(reference, q, new, view, before, shares, True, random)
     known: dict[str, Any] = {
         "classes": names, "before": tuple(before.tolist()), "shares": tuple(shares.tolist()), "rows": total,
         "p_shares": p_shares, "p_fit": p_fit,
@@ -163,14 +170,14 @@ def find_shift(
         if intervals:
             low, high = _intervals(reference, sample, before, shares, total, random)
             known |= {"low": tuple(low.tolist()), "high": tuple(high.tolist())}
-    if p_fit < LEVEL:
+    if p_fit < FIT_LEVEL:
         reason = (
             f"The new rows are not a mixture of the held-out classes (p = {p_fit:.3g}; {worst}), so a change of class "
             "shares alone cannot be corrected: decisions stay as they were. Label some new rows, or train anew."
         )
         return Shift("other", reason=reason, **known)
     if changed:
-        reason = f"Class shares changed (p = {p_shares:.3g}, {total} rows), and nothing else that shows."
+        reason = f"Class shares changed (p = {p_shares:.2g} of equal means, {total} rows), and nothing else that shows."
         return Shift("shares", reason=reason, **known)
     return Shift("none", reason=f"No evidence that class shares changed (p = {p_shares:.3g}, {total} rows).", **known)
 
@@ -320,8 +327,8 @@ def _waves(old: Floats, new: Floats, random: np.random.Generator, size: int = 25
 
 
 def _varied(column: Floats) -> bool:
-    """Whether at least 2 % of the rows have another value than the most frequent one."""
-    return bool(np.unique(column, return_counts=True)[1].max() <= 0.98 * len(column))
+    """Whether at least 5 % of the rows have another value than the most frequent one."""
+    return bool(np.unique(column, return_counts=True)[1].max() <= 0.95 * len(column))
 
 
 def _best_mixture(old: Floats, new: Floats, y: Labels, size: int) -> Floats:
