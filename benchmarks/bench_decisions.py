@@ -477,9 +477,9 @@ def differences(table: pd.DataFrame, against: str) -> pd.DataFrame:
         if gap.empty or rule == against:
             continue
         by = gap.groupby("table")
-        variance = by.var().fillna(0.0) * (1 / by.count() + pd.Series(ratio))
         size = by.ngroups
-        within = float(np.sqrt(variance.reindex(by.groups).sum()) / size)
+        variance = [float(np.nan_to_num(some.var())) * (1 / len(some) + ratio[name]) for name, some in by]
+        within = float(np.sqrt(sum(variance))) / size
         among = float(by.mean().std() / np.sqrt(size)) if size > 1 else np.nan
         out.append({"rule": rule, "difference": by.mean().mean(), "error": within, "error_over_tables": among,
                     "wins": int((by.mean() > 0.002).sum()), "losses": int((by.mean() < -0.002).sum()),
