@@ -1,4 +1,4 @@
-"""A table with whatever reports exist: what every cell has of printed and measured numbers."""
+"""Tables filled from reports: each number as printed, as measured by the paper's protocol, and as measured honestly."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,22 +8,30 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
 
+from evalign_papers.analysis.distance import Distance, distance
 from evalign_papers.analysis.significance import Comparison, against_printed, holm
 from evalign_papers.engine.printed import Printed, Row, Table
 from evalign_papers.engine.reports import Report, load_report
+from evalign_papers.engine.settings import PRINTED_BUDGET, reductions
 
 State = Literal["not planned", "no config", "not run", "partial", "complete"]
 STATES: tuple[State, ...] = ("not planned", "no config", "not run", "partial", "complete")
 SUFFIX = ".report.json"
+BUDGETS, FEWEST_TRIALS = (PRINTED_BUDGET, "@larger"), 3
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The scores of one cell under one protocol, trial by trial; none where nothing was run."""
+    """The scores of one cell under one protocol, trial by trial; none where nothing was run.
+
+    `reduced` says in which respects the run is below the printed budget, `one_split` that trials share their rows.
+    """
 
     scores: Mapping[int, float]
     state: State = "no config"
     planned: int | None = None
+    reduced: tuple[str, ...] = ()
+    one_split: bool = False
 
     @property
     def values(self) -> list[float]:
@@ -60,6 +68,15 @@ class Number:
             else None
             for protocol, found in self.measured.items()
         }
+
+    @cached_property
+    def distance(self) -> Distance | None:
+        """Of the paper's protocol from print; None where there is nothing to compare."""
+        found = self.measured.get("paper")
+        if found is None or self.printed is None or "paper" in self.incomparable:
+            return None
+        fresh = self.measured["honest"].values if "honest" in self.measured else ()
+        return distance(self.printed, found.values, self.decimals, one_split=found.one_split, over_splits=fresh)
 
 
 @dataclass(frozen=True)
@@ -118,7 +135,14 @@ def _cells(papers: Path, table: Table) -> Iterator[Number]:
 
 
 def report_path(papers: Path, row: Row, protocol: str, dataset: str) -> Path:
-    return papers / row.folder / protocol / f"{dataset}.{row.cell}{SUFFIX}"
+    """The report of a row: of runs at several budgets the largest one that has three trials at least."""
+    folder = papers / row.folder / protocol
+    for budget in BUDGETS:
+        path = folder / f"{dataset}.{row.cell}{budget}{SUFFIX}"
+        report = read_report(path)
+        if report is not None and len(report.trials) >= FEWEST_TRIALS:
+            return path
+    return folder / f"{dataset}.{row.cell}{SUFFIX}"
 
 
 def read_report(path: Path) -> Report | None:
@@ -156,4 +180,6 @@ def measure(report: Report | None, decision: str, score: str, *, empty: State = 
     }
     if not scores:
         return Measured({}, empty)
-    return Measured(scores, "complete" if report.complete else "partial", report.config.trials)
+    reduced = tuple(reductions(report.config, report))
+    state: State = "complete" if report.complete else "partial"
+    return Measured(scores, state, report.config.trials, reduced, "one_split" in report.config.quirks)
