@@ -1,7 +1,7 @@
 """Tables filled from reports: each number as printed, as measured by the paper's protocol, and as measured honestly."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import isnan, nan
 from pathlib import Path
@@ -24,14 +24,19 @@ BUDGETS, FEWEST_TRIALS = (PRINTED_BUDGET, "@larger"), 3
 class Measured:
     """The scores of one cell under one protocol, trial by trial; none where nothing was run.
 
-    `reduced` says in which respects the run is below the printed budget, `one_split` that trials share their rows.
+    `reduced` says in which respects the run is below the printed budget.
     """
 
     scores: Mapping[int, float]
     state: State = "no config"
     planned: int | None = None
     reduced: tuple[str, ...] = ()
-    one_split: bool = False
+    quirks: tuple[str, ...] = ()
+    without_test: Mapping[str, str] = field(default_factory=dict)  # metric -> mean without `test_chooses`
+
+    @property
+    def one_split(self) -> bool:
+        return "one_split" in self.quirks
 
     @property
     def values(self) -> list[float]:
@@ -182,4 +187,7 @@ def measure(report: Report | None, decision: str, score: str, *, empty: State = 
         return Measured({}, empty)
     reduced = tuple(reductions(report.config, report))
     state: State = "complete" if report.complete else "partial"
-    return Measured(scores, state, report.config.trials, reduced, "one_split" in report.config.quirks)
+    without = [trial.scores.get(f"{decision}-without-test_chooses", {}).get(score) for trial in report.trials]
+    kept = [value for value in without if value is not None]
+    fair = {score: f"{fmean(kept):.3f}"} if kept else {}
+    return Measured(scores, state, report.config.trials, reduced, report.config.quirks, fair)

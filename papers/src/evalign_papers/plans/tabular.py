@@ -32,7 +32,7 @@ BTG_EPOCHS = {
     "synthetic_33": 300,
 }
 EAST_EPOCHS = {"cocktailparty": 600, "adult": 120, "mammography": 600, "creditcard": 40}
-LARGER = {"adult": (1024, 2048)}
+LARGER = {"adult": (2048,)}
 EAST_PATIENCE = {"cocktailparty": 20, "adult": 8, "mammography": 20, "creditcard": 5}
 
 BTG_NETWORK = Network((32, 16), 0.5, "one")
@@ -246,7 +246,7 @@ def larger_budgets(where: str, config: Config) -> Iterator[tuple[Path, Config]]:
     """Credit card: the printed protocol but for the small batches; F1 also that of the positive class."""
     full = at_printed_budget(config)
     assert full.grid is not None
-    larger = replace(full, cell=f"{where}@larger", grid=replace(full.grid, batch_size=(2048, 8192)))
+    larger = replace(full, cell=f"{where}@larger", grid=replace(full.grid, batch_size=(8192,)))
     yield HERE / f"{where}@larger.json", larger
     if config.method.options.get("metric") == "f1":
         method = replace(config.method, options={**config.method.options, "average": "binary"})

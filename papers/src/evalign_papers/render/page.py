@@ -42,7 +42,7 @@ def render_page(
     filled: Sequence[FilledTable], facts: Mapping[str, Sequence[Fact]] | None = None, created: str | None = None
 ) -> str:
     environment = Environment(
-        loader=PackageLoader("evalign_papers.render", "."), autoescape=True, undefined=StrictUndefined,
+        loader=PackageLoader("evalign_papers.render"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template("page.html.j2").render(
