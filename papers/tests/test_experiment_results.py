@@ -204,3 +204,9 @@ def test_the_command_writes_both_documents(papers: Path, tmp_path: Path) -> None
     assert main(arguments) == 0
     assert main([*arguments, "--check"]) == 0
     assert "better on mammography" in (docs / "results.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_documents_are_what_the_reports_say() -> None:
+    """Whoever changes a report or a sentence runs `python -m evalign_papers.render.results` and commits the result."""
+    assert main(["--docs", str(DOCS), "--benchmarks", str(ROOT / "benchmarks/results"), "--check"]) == 0

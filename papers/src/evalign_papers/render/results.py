@@ -36,7 +36,10 @@ def results_blocks(papers: Path) -> dict[str, str]:
     contests = [(name, metric, ours, duels(papers, ours, metric)) for name, metric, ours in CONTESTS]
     blocks = {name: contest_block(found, ours) for name, _, ours, found in contests}
     blocks["glance"] = glance_block([(metric, ours, found) for _, metric, ours, found in contests])
-    for name, reference in (("ablation", "full"), ("imbalance", "cross-entropy"), ("cooling", "none")):
+    checks = (
+        ("ablation", "full"), ("imbalance", "cross-entropy"), ("cooling", "none"), ("slope", "linear, delta = 0.1"),
+    )  # fmt: skip
+    for name, reference in checks:
         blocks[name] = check_block(fill(papers, load_table(papers, f"checks-{name}")), reference)
     blocks["imbalance-decided"] = decided_block(papers)
     tail = fill(papers, load_table(papers, "checks-longtail"))
