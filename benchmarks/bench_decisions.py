@@ -484,7 +484,8 @@ def differences(table: pd.DataFrame, against: str) -> pd.DataFrame:
         out.append({"rule": rule, "difference": by.mean().mean(), "error": within, "error_over_tables": among,
                     "wins": int((by.mean() > 0.002).sum()), "losses": int((by.mean() < -0.002).sum()),
                     "tables": size})  # fmt: skip
-    return pd.DataFrame(out).sort_values("difference", ascending=False) if out else pd.DataFrame()
+    columns = ["rule", "difference", "error", "error_over_tables", "wins", "losses", "tables"]
+    return pd.DataFrame(out, columns=columns).sort_values("difference", ascending=False)
 
 
 def summary(source: Path, picture: Path | None) -> None:
