@@ -326,7 +326,7 @@ def shift_rows(cell: Cell, known: dict[str, Any], split: int) -> Rows:
     out = []
     everything = pd.concat([cell.X, cell.new], ignore_index=True)
     given = Given(np.concatenate([cell.p, cell.q]), cell.classes).fit(None, None)
-    options: dict[str, Any] = {"decision": "calibrated"} if hasattr(decision, "calibrated") else {"decision": "tuned"}
+    options: dict[str, Any] = {"decision": "auto" if hasattr(decision, "calibrated") else "tuned"}
     model = MetricDecision(given, "f1", folds="prefit", **options).fit(everything.iloc[: len(cell.y)], cell.y)
     calibration = fit_calibration(cell.p, cell.y, np.ones(len(cell.y)))
     before = np.bincount(cell.y, minlength=cell.classes) / len(cell.y)

@@ -94,3 +94,42 @@ def test_view_of_mixed_columns():
     assert view.columns == ((0, None), (1, "x"), (1, "y"), (2, "u"), (2, "v"))
     np.testing.assert_array_equal(view(table)[:, 1:], [[1, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]])
     assert view(table)[1, 0] < -1e299
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_wrapped_pipeline_as_onnx(tmp_path, text):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("skl2onnx")
+    from sklearn.datasets import load_iris
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    X, y = load_iris(return_X_y=True)
+    X = X.astype(np.float32)
+    labels = np.array(["setosa", "versicolor", "virginica"])[y] if text else y * 10
+    model = MetricDecision(
+        make_pipeline(StandardScaler(), LogisticRegression(C=0.05)), "fbeta", beta=[1.0, 3.0, 1.0]
+    ).fit(X, labels)
+    path = model.export_onnx(tmp_path / "model.onnx", X)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    p, decided = session.run(["probabilities", "label"], {"X": X})
+    np.testing.assert_allclose(p, model.predict_proba(X), atol=1e-5)
+    assert (decided != model.predict(X)).sum() <= 1  # rounding to 32 bits
+
+
+def test_wrapped_pipeline_of_a_table_as_onnx(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("skl2onnx")
+    from sklearn.compose import make_column_transformer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    rng = np.random.default_rng(0)
+    y = (rng.random(300) < 0.2).astype(int)
+    table = pd.DataFrame({"a": rng.normal(y), "kind": np.where(rng.random(300) < 0.3 + 0.4 * y, "u", "v")})
+    columns = make_column_transformer((StandardScaler(), ["a"]), (OneHotEncoder(), ["kind"]))
+    model = MetricDecision(make_pipeline(columns, LogisticRegression()), "f1").fit(table, y)
+    session = onnxruntime.InferenceSession(model.export_onnx(tmp_path / "m.onnx", table))
+    rows = {"a": table[["a"]].to_numpy(), "kind": table[["kind"]].to_numpy(dtype=object)}
+    (decided,) = session.run(["label"], rows)
+    assert (decided != model.predict(table)).sum() <= 1

@@ -199,6 +199,24 @@ def onnx_decision(
     return _onnx_model(nodes, constants, label, probabilities, rule, kind, dtype)
 
 
+def with_decision(model: "onnx.ModelProto", rule: Rule, labels: Any, *, order: Any = None) -> "onnx.ModelProto":
+    """A model with output "probabilities" (n, C) that also puts out "label"; a label of its own is dropped."""
+    outputs = {output.name: output for output in model.graph.output}
+    kind = outputs["probabilities"].type.tensor_type.elem_type
+    from onnx import helper
+
+    decision = onnx_decision(rule, labels, order=order, dtype=helper.tensor_dtype_to_np_dtype(kind))
+    for node in model.graph.node:  # a name that is taken
+        for names in (node.input, node.output):
+            names[:] = ["own_label" if name == "label" else name for name in names]
+    del model.graph.output[:]
+    model.graph.node.extend(decision.graph.node)
+    model.graph.initializer.extend(decision.graph.initializer)
+    model.graph.output.extend([outputs["probabilities"], decision.graph.output[0]])
+    model.metadata_props.extend(decision.metadata_props)
+    return model
+
+
 def _names(constants: list[Any], names: Any) -> str:
     from onnx import TensorProto, helper
 

@@ -2,6 +2,7 @@
 
 import warnings
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,16 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         """The classifier's own probabilities."""
         check_is_fitted(self)
         return np.asarray(self.estimator_.predict_proba(X))
+
+    def export_onnx(self, path: str | Path, X: Any) -> Path:
+        """Write classifier and decision as one ONNX graph (`pip install evalign[onnx]`).
+
+        `X` are a few rows that say what goes in; out come "probabilities" (n, C) and "label" (n,).
+        """
+        from evalign.estimators.onnx import export_decided
+
+        check_is_fitted(self)
+        return export_decided(self, Path(path), X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The metric of `predict`, over all of `classes_`."""
