@@ -14,7 +14,9 @@ a CUDA graph and replayed: `graph_ms` is what its kernels take, without the host
 """
 
 import argparse
+import contextlib
 import csv
+import importlib
 import io
 import json
 import os
@@ -46,15 +48,54 @@ from evalign_papers.rivals import (
     WMWLoss,
 )
 
-SIZES = [(128, 10), (1024, 10), (65536, 10), (1024, 257), (8192, 257), (8192, 1000), (131072, 100)]
-BINARY = [(20, 1), (1024, 1), (8192, 1), (100_000, 1)]
+SIZES = ["128x10", "1024x10", "65536x10", "1024x257", "8192x257", "8192x1000", "131072x100"]
+BINARY = ["20x1", "1024x1", "8192x1", "100000x1"]
+OTHERS = [
+    "2x19x256x256",
+    "4x3x256x256",
+    "4x100x64x64",
+    "8192x100:multilabel",
+    "2x5x256x256:multilabel",
+    "8192x100:soft",
+]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def contenders(n: int, d: int) -> dict[str, Loss]:
-    """d classes, or with d = 1 one logit a sample; the first is what the others are measured against."""
-    if d == 1:
+class Size(NamedTuple):
+    """N x C, or N x C x d1 x ... of images; C = 1 is one logit a sample; ":multilabel" or ":soft" targets."""
+
+    shape: tuple[int, ...]
+    kind: str
+
+    @classmethod
+    def of(cls, text: str) -> "Size":
+        numbers, _, kind = text.partition(":")
+        shape = tuple(map(int, numbers.split("x")))
+        return cls(shape, kind or ("binary" if shape[1] == 1 else "dense" if len(shape) > 2 else "multiclass"))
+
+    def batch(self, device: str) -> tuple[Tensor, Tensor]:
+        """Logits, and targets as every contender takes them, floats for binary problems: none converts."""
+        shape = self.shape[:1] if self.kind == "binary" else self.shape
+        logits = torch.randn(shape, device=device, requires_grad=True)
+        if self.kind in ("binary", "multilabel"):
+            return logits, torch.randint(0, 2, shape, device=device).float()
+        if self.kind == "soft":
+            return logits, torch.randn(shape, device=device).softmax(1)
+        return logits, torch.randint(0, shape[1], (shape[0], *shape[2:]), device=device)
+
+
+def contenders(size: Size) -> dict[str, Loss]:
+    """The first is what the others are measured against."""
+    n, d = size.shape[:2]
+    if size.kind == "binary":
         return binary_contenders(n)
+    if size.kind == "multilabel":
+        return multilabel_contenders()
+    if size.kind == "dense":
+        return dense_contenders()
+    if size.kind == "soft":
+        losses: dict[str, Loss] = {"cross_entropy": F.cross_entropy, "cross_entropy (control)": F.cross_entropy}
+        return losses | {"f1": MetricLoss("f1"), "f1 + anchor": MetricLoss("f1", anchor=1.0)}
     counts = torch.ones(d)
     return {
         "cross_entropy": F.cross_entropy,
@@ -70,10 +111,36 @@ def contenders(n: int, d: int) -> dict[str, Loss]:
     }
 
 
-def binary_contenders(n: int) -> dict[str, Loss]:
-    def entropy(logits: Tensor, target: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype))
+def dense_contenders() -> dict[str, Loss]:
+    """With the Dice losses of MONAI and segmentation-models-pytorch, where these are installed."""
+    losses: dict[str, Loss] = {
+        "cross_entropy": F.cross_entropy,
+        "cross_entropy (control)": F.cross_entropy,
+        "jaccard": MetricLoss("jaccard"),
+        "jaccard + anchor": MetricLoss("jaccard", anchor=1.0),
+        "f1 eager": MetricLoss("f1", backend="eager"),
+    }
+    with contextlib.suppress(ImportError):
+        dice = importlib.import_module("monai.losses").DiceLoss(to_onehot_y=True, softmax=True)
+        losses["rival: monai dice"] = lambda z, y: dice(z, y[:, None])
+    with contextlib.suppress(ImportError):
+        losses["rival: smp dice"] = importlib.import_module("segmentation_models_pytorch.losses").DiceLoss("multiclass")
+    return losses
 
+
+def multilabel_contenders() -> dict[str, Loss]:
+    entropy = F.binary_cross_entropy_with_logits
+    return {
+        "bce": entropy,
+        "bce (control)": entropy,
+        "f1": MetricLoss("f1", task="multilabel"),
+        "f1 + anchor": MetricLoss("f1", task="multilabel", anchor=1.0),
+        "f1 eager": MetricLoss("f1", task="multilabel", backend="eager"),
+    }
+
+
+def binary_contenders(n: int) -> dict[str, Loss]:
+    entropy = F.binary_cross_entropy_with_logits
     losses: dict[str, Loss] = {
         "bce": entropy,
         "bce (control)": entropy,
@@ -199,8 +266,7 @@ def peak_bytes(loss: Loss, logits: Tensor, target: Tensor) -> int:
 
 
 def measure(
-    n: int,
-    d: int,
+    size: Size,
     device: str,
     rounds: int,
     only: str = "all",
@@ -209,13 +275,17 @@ def measure(
     names: list[str] | None = None,
 ) -> list[dict[str, object]]:
     torch.manual_seed(0)
-    logits = torch.randn((n, d) if d > 1 else (n,), device=device, requires_grad=True)
-    target = torch.randint(0, max(2, d), (n,), device=device)
-    losses = chosen(contenders(n, d), only, device)
+    logits, target = size.batch(device)
+    losses = chosen(contenders(size), only, device)
     losses = {name: loss for at, (name, loss) in enumerate(losses.items()) if names is None or at == 0 or name in names}
-    if compiled and d > 1:
+    if compiled:
         torch.compiler.reset()
-        losses["cross_entropy compiled"] = torch.compile(F.cross_entropy)
+        baseline, ours = next(iter(losses)), losses.get("f1", losses.get("jaccard"))
+        losses[f"{baseline} compiled"] = torch.compile(losses[baseline])
+        if isinstance(ours, MetricLoss):
+            losses["ours compiled"] = torch.compile(ours)
+            eager = MetricLoss(ours.metric, task=ours.task, backend="eager").to(device)
+            losses["eager compiled"] = torch.compile(eager)
     # Two first runs: compilers and allocators do theirs.
     warm = {name: min(seconds(loss, logits, target, 1).wall for _ in range(3)) for name, loss in losses.items()}
     repeats = {name: max(1, round(0.01 / once)) for name, once in warm.items()}
@@ -239,8 +309,10 @@ def measure(
         first, *_, last = statistics.quantiles(times[name], n=5)
         rows.append(
             {
-                "n": n,
-                "d": d,
+                "n": size.shape[0],
+                "d": size.shape[1],
+                "shape": "x".join(map(str, size.shape)),
+                "kind": size.kind,
                 "loss": name,
                 "ms": round(1e3 * median, 4),
                 "ms_best": round(1e3 * min(times[name]), 4),
@@ -292,7 +364,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--sizes", nargs="*", default=[f"{n}x{d}" for n, d in SIZES + BINARY], help="NxD ...")
+    parser.add_argument("--sizes", nargs="*", default=SIZES + BINARY + OTHERS, help="NxC, NxCxHxW ...")
     parser.add_argument("--only", choices=["all", "ours", "fused"], default="all", help="leave out rivals, and eager")
     parser.add_argument("--losses", nargs="*", help="those of these names alone, besides cross-entropy")
     parser.add_argument("--compiled", action="store_true", help="cross-entropy through torch.compile as well")
@@ -304,15 +376,14 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     tiles = json.loads(options.tiles.read_text()) if options.tiles else {}
     for size in options.sizes:
-        n, d = map(int, size.split("x"))
         for kernel, candidate in tiles.get(size, {}).items():
             from tune_tiles import use  # which needs Triton
 
             use(kernel, tuple(candidate))
         kinds = options.only, options.compiled, options.graphs, options.losses
-        for row in measure(n, d, options.device, options.rounds, *kinds):
+        for row in measure(Size.of(size), options.device, options.rounds, *kinds):
             rows.append({**row, **circumstances(options.device, options.commit)})
-            shown = "{n:>7} {d:>6}  {loss:24} {ms:>9} ms {ratio:>6}x {ratio_best:>6}x {ratio_cpu:>6}x {peak_mib:>8} MiB"
+            shown = "{shape:>14} {loss:24} {ms:>9} ms {ratio:>6}x {ratio_best:>6}x {ratio_cpu:>6}x {peak_mib:>8} MiB"
             if options.graphs:
                 shown += "  graph {graph_ms:>8} ms {graph_ratio:>5}x"
             print(shown.format(**row), flush=True)

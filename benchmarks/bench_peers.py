@@ -102,8 +102,9 @@ def _first(loss: Any) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda logits, target: loss(logits.sigmoid(), target)[0]
 
 
-def contenders(n: int, d: int) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+def contenders(size: bench_loss.Size) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     found: dict[str, Callable[[Tensor, Tensor], Tensor]]
+    n, d = size.shape
     if (n, d) == PIXELS:
         return segmentation_contenders()
     if d == 1:
@@ -138,7 +139,7 @@ def main() -> None:
     bench_loss.contenders = contenders
     rows: list[dict[str, object]] = []
     for n, d in SIZES:
-        for row in bench_loss.measure(n, d, "cpu", 9):
+        for row in bench_loss.measure(bench_loss.Size.of(f"{n}x{d}"), "cpu", 9):
             rows.append({**row, "reason": "", **bench_loss.circumstances("cpu")})
             print("{n:>7} {d:>5}  {loss:36} {ms:>9} ms  {ratio:>6}x  {peak_mib:>8} MiB".format(**row), flush=True)
     for name, reason in REASONS.items():

@@ -22,7 +22,9 @@ SHOWN = {
 
 def main(source: Path, picture: Path) -> None:
     with source.open() as file:
-        rows = [row for row in csv.DictReader(file) if int(row["d"]) > 1]
+        rows = [
+            row for row in csv.DictReader(file) if int(row["d"]) > 1 and row.get("kind", "multiclass") == "multiclass"
+        ]
     sizes = sorted({(int(row["n"]), int(row["d"])) for row in rows}, key=lambda size: (size[0] * size[1], size))
     labels = [f"{n} x {d}" for n, d in sizes]
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), dpi=110)

@@ -22,51 +22,60 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench_loss import Loss, circumstances, recorded, replay_seconds, save
+from bench_loss import Loss, Size, circumstances, recorded, replay_seconds, save
 from torch import Tensor
 
 from evalign import MetricLoss
 from evalign.kernels.gpu import gpu_loss as triton_rows
-from evalign.kernels.gpu import tile_launches as triton_tiles
+from evalign.kernels.gpu import loss_plans
 from evalign.storage.atomic import write_atomically
 
-SIZES = ["8192x1000", "65536x257", "4096x32768"]
+SIZES = ["8192x1000", "65536x257", "4096x32768", "8x19x512x512"]
 # What each function of these names gives, less what follows from the number of classes. The tiles: warps, and
-# programs (`tile`) or tiles of a program (`back_tile`). The others: rows, but for `along`, classes, warps.
+# programs (`tile`) or tiles of a program (`back_tile`); of images, whether logits stay in registers, pixels, warps,
+# programs. The others: rows, but for `along`, classes, warps.
 CANDIDATES: dict[str, list[tuple[int, ...]]] = {
     "back_tile": [(4, 1), (2, 1), (8, 1), (4, 4)],
     "tile": [(8, 256), (4, 1056), (4, 528), (4, 264)],
     "back_along": [(2, 2048, 16), (1, 4096, 16), (4, 2048, 32)],
     "down": [(4, 512, 4), (4, 1024, 8), (8, 512, 8)],
     "along": [(4096, 16), (4096, 8)],
-}
+    "dense_tile": [(1, 128, 4, 264), (1, 128, 4, 528), (1, 128, 4, 1056), (1, 64, 2, 1056), (1, 256, 4, 264),
+                   (1, 256, 8, 264), (0, 256, 4, 528), (0, 512, 4, 528), (0, 256, 4, 1056), (0, 128, 4, 1056)],
+}  # fmt: skip
 TILES = ("tile", "back_tile")
-IN_USE = {kernel: getattr(triton_tiles if kernel in TILES else triton_rows, kernel) for kernel in CANDIDATES}
+PLANS = (*TILES, "dense_tile")
+IN_USE = {kernel: getattr(loss_plans if kernel in PLANS else triton_rows, kernel) for kernel in CANDIDATES}
 
 
-def problem(n: int, d: int) -> tuple[Tensor, Tensor]:
+def problem(size: Size) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
-    return torch.randn(n, d, device="cuda", requires_grad=True), torch.randint(0, d, (n,), device="cuda")
+    return size.batch("cuda")
 
 
 def use(kernel: str, candidate: tuple[int, ...]) -> None:
     """Have the kernel launched like this from now on, for any number of classes."""
+    if kernel == "dense_tile":
+        loss_plans.cached_dense.cache_clear()
+        loss_plans.dense_tile = lambda d: (bool(candidate[0]), *candidate[1:])  # type: ignore[assignment,return-value]
+        return
     if kernel not in TILES:
         setattr(triton_rows, kernel, lambda d: candidate)
         return
     warps, last = candidate
-    triton_tiles.cached_tiles.cache_clear()
+    loss_plans.cached_rows.cache_clear()
 
     def tile(d: int, aligned: bool, scattered: bool = False) -> tuple[int, ...]:
-        return (*triton_tiles.shape(d, aligned, warps), warps, last)
+        return (*loss_plans.shape(d, aligned, warps), warps, last)
 
-    setattr(triton_tiles, kernel, tile)
+    setattr(loss_plans, kernel, tile)
 
 
 def candidates(kernel: str, d: int) -> list[tuple[int, ...]]:
     """The one in use, then others."""
-    scattered = (d >= triton_tiles.SCATTERED,) if kernel == "tile" else ()
+    scattered = (d >= loss_plans.SCATTERED,) if kernel == "tile" else ()
     first = IN_USE[kernel](d, d % 4 == 0, *scattered)[3:] if kernel in TILES else IN_USE[kernel](d)
+    first = tuple(map(int, first))
     return [first, *(other for other in CANDIDATES[kernel] if other != first)]
 
 
@@ -77,12 +86,19 @@ def replayed(loss: Loss, logits: Tensor, target: Tensor) -> float:
     return statistics.median(replay_seconds(graph, repeats) for _ in range(5))
 
 
-def tuned(n: int, d: int, kernels: list[str], until: float) -> list[dict[str, Any]]:
+def fits(kernel: str, size: Size) -> bool:
+    if (kernel == "dense_tile") != (size.kind == "dense"):
+        return False
+    return kernel == "dense_tile" or (kernel in TILES) == (size.shape[1] <= loss_plans.TILE_CLASSES)
+
+
+def tuned(size: Size, kernels: list[str], until: float) -> list[dict[str, Any]]:
     """One kernel after the other, for one size; the fastest candidates stay in use."""
-    logits, target = problem(n, d)
+    logits, target = problem(size)
+    n, d = "x".join(map(str, size.shape[:1] + size.shape[2:])), size.shape[1]
     entropy, rows = replayed(F.cross_entropy, logits, target), []
     for kernel in kernels:
-        if (kernel in TILES) != (d <= triton_tiles.TILE_CLASSES):
+        if not fits(kernel, size):
             continue
         times: dict[tuple[int, ...], float] = {}
         for candidate in candidates(kernel, d):
@@ -97,7 +113,7 @@ def tuned(n: int, d: int, kernels: list[str], until: float) -> list[dict[str, An
             ms = round(times[candidate], 4)
             row = {"n": n, "d": d, "kernel": kernel, "candidate": "x".join(map(str, candidate)), "ms": ms}
             rows.append({**row, "ratio": round(1e-3 * ms / entropy, 3), "entropy_ms": round(1e3 * entropy, 4)})
-            print("{n:>7} {d:>6} {kernel:10} {candidate:12} {ms:>9} ms {ratio:>6}x".format(**rows[-1]), flush=True)
+            print("{n:>10} {d:>6} {kernel:10} {candidate:14} {ms:>9} ms {ratio:>6}x".format(**rows[-1]), flush=True)
         use(kernel, min(times, key=lambda candidate: times[candidate]) if times else candidates(kernel, d)[0])
     return rows
 
@@ -112,7 +128,7 @@ def fastest(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
 
 def host() -> None:
     """Microseconds of the host for forward, and for both, of a batch that the GPU is done with sooner."""
-    logits, target = problem(1024, 10)
+    logits, target = problem(Size.of("1024x10"))
     ours = MetricLoss("f1").cuda()
     losses: dict[str, Loss] = {"cross_entropy": F.cross_entropy, "f1": ours}
     for name, loss in losses.items():
@@ -145,7 +161,7 @@ def host() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", nargs="*", default=["host", *CANDIDATES], choices=["host", *CANDIDATES])
-    parser.add_argument("--sizes", nargs="*", default=SIZES, help="NxD ...")
+    parser.add_argument("--sizes", nargs="*", default=SIZES, help="NxC, NxCxHxW ...")
     parser.add_argument("--commit", help="where there is no repository to ask")
     parser.add_argument("--seconds", type=float, default=60.0, help="after which no candidate is begun")
     parser.add_argument("--chosen", type=Path, help="where the fastest are written")
@@ -155,8 +171,7 @@ def main() -> None:
     kernels = [kernel for kernel in options.kernels if kernel != "host"]
     rows: list[dict[str, Any]] = []
     for size in options.sizes if kernels else []:
-        n, d = map(int, size.split("x"))
-        rows += [{**row, **circumstances("cuda", options.commit)} for row in tuned(n, d, kernels, until)]
+        rows += [{**row, **circumstances("cuda", options.commit)} for row in tuned(Size.of(size), kernels, until)]
         if rows:
             save(options.out, rows)
         if options.chosen is not None:

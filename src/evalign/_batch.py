@@ -16,6 +16,7 @@ Weight = Tensor | int
 class FlatBatch(NamedTuple):
     """Logits (M, C), (M,) or (M, L), valid labels, and the weight of every label, 0 where it is ignored.
 
+    Images may keep the form (N, C, S), with labels (N S,), or (N, L, S) for all three; see `rows`.
     A weight that is a number says both: labels equal to it do not count, all others count 1. Labels are whole numbers,
     or shares: (M, C) of every class, (M,) or (M, L) of a yes. `smoothing_weights` are the weight of every row without
     that of its class, and those of the classes, which smoothed cross-entropy takes apart.
@@ -26,8 +27,14 @@ class FlatBatch(NamedTuple):
     weight: Weight
     smoothing_weights: tuple[Tensor, Tensor] | None = None
 
+    def rows(self) -> "FlatBatch":
+        """The same batch with one row a label."""
+        return FlatBatch(*as_rows(self.logits, self.y, self.weight), self.smoothing_weights)
+
     def split(self, images: int) -> "FlatBatch":
         """The same with a leading dimension of images, which have equally many rows; weights as a tensor."""
+        if self.logits.dim() == 3:
+            return self.rows().split(images)
         y, weight = dense(self.y, self.weight, self.logits.dtype)
 
         def by_image(x: Tensor) -> Tensor:
@@ -49,6 +56,15 @@ def dense(y: Tensor, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return y if y.is_floating_point() else y.long(), valid.to(counting_dtype(dtype))
 
 
+def as_rows(logits: Tensor, y: Tensor, weight: Weight) -> tuple[Tensor, Tensor, Weight]:
+    """Logits, labels and weights of images (N, C, S) as rows; those of rows as they are."""
+    if logits.dim() < 3:
+        return logits, y, weight
+    if y.dim() == 3:
+        y, weight = rows_of_images(y), rows_of_images(weight) if isinstance(weight, Tensor) else weight
+    return rows_of_images(logits), y, weight
+
+
 def is_soft(task: Task, y: Tensor) -> bool:
     """Whether flat labels are shares of every class."""
     return task == "multiclass" and y.dim() == 2
@@ -67,8 +83,9 @@ def flatten(
     label_smoothing: float = 0.0,
     from_logits: bool = True,
     class_dim: int = 1,
+    images: bool = False,
 ) -> FlatBatch:
-    """Check a batch, and bring it into the shape of one row a label.
+    """Check a batch, and bring it into the shape of one row a label; contiguous `images` may keep theirs, flattened.
 
     >>> flatten("multiclass", torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4).long()).logits.shape
     torch.Size([32, 3])
@@ -85,14 +102,16 @@ def flatten(
 
     # On a GPU half precision is read as it is by a kernel that counts in float32: no copy of the batch.
     as_it_is = from_logits and offset is None and input.is_cuda
-    logits = _one_row_a_label(input if as_it_is else input.to(dtype), task, scores=True)
+    images = images and offset is None and from_logits and input.dim() > 2 and input.is_contiguous()
+    images = images and (task == "multiclass" or (weight is None and pos_weight is None))
+    logits = _one_row_a_label(input if as_it_is else input.to(dtype), task, scores=True, images=images)
     if not from_logits:
         logits = _to_logits(logits, task)
     if offset is not None:
         logits = logits + (offset[1] - offset[0] if task == "binary" else offset)
     soft = task == "multiclass" and target.is_floating_point()
     if sample_weight is None and weight is None and pos_weight is None and input.is_cuda and not soft:  # nor of labels
-        return FlatBatch(logits, _one_row_a_label(target, task), ignore_index)
+        return FlatBatch(logits, _one_row_a_label(target, task, images=images), ignore_index)
 
     shape = target.shape[:1] + target.shape[2:] if soft else target.shape
     if all_count or soft:
@@ -101,7 +120,8 @@ def flatten(
         y, counted = dense(target, ignore_index, dtype)
     if sample_weight is not None:
         counted = counted * _checks.check_weights(sample_weight, tuple(shape)).to(dtype)
-    y, counted = _one_row_a_label(y, task, scores=soft), _one_row_a_label(counted, task)
+    y = _one_row_a_label(y, task, scores=soft, images=images and not soft)
+    counted = _one_row_a_label(counted, task, images=images)
     y = y.to(dtype) if y.is_floating_point() else y.long()
     if pos_weight is not None:
         vector = torch.as_tensor(pos_weight, dtype=dtype, device=input.device)
@@ -164,10 +184,10 @@ def _checked(
     return input, target.long() if whole and target.is_floating_point() else target, all_count
 
 
-def _one_row_a_label(x: Tensor, task: Task, *, scores: bool = False) -> Tensor:
-    """Labels (M,) or (M, L); scores of classes (M, C)."""
+def _one_row_a_label(x: Tensor, task: Task, *, scores: bool = False, images: bool = False) -> Tensor:
+    """Labels (M,) or (M, L), scores of classes (M, C); the latter two as (N, L, S) where `images` keep their form."""
     if task == "multilabel" or (task == "multiclass" and scores):
-        return x if x.dim() == 2 else _rows_of_pictures(x)
+        return x if x.dim() == 2 else x.flatten(2) if images else rows_of_images(x)
     return x if x.dim() == 1 else x.reshape(-1)
 
 
@@ -186,11 +206,12 @@ def per_class(name: str, value: Any, classes: int, device: torch.device, dtype: 
     return vector
 
 
-def _rows_of_pictures(x: Tensor) -> Tensor:
-    """(N, C, d1, ...) -> (M, C), a pixel a row. On a CPU classes stay runs of their own, as compiled loops like them,
-    and are copied as such; where the classes of a pixel lie side by side already, nothing is.
+def rows_of_images(x: Tensor) -> Tensor:
+    """(N, C, d1, ...) -> (M, C), a pixel a row: a view if the classes of a pixel are contiguous, else a copy.
 
-    >>> _rows_of_pictures(torch.arange(8).reshape(2, 2, 2)).tolist()
+    On a CPU the copy keeps every class contiguous, as compiled loops read it fastest.
+
+    >>> rows_of_images(torch.arange(8).reshape(2, 2, 2)).tolist()
     [[0, 2], [1, 3], [4, 6], [5, 7]]
     """
     last = x.movedim(1, -1)

@@ -5,7 +5,7 @@ are all valid, `weight` the weight of every label (0 where it was ignored), both
 are (M, C). A weight that is a number says both: labels equal to it do not count, and all others count 1.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evalign import _checks, curves, membership, metrics
-from evalign._batch import FlatBatch, Sums, Weight, dense, is_soft, rows_behind
+from evalign._batch import FlatBatch, Sums, Weight, as_rows, dense, is_soft, rows_behind
 from evalign._numerics import counting_dtype, finite_gradient, safe_divide
 from evalign._options import Backend, LossOptions
 from evalign.confusion import Confusion, Task
 from evalign.kernels import dispatch
 from evalign.kernels.dispatch import ColumnCounts, column_counts, fused_loss, row_counts
-from evalign.kernels.plan import Eager, FivePoints, LaunchPlan, Plan, Settings, closed_form, has_closed_form
+from evalign.kernels.plan import FivePoints, LaunchPlan, Plan, Settings, closed_form, has_closed_form
 from evalign.metrics import Average, Beta, MetricFunction
 from evalign.steps import StepChoice
 
@@ -98,6 +98,7 @@ class Objective:
         beta = self.beta if beta is None else beta
         if smoothing_weights is None and self.is_whole(logits, y, weight, temperature, beta):
             return self.whole(logits, y, weight, temperature, beta)
+        logits, y, weight = as_rows(logits, y, weight)
         y, weight = dense(y, weight, logits.dtype)
         if self.is_ranking:
             loss, entropy = self.ranked(logits, y, weight, temperature), None
@@ -166,42 +167,23 @@ class Objective:
         given = weight if isinstance(weight, Tensor) else None
         if plan.two_classes:
             logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
-        eager = None if hook is not None else partial(self._eager_loss, temperature=temperature, beta=beta)
-        return fused_loss(logits, y, given, self.points(temperature), plan, hook, eager)
-
-    def _eager_loss(
-        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor, beta: Beta | None
-    ) -> tuple[Tensor]:
-        """The output of `fused_loss` by operations that can be differentiated twice."""
-        if self.task == "binary":
-            logits, y, weight = logits[:, 0], y[:, 0], weight[:, 0]
-        return (replace(self, backend="eager")(logits, y, weight, temperature, beta),)
-
-    def _eager_counts(
-        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """tp, predicted and the summed cross-entropies, likewise; counts as `column_counts` shapes them."""
-        if self.task == "binary":
-            logits, y, weight = logits[:, 0], y[:, 0], weight[:, 0]
-        c = self.confusion(logits, y, weight, temperature)
-        losses = self.cross_entropy(logits, y, weight) * weight.sum()
-        grid = self.task == "multiclass" or isinstance(self.thresholds, tuple)
-        return (c.tp, c.predicted, losses) if grid else (c.tp[None], c.predicted[None], losses)
+        return fused_loss(logits, y, given, self.points(temperature), plan, hook)
 
     def launch_plan(
-        self, logits: Tensor, y: Tensor, weight: Weight, temperature: Tensor, beta: Beta | None
+        self, input: Tensor, target: Tensor, flat: FlatBatch, temperature: Tensor, beta: Beta | None
     ) -> LaunchPlan | None:
         """Launch plan of a GPU batch, and of all with its `dispatch.batch_key`; None if there is none.
 
         A temperature on the CPU is a number to a kernel, and may be another one for the next batch.
         """
         beta = self.beta if beta is None else beta
-        if self.task != "multiclass" or isinstance(weight, Tensor) or not temperature.is_cuda:
+        logits, y, weight, _ = flat
+        if isinstance(weight, Tensor) or not temperature.is_cuda:
             return None
         if not self.is_whole(logits, y, weight, temperature, beta):
             return None
-        plan = self.plan(logits.shape[1], beta, weight)
-        return dispatch.launch_plan(logits, y, self.points(temperature), plan)
+        plan = self.plan(logits.shape[1] if self.task == "multiclass" else 2, beta, weight)
+        return dispatch.launch_plan(input, target, self.points(temperature), plan)
 
     def plan(self, classes: int = 2, beta: Any = None, ignored: int | None = None) -> Plan:
         """What `fused_loss` computes, where `is_whole` says that it can do this; `classes` of a multiclass problem.
@@ -232,6 +214,7 @@ class Objective:
                 f"{self.metric} ranks the rows of one batch, and batches do not add up; "
                 "give 'auroc' a grid of thresholds, threshold=[...]"
             )
+        logits, y, weight = as_rows(logits, y, weight)
         y, weight = dense(y, weight, logits.dtype)
         confusion, entropy = self.counts(logits, y, weight, temperature)
         self._build_matrix(confusion)
@@ -283,12 +266,11 @@ class Objective:
         settings = self._settings(temperature)
         if not dispatch.is_fused(logits):  # torch's own operations look at ignored rows too
             logits = blank(logits, weight)
-        eager = partial(self._eager_counts, temperature=temperature)
         if self.task == "multiclass":
-            tp, predicted, losses, actual = row_counts(logits, y, weight, settings, eager)
+            tp, predicted, losses, actual = row_counts(logits, y, weight, settings)
             total = actual.sum()  # rounded like its parts, so that one class alone has a share of exactly 1
         else:
-            tp, predicted, losses, actual, total = self._fused_columns(logits, y, weight, settings, eager)
+            tp, predicted, losses, actual, total = self._fused_columns(logits, y, weight, settings)
         entropy = safe_divide(losses, total.sum()) if settings.losses else None
         if isinstance(self.thresholds, tuple):  # labels are counted as often as predictions: for each threshold
             actual, total = actual.expand_as(tp), total.expand(tp.shape[0], *total.shape)
@@ -308,14 +290,11 @@ class Objective:
             return FivePoints(0.0, 0.0, temperature)
         return FivePoints(*self.step.five_points(temperature))
 
-    def _fused_columns(
-        self, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, eager: Eager
-    ) -> ColumnCounts:
+    def _fused_columns(self, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> ColumnCounts:
         if self.task == "binary":
-            columns = logits[:, None], y[:, None], weight[:, None]
-            counts = column_counts(*columns, settings, two_classes=True, eager=eager)
+            counts = column_counts(logits[:, None], y[:, None], weight[:, None], settings, two_classes=True)
         else:
-            counts = column_counts(logits, y, weight, settings, eager=eager)
+            counts = column_counts(logits, y, weight, settings)
         if isinstance(self.thresholds, tuple):
             return counts
         return counts._replace(tp=counts.tp[0], predicted=counts.predicted[0])

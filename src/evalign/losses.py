@@ -47,7 +47,7 @@ def metric_loss(
         raise ValueError("a function has no memory of earlier batches; use MetricLoss(..., memory=...)")
     batch = _flatten(given, input, target, sample_weight, given.offset, given.weight, given.pos_weight)
     ranks = resolve(given.sync, training=torch.is_grad_enabled())
-    loss = _loss(Objective.of(given), given, batch, input.shape[0], given.temperature, given.beta, ranks)
+    loss = _loss(Objective.of(given), given, batch, len(input), given.temperature, given.beta, ranks)
     return loss + _module_anchor(given, input, target)
 
 
@@ -203,7 +203,7 @@ class MetricLoss(nn.Module):
             flat = self._flat(input, target, sample_weight)
             if key is not None:
                 self._cache_plan(key, flat, input, target)
-            return _loss(self.objective, self.options, flat, input.shape[0], self._temperature, self.beta, ranks)
+            return _loss(self.objective, self.options, flat, len(input), self._temperature, self.beta, ranks)
         if input.device.type == "cpu" and self._counts_alone_matter(sample_weight, memory):
             flat = self._flat(input, target, sample_weight)
             takes = flat.smoothing_weights is None
@@ -214,9 +214,9 @@ class MetricLoss(nn.Module):
 
     def _cache_plan(self, key: dispatch.BatchKey, flat: FlatBatch, input: Tensor, target: Tensor) -> None:
         """Cache the launch plan of this kind of batch if it needs no other work, in training or not."""
-        as_it_is = flat.logits is input and flat.y is target and self.offset is None and not self.per_image
+        as_it_is = self.options.class_dim == 1 and self.from_logits and self.offset is None and not self.per_image
         if as_it_is and self.memory is None and self.sync is not True and not self._module_anchor:
-            plan = self.objective.launch_plan(*flat[:3], self._temperature, self.beta)
+            plan = self.objective.launch_plan(input, target, flat, self._temperature, self.beta)
             if plan is not None:
                 self._launch_plans.add(key, plan)
 
@@ -280,7 +280,7 @@ def _flatten(
     return flatten(
         options.task, input, target, offset=offset, weight=weight, pos_weight=pos_weight, sample_weight=sample_weight,
         ignore_index=options.ignore_index, label_smoothing=options.label_smoothing, from_logits=options.from_logits,
-        class_dim=options.class_dim,
+        class_dim=options.class_dim, images=True,
     )  # fmt: skip
 
 
@@ -301,7 +301,7 @@ def _loss(
         counted = (batch.split(images).weight != 0).flatten(1).any(1).to(each.dtype)  # type: ignore[union-attr]
         return safe_divide((each * counted).sum(), counted.sum())
     if ranks is not None and objective.is_ranking:
-        batch = gather_rows(batch, ranks)
+        batch = gather_rows(batch.rows(), ranks)
     elif ranks is not None:
         sums = objective.sums(*batch[:3], temperature, smoothing_weights=batch.smoothing_weights)
         return objective.of_sums(ranks(sums), beta)

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from evalign import MetricLoss
 from evalign.kernels import private_apis
 from evalign.kernels.gpu import launch as triton_launch
-from evalign.kernels.gpu import tile_launches as triton_tiles
+from evalign.kernels.gpu import loss_plans
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter computes masked entries too, and says so where they are nan.
@@ -145,12 +145,12 @@ def told(monkeypatch):
         monkeypatch.setattr(torch._C, f"_cuda_{name}", answer, raising=False)
     monkeypatch.setattr(private_apis, "_empty_cuda", torch._C._dynamo.guards._empty_strided_cpu)
     monkeypatch.setattr(triton_launch, "_workspaces", {})
-    for launcher, names in ((triton_tiles.launch_loss, FRONT), (triton_tiles.launch_gradient, BACK)):
+    for launcher, names in ((loss_plans.launch_loss, FRONT), (loss_plans.launch_gradient, BACK)):
         monkeypatch.setattr(launcher, "kernel", Kernel(names))
         monkeypatch.setattr(launcher, "programs", {})
-    triton_tiles.cached_tiles.cache_clear()
+    loss_plans.cached_rows.cache_clear()
     yield all_told, stands
-    triton_tiles.cached_tiles.cache_clear()
+    loss_plans.cached_rows.cache_clear()
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the device is made up")

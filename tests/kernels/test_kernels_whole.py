@@ -10,9 +10,8 @@ pytest.importorskip("triton")
 
 from evalign import MetricLoss, losses
 from evalign.kernels import dispatch, private_apis
-from evalign.kernels.gpu import gpu_loss, metric_kernels
+from evalign.kernels.gpu import gpu_loss, loss_plans, metric_kernels
 from evalign.kernels.gpu import launch as triton_launch
-from evalign.kernels.gpu import tile_launches as triton_tiles
 from evalign.kernels.plan import FivePoints, Plan, closed_form
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -147,7 +146,7 @@ def test_counters_are_0_again_for_the_next_batch(monkeypatch):
     def given(z, count, size):
         return triton_launch.Workspace(counters, floats.fill_(float("nan")), counters.data_ptr(), floats.data_ptr(), -1)
 
-    for module in (triton_tiles, gpu_loss):
+    for module in (loss_plans, gpu_loss):
         monkeypatch.setattr(module, "workspace", given)
     for n, d in ((4500, 10), (3, 41), (5000, 2), (4500, 10)):
         assert_equal(batch(n, d))

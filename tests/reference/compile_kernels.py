@@ -6,13 +6,14 @@ from triton.compiler import ASTSource
 
 from evalign.kernels.gpu import column_kernels as triton_column_kernels
 from evalign.kernels.gpu import gpu_loss as triton_rows
+from evalign.kernels.gpu import loss_plans
 from evalign.kernels.gpu import metric_kernels as triton_metric
 from evalign.kernels.gpu import row_kernels as triton_row_kernels
 from evalign.kernels.gpu import tile_kernels as triton_tile_kernels
-from evalign.kernels.gpu import tile_launches as triton_tiles
 
-FLOATS = ("low", "reach", "smoothing", "anchor", *(f"{letter}{k}" for letter in "tbw" for k in range(4)))
-NUMBERS = ("n", "d", "stride", "chunk", "columns", "thresholds", "width", "ignored")
+FLOATS = ("tau", "low", "reach", "smoothing", "anchor", *(f"{letter}{k}" for letter in "tbw" for k in range(4)))
+NUMBERS = ("n", "d", "stride", "chunk", "columns", "thresholds", "width", "ignored", "rows", "row_stride",
+           "column_stride", "image_stride", "tiles_per_image", "tiles", "inner", "pixels")  # fmt: skip
 SPECIAL = {"y": "*i64", "counters": "*i64", "temperature": "*fp64", "present": "*i1"}
 ROWS = {"ANNEALED": True, "WEIGHTED": False, "LOSSES": True}
 SUMS = {"GROUP": 16, "WIDE": 128}
@@ -20,14 +21,14 @@ BACK = {"ANNEALED": True, "WEIGHTED": True, "LOSSES": True, "PACKED": True}
 
 
 def tiles(d, aligned=False, scattered=False):
-    pieces, rows, width, warps, _ = triton_tiles.tile(d, aligned, scattered)
+    pieces, rows, width, warps, _ = loss_plans.tile(d, aligned, scattered)
     shape = {"SCATTERED": scattered, "ALIGNED": aligned, "PIECES": pieces, "ROWS": rows, "WIDTH": width}
     block = triton.next_power_of_2(d)
     return {**shape, "GROUP": 16, "WIDE": 64 * warps, "BLOCK": block, "num_warps": warps}
 
 
 def back_tiles(d, aligned=False):
-    pieces, rows, width, warps, tiles = triton_tiles.back_tile(d, aligned)
+    pieces, rows, width, warps, tiles = loss_plans.back_tile(d, aligned)
     shape = {"ALIGNED": aligned, "PIECES": pieces, "ROWS": rows, "WIDTH": width}
     return {**shape, "TILES": tiles, "num_warps": warps}
 
@@ -45,7 +46,20 @@ def streams(d):
     ]
 
 
+def dense(d, form=0):
+    """Both kernels of images of d classes, as `loss_plans` launches them."""
+    kept, pixels, warps, _ = loss_plans.dense_tile(d)
+    front, back = loss_plans.launch_dense[kept].kernel, loss_plans.launch_dense_gradient[kept].kernel
+    shape = {"CLASSES": d, "PIXELS": pixels, "num_warps": warps}
+    ending = {"SMOOTHING": d == 3, "FORM": form, **SUMS, "BLOCK": triton.next_power_of_2(d)}
+    flags = {name: value for name, value in BACK.items() if name != "PACKED"}
+    return [(front, {**ROWS, **ending, **shape}), (back, {**flags, **shape})]
+
+
 KERNELS = [
+    *dense(3),
+    *dense(19, form=4),
+    *dense(150),
     (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(10)}),
     (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 2, **tiles(1000, aligned=True)}),
     (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": -1, **tiles(257)}),
@@ -55,9 +69,9 @@ KERNELS = [
     *((triton_tile_kernels.tile_gradient_kernel, {**BACK, **back_tiles(d, d == 1000)}) for d in (10, 257, 1000)),
     *streams(2000),
     *streams(131072),
-    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "BLOCK": 1024}),
-    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 5, "TWO": True, "BLOCK": 1024}),
-    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 0, "TWO": False, "BLOCK": 1024}),
+    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "ROWS": 1024, "COLS": 1}),
+    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 5, "TWO": True, "ROWS": 1024, "COLS": 1}),
+    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 0, "TWO": False, "ROWS": 8, "COLS": 128}),
     (triton_column_kernels.column_gradient_kernel, {**BACK, "BLOCK": 1024}),
     *(
         (
@@ -73,7 +87,8 @@ HALF = [  # their logits and gradients are of half precision
     (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(10)}),
     (triton_tile_kernels.tile_gradient_kernel, {**BACK, **back_tiles(10)}),
     *streams(2000),
-    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "BLOCK": 1024}),
+    *dense(19),
+    (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "ROWS": 1024, "COLS": 1}),
     (triton_column_kernels.column_gradient_kernel, {**BACK, "BLOCK": 1024}),
 ]
 

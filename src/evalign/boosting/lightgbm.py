@@ -10,18 +10,13 @@ from evalign.boosting.growth import Array, Gradient, Rows, TreeOptions
 from evalign.boosting.objective import RoundCounter, ScoreObjective
 from evalign.boosting.objective import cooling as cooling
 
-TINY = np.finfo(np.float64).tiny
-
 
 class LightGBMGrower:
-    """A `Grower`; the trees' scores start from 0, or from `start` in the library's own objective."""
+    """A `Grower`; the model starts from scores of 0."""
 
-    def __init__(self, train: Rows, valid: Rows, options: TreeOptions, start: Array | None = None) -> None:
-        own = "none" if start is None else "multiclass" if options.outputs > 1 else "binary"
+    def __init__(self, train: Rows, valid: Rows, options: TreeOptions) -> None:
         params: dict[str, Any] = {
-            "objective": own,
-            "metric": "none",
-            "boost_from_average": False,
+            "objective": "none",
             "learning_rate": options.learning_rate,
             "num_leaves": options.leaves,
             "min_data_in_leaf": options.min_rows,
@@ -43,38 +38,25 @@ class LightGBMGrower:
             params["num_class"] = options.outputs
         binning = {name: params[name] for name in ("verbose", "feature_pre_filter", "min_data_in_bin", "num_threads")}
         data = lightgbm.Dataset(
-            train.x, train.y, weight=train.weight, categorical_feature=train.categorical, params=dict(binning),
-            init_score=None if start is None else np.array(np.broadcast_to(start, (len(train.y), *start.shape))),
-        )  # fmt: skip
+            train.x, train.y, weight=train.weight, categorical_feature=train.categorical, params=dict(binning)
+        )
         # Made first: a booster adds its own options to the data set, and a differing set then warns of them.
-        held_out = data.create_valid(
-            valid.x, valid.y, weight=valid.weight, params=dict(binning),
-            init_score=None if start is None else np.array(np.broadcast_to(start, (len(valid.y), *start.shape))),
-        ).construct()  # fmt: skip
-        self._own_objective = start is not None
+        held_out = data.create_valid(valid.x, valid.y, weight=valid.weight, params=dict(binning)).construct()
         self._booster = lightgbm.Booster(params, data)
         self._booster.add_valid(held_out, "valid")
 
-    @staticmethod
-    def prepare_thread() -> None:
-        # LightGBM has a log level for each thread, which the options of a data set or booster set where it is made.
-        lightgbm.Dataset(np.zeros((1, 1)), params={"verbose": -1}).construct()
-
-    def grow(self, gradient: Gradient | None) -> None:
-        self._booster.update(fobj=None if gradient is None else lambda scores, _: gradient(scores.astype(np.float32)))
+    def grow(self, gradient: Gradient) -> None:
+        self._booster.update(fobj=lambda scores, _: gradient(scores.astype(np.float32)))
 
     def validation_scores(self) -> Array:
         seen: list[Array] = []
 
-        def keep(scores: Array, _: Any) -> tuple[str, float, bool]:  # the one public way to LightGBM's running scores
+        def look(scores: Array, _: Any) -> tuple[str, float, bool]:  # the one public way to LightGBM's running scores
             seen.append(scores)
-            return "none", 0.0, True
+            return "look", 0.0, True
 
-        self._booster.eval_valid(keep)
-        if not self._own_objective:
-            return seen[0]
-        logs = np.log(np.maximum(seen[0], TINY))  # with an objective of its own LightGBM passes probabilities
-        return logs if logs.ndim == 2 else logs - np.log(np.maximum(1 - seen[0], TINY))
+        self._booster.eval_valid(look)
+        return seen[0]
 
     def finished(self, rounds: int) -> "LightGBMTrees":
         return LightGBMTrees.from_text(self._booster.model_to_string(num_iteration=rounds))

@@ -22,18 +22,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from evalign.confusion import Confusion
-from evalign.kernels.cpu import jit
-from evalign.kernels.plan import (
-    ClosedForm,
-    Counts,
-    Eager,
-    FivePoints,
-    LaunchPlan,
-    Plan,
-    Settings,
-    slopes,
-    twice_differentiable,
-)
+from evalign.kernels.cpu import compilation
+from evalign.kernels.plan import ClosedForm, Counts, FivePoints, LaunchPlan, Plan, Settings, first_order_only, slopes
 from evalign.kernels.private_apis import is_functorch_wrapped
 
 GPU_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -59,7 +49,7 @@ def is_fused(z: Tensor) -> bool:
         return False
     if z.is_cuda:
         return z.dtype in GPU_DTYPES and has_triton()
-    return z.device.type == "cpu" and z.dtype == torch.float32 and jit.available()
+    return z.device.type == "cpu" and z.dtype == torch.float32 and compilation.ready()
 
 
 def backend(z: Tensor) -> ModuleType:
@@ -73,21 +63,18 @@ def fused_loss(
     points: FivePoints,
     plan: Plan,
     hook: CountsHook | None = None,
-    eager: Eager | None = None,
 ) -> Tensor:
     """1 - metric + anchor * cross-entropy of logits (M, C), or (M, L) at the one threshold of the plan, as one node.
 
     A GPU takes `weight` None: every label then has weight 1, except the label that the plan ignores. On a CPU, `hook`
-    may change the counts before the metric is computed from them (memory, sums over ranks), and `eager` gives second
-    derivatives; without it, and on a GPU, asking for them is an error.
+    may change the counts before the metric is computed from them (memory, sums over ranks).
 
     >>> from evalign.kernels.plan import closed_form
     >>> plan, points = Plan(closed_form("f1", "macro", 2)), FivePoints(low=0.2, reach=0.5)
     >>> fused_loss(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 1]), torch.ones(2), points, plan)
     tensor(0.0144)
     """
-    more = () if logits.is_cuda else (eager,)
-    found: Tensor = backend(logits).fused_loss(logits, y, weight, points, plan, hook, *more)
+    found: Tensor = backend(logits).fused_loss(logits, y, weight, points, plan, hook)
     return found
 
 
@@ -103,7 +90,7 @@ def loss_of_counts(c: Confusion, metric: ClosedForm) -> Tensor:
     return found
 
 
-def row_counts(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, eager: Eager | None = None) -> Counts:
+def row_counts(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> Counts:
     """Soft counts of logits (M, C), labels y (M,) and weights (M,); the cross-entropies are of smoothed labels.
 
     >>> settings = Settings(FivePoints(low=0.2, reach=0.5))
@@ -111,19 +98,17 @@ def row_counts(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, ea
     >>> counts.actual.tolist(), round(float(counts.predicted.sum()), 4)
     ([1.0, 2.0, 0.0], 3.0)
     """
-    return Counts(*RowCounts.apply(logits, y, weight, settings, eager))  # type: ignore[no-untyped-call]
+    return Counts(*RowCounts.apply(logits, y, weight, settings))  # type: ignore[no-untyped-call]
 
 
 class RowCounts(torch.autograd.Function):
     """Soft multiclass counts with the dynamic threshold, and the cross-entropy, with an analytic gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, eager: Eager | None
-    ) -> tuple[Tensor, ...]:
-        ctx.backend, ctx.settings, ctx.eager = backend(logits), settings, eager
+    def forward(ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Tensor, ...]:
+        ctx.backend, ctx.settings = backend(logits), settings
         counts, saved = ctx.backend.row_forward(logits, y, weight, settings)
-        ctx.save_for_backward(logits, y, weight, *saved)
+        ctx.save_for_backward(*saved)
         ctx.mark_non_differentiable(counts.actual)
         ctx.set_materialize_grads(False)
         return tuple(counts)
@@ -133,15 +118,14 @@ class RowCounts(torch.autograd.Function):
         ctx: Any, tp: Tensor | None, predicted: Tensor | None, losses: Tensor | None, actual: None
     ) -> tuple[Tensor | None, ...]:
         given = next((x for x in (tp, predicted) if x is not None), None)
-        batch, saved = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        saved = ctx.saved_tensors
         if given is None:
             if losses is None:
-                return None, None, None, None, None
+                return None, None, None, None
             given = losses.new_empty(saved[0].shape[1])
         with torch.no_grad():
             gradient = ctx.backend.row_backward(saved, ctx.settings, slopes(given, tp, predicted, losses))
-        gradient = twice_differentiable(gradient, batch, (tp, predicted, losses), ctx.eager)
-        return gradient, None, None, None, None
+        return first_order_only(gradient), None, None, None
 
 
 class ColumnCounts(NamedTuple):
@@ -155,13 +139,7 @@ class ColumnCounts(NamedTuple):
 
 
 def column_counts(
-    logits: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    settings: Settings,
-    *,
-    two_classes: bool = False,
-    eager: Eager | None = None,
+    logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, *, two_classes: bool = False
 ) -> ColumnCounts:
     """Soft counts of logits, 0/1 labels and weights (M, L) at every threshold of the settings.
 
@@ -172,7 +150,7 @@ def column_counts(
     >>> counts.tp, counts.total
     (tensor([[1.5000]]), tensor([2.]))
     """
-    found = _ColumnFunction.apply(logits, y, weight, settings, two_classes, eager)  # type: ignore[no-untyped-call]
+    found = _ColumnFunction.apply(logits, y, weight, settings, two_classes)  # type: ignore[no-untyped-call]
     return ColumnCounts(*found)
 
 
@@ -195,17 +173,10 @@ class _ColumnFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        logits: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        settings: Settings,
-        two_classes: bool,
-        eager: Eager | None,
+        ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, two_classes: bool
     ) -> tuple[Tensor, ...]:
         saved = (logits.detach().contiguous(), y.contiguous(), weight.detach().contiguous())
-        ctx.save_for_backward(*saved, logits)
-        ctx.eager = eager
+        ctx.save_for_backward(*saved)
         ctx.backend, ctx.settings, ctx.two_classes = backend(logits), settings, two_classes
         tp, predicted, losses, actual, total = ctx.backend.column_forward(saved, settings)
         if two_classes:
@@ -218,7 +189,7 @@ class _ColumnFunction(torch.autograd.Function):
     def backward(
         ctx: Any, tp: Tensor | None, predicted: Tensor | None, losses: Tensor | None, actual: None, total: None
     ) -> tuple[Tensor | None, ...]:
-        *saved, logits = ctx.saved_tensors
+        saved = ctx.saved_tensors
         with torch.no_grad():
             shape = len(ctx.settings.thresholds), 2 if ctx.two_classes else saved[0].shape[1]
             by_tp = saved[2].new_zeros(shape) if tp is None else tp
@@ -226,8 +197,7 @@ class _ColumnFunction(torch.autograd.Function):
             if ctx.two_classes:
                 by_tp, by_predicted = _slopes_by_column(by_tp, by_predicted)
             gradient = ctx.backend.column_backward(saved, ctx.settings, by_tp, by_predicted, losses)
-        batch = logits, saved[1], saved[2]
-        return twice_differentiable(gradient, batch, (tp, predicted, losses), ctx.eager), None, None, None, None, None
+        return first_order_only(gradient), None, None, None, None
 
 
 BatchKey = tuple[Any, ...]

@@ -1,15 +1,15 @@
-"""Triton kernels of the counts of yes/no problems; formulas and names are those of `column_loops`."""
+"""Triton kernels for binary columns: entries (M, L), or (N, L, S) of images, read in place; names as `column_loops`."""
 
 import triton
 import triton.language as tl
 
 from evalign.kernels.gpu.metric_kernels import value_of_counts
-from evalign.kernels.gpu.step_kernels import FREE, is_added_up, labels_and_weights, unpacked
+from evalign.kernels.gpu.step_kernels import FREE, is_added_up, unpacked
 
 
 @triton.jit
 def _lines(temperature, low, reach, tau, ANNEALED: tl.constexpr):
-    """left, gap, and the slopes below, in and above the middle; see `points.Lines`."""
+    """left, gap, and the slopes below, in and above the middle; see `plan.Lines`."""
     if ANNEALED:
         low = tl.load(temperature).to(tl.float32)
         reach = 2.5 * low
@@ -29,11 +29,24 @@ def _sigmoid(z):
 
 
 @triton.jit
+def _targets(y, w, at, inside, ignored, WEIGHTED: tl.constexpr):
+    """Targets in [0, 1] and weights; without weights an entry has weight 1, unless its target is `ignored`."""
+    target = tl.load(y + at, mask=inside, other=0)
+    if WEIGHTED:
+        weight = tl.load(w + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        counted = inside & (target != ignored)
+        weight = tl.where(counted, 1.0, 0.0)
+        target = tl.where(counted, target, 0)
+    return target.to(tl.float32), weight
+
+
+@triton.jit
 def _loss_of_one_column(
     counts, loss, slopes, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     FORM: tl.constexpr, LOSSES: tl.constexpr,
 ):  # fmt: skip
-    """The loss of the counts of both classes of a column, and its slopes by those of the column; see `by_class`."""
+    """The loss of the counts of both classes of a column, and its slopes by those of the column."""
     tp, predicted, actual, total = tl.load(counts), tl.load(counts + 1), tl.load(counts + 2), tl.load(counts + 3)
     k, both = tl.arange(0, 2), counts + 5
     tl.store(both + k, tl.where(k == 0, total - actual - predicted + tp, tp))
@@ -54,55 +67,64 @@ def _loss_of_one_column(
 
 @triton.jit(**FREE)
 def column_counts_kernel(
-    z, y, w, taus, temperature, low, reach, smoothing, ignored, parts, workspace, counters, loss, slopes,
-    n, columns, chunk, width, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
+    z, y, w, temperature, workspace, counters, taus, loss, saved, low, reach, smoothing, ignored, tau,
+    rows, columns, row_stride, column_stride, image_stride, tiles_per_image, tiles, chunk, width, anchor,
+    t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, FORM: tl.constexpr, TWO: tl.constexpr,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """tp, predicted, actual, total and losses (5, columns) of `chunk` entries of one column at one threshold.
+    """tp, predicted, actual, total and losses (5, columns) of `chunk` tiles of ROWS x COLS entries at one threshold.
 
-    They go to `parts` (chunks, thresholds, width). Unless FORM is below 0, there is one threshold, and the loss of
-    all counts and its slopes follow; `workspace` has space for the sum of all vectors, then for the sum of each group.
+    With FORM below 0 they go to `workspace` (programs, thresholds, width), for the thresholds `taus`. Otherwise the one
+    threshold is `tau`, `workspace` has space for the sum of all vectors, of each group, and for those of programs; the
+    last program computes the loss, and its slopes by tp, predicted and losses, to `saved` (2 columns + 1).
     """
-    column, g = tl.program_id(1), tl.program_id(2)
-    tau = tl.load(taus + g)
+    column, g = tl.program_id(1) * COLS + tl.arange(0, COLS), tl.program_id(2)
+    if FORM < 0:
+        tau = tl.load(taus + g)
     left, gap, below, middle, above = _lines(temperature, low, reach, tau, ANNEALED)
-    tp, predicted = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    actual, total = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    losses = tl.zeros([BLOCK], tl.float32)
-    begin = tl.program_id(0).to(tl.int64) * chunk
-    for offset in range(0, chunk, BLOCK):
-        i = begin + offset + tl.arange(0, BLOCK)
-        at = i * columns + column
-        label, weight = labels_and_weights(y, w, at, i < n, ignored, WEIGHTED)
-        counts = weight != 0.0
-        yes = label.to(tl.float32)
-        x = tl.load(z + at, mask=counts, other=0.0).to(tl.float32)
+    tp, predicted = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
+    actual, total = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
+    losses = tl.zeros([ROWS, COLS], tl.float32)
+    for offset in range(0, chunk):
+        tile = tl.program_id(0) * chunk + offset
+        image = (tile // tiles_per_image).to(tl.int64)
+        i = (tile % tiles_per_image) * ROWS + tl.arange(0, ROWS)
+        inside = (i < tl.where(tile < tiles, rows, 0))[:, None] & (column < columns)[None, :]
+        at = image * image_stride + i.to(tl.int64)[:, None] * row_stride + column[None, :] * column_stride
+        yes, weight = _targets(y, w, at, inside, ignored, WEIGHTED)
+        counted = weight != 0.0
+        x = tl.load(z + at, mask=inside & counted, other=0.0).to(tl.float32)
         p, q, e = _sigmoid(x)
         h = tl.where(q < gap, 1.0 - above * q, 0.5 + middle * (p - tau))
-        h = tl.where(p < left, below * p, h)
-        tp += h * weight * yes
-        predicted += h * weight
+        h = weight * tl.where(p < left, below * p, h)
+        tp += h * yes
+        predicted += h
         actual += weight * yes
         total += weight
         if LOSSES:
             soft = (1.0 - smoothing) * yes + 0.5 * smoothing
             each = tl.where(x > 0.0, x, 0.0) - x * soft + tl.log(1.0 + e)
-            losses += tl.where(counts, weight * each, 0.0)
+            losses += tl.where(counted, weight * each, 0.0)
+    groups = tl.cdiv(tl.num_programs(0), GROUP)
+    parts = workspace
+    if FORM >= 0:
+        parts = workspace + (1 + groups) * width
     out = parts + (tl.program_id(0) * tl.num_programs(2) + g) * width + column
-    tl.store(out, tl.sum(tp, 0))
-    tl.store(out + columns, tl.sum(predicted, 0))
-    tl.store(out + 2 * columns, tl.sum(actual, 0))
-    tl.store(out + 3 * columns, tl.sum(total, 0))
-    tl.store(out + 4 * columns, tl.sum(losses, 0))
+    mask = column < columns
+    tl.store(out, tl.sum(tp, 0), mask=mask)
+    tl.store(out + columns, tl.sum(predicted, 0), mask=mask)
+    tl.store(out + 2 * columns, tl.sum(actual, 0), mask=mask)
+    tl.store(out + 3 * columns, tl.sum(total, 0), mask=mask)
+    tl.store(out + 4 * columns, tl.sum(losses, 0), mask=mask)
     if FORM >= 0:  # noqa: SIM102 - known when it is compiled, unlike the other
         if is_added_up(parts, workspace + width, workspace, counters, width, GROUP, WIDE):
             if TWO:
                 _loss_of_one_column(
-                    workspace, loss, slopes, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES
+                    workspace, loss, saved, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES
                 )
             else:
-                tp_of, losses_of = workspace, workspace + 4 * columns
+                losses_of = workspace + 4 * columns
                 if LOSSES:
                     added = tl.zeros([64], tl.float32)
                     for start in range(0, columns, 64):
@@ -112,36 +134,44 @@ def column_counts_kernel(
                     tl.store(losses_of, tl.sum(added, 0))
                     tl.debug_barrier()
                 value_of_counts(
-                    tp_of, tp_of + columns, tp_of + 2 * columns, tp_of + 3 * columns, losses_of, workspace, loss,
-                    slopes, columns, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, True,
-                    64,
+                    workspace, workspace + columns, workspace + 2 * columns, workspace + 3 * columns, losses_of,
+                    workspace, loss, saved, columns, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM,
+                    LOSSES, False, True, 64,
                 )  # fmt: skip
 
 
 @triton.jit(**FREE)
 def column_gradient_kernel(
-    z, y, w, taus, temperature, low, reach, smoothing, ignored, by_loss, by_tp, by_predicted, by_losses, out,
-    n, columns, thresholds,
+    z, y, w, temperature, taus, by_loss, by_tp, by_predicted, by_losses, out, low, reach, smoothing, ignored, tau,
+    n, columns, inner, thresholds,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dL/dz of n entries, of which the k-th belongs to column k mod `columns`. PACKED: as in `tile_gradient_kernel`."""
+    """dL/dz of n entries; the k-th belongs to column (k / inner) mod `columns`.
+
+    PACKED: all slopes are at `by_tp`, and are multiplied by `by_loss`; the one threshold is `tau`, not in `taus`.
+    """
     by_predicted, scale, through_losses = unpacked(by_loss, by_tp, by_predicted, by_losses, columns, LOSSES, PACKED)
-    k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    column = k % columns
-    label, weight = labels_and_weights(y, w, k, k < n, ignored, WEIGHTED)
-    counts = weight != 0.0
-    yes = label.to(tl.float32)
-    p, q, _ = _sigmoid(tl.load(z + k, mask=counts, other=0.0).to(tl.float32))
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    lane = tl.arange(0, BLOCK)
+    k = begin + lane
+    # The block's start modulo both numbers, so that no entry needs a division of 64 bits.
+    past = (begin % inner).to(tl.int32) + lane
+    column = ((begin // inner) % columns).to(tl.int32) + past // inner
+    column = column % columns
+    yes, weight = _targets(y, w, k, k < n, ignored, WEIGHTED)
+    counted = weight != 0.0
+    p, q, _ = _sigmoid(tl.load(z + k, mask=(k < n) & counted, other=0.0).to(tl.float32))
     slope = tl.zeros([BLOCK], tl.float32)
     for g in range(0, thresholds):
-        tau = tl.load(taus + g)
+        if not PACKED:
+            tau = tl.load(taus + g)
         left, gap, below, middle, above = _lines(temperature, low, reach, tau, ANNEALED)
         rise = tl.where(p < left, below, tl.where(q < gap, above, middle))
-        a = tl.load(by_predicted + g * columns + column, mask=counts, other=0.0)
-        b = tl.load(by_tp + g * columns + column, mask=counts, other=0.0)
+        a = tl.load(by_predicted + g * columns + column, mask=counted, other=0.0)
+        b = tl.load(by_tp + g * columns + column, mask=counted, other=0.0)
         slope += rise * (a + b * yes)
     found = p * q * slope
     if LOSSES:
         soft = (1.0 - smoothing) * yes + 0.5 * smoothing
         found += through_losses * (p - soft)
-    tl.store(out + k, tl.where(counts, scale * weight * found, 0.0), mask=k < n)
+    tl.store(out + k, tl.where(counted, scale * weight * found, 0.0), mask=k < n)

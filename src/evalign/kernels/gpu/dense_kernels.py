@@ -1,0 +1,324 @@
+# Tuples grow by addition: Triton does not unpack them.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment"
+"""Triton kernels for images (N, C, S), read in place: a thread owns pixels, neighbouring threads neighbouring pixels.
+
+Nothing is saved for the backward pass except the slopes: it derives a pixel's sums again. Up to `KEPT_CLASSES` classes
+a pixel's logits stay in registers, so that they are read once each way; `streamed_*` kernels loop over more classes,
+and read a tile three times, twice from a cache.
+"""
+
+import triton
+import triton.language as tl
+
+from evalign.kernels.gpu.metric_kernels import value_of_counts
+from evalign.kernels.gpu.step_kernels import (
+    FREE,
+    entry_slopes,
+    exponential,
+    is_added_up,
+    labels_and_weights,
+    lines,
+    numbers,
+    over_tau,
+    row_slopes,
+    scaled,
+    step,
+    top,
+    unpacked,
+)
+
+KEPT_CLASSES = 24
+
+
+@triton.jit
+def _pixels(y, w, tile, tiles, tiles_per_image, pixels, ignored, WEIGHTED: tl.constexpr, PIXELS: tl.constexpr):
+    """Image, pixels within it, which of these exist, and their labels and weights."""
+    image = (tile // tiles_per_image).to(tl.int64)
+    s = (tile % tiles_per_image) * PIXELS + tl.arange(0, PIXELS)
+    inside = s < tl.where(tile < tiles, pixels, 0)
+    label, weight = labels_and_weights(y, w, image * pixels + s, inside, ignored, WEIGHTED)
+    return image, s, inside, label, weight
+
+
+@triton.jit
+def _kept_logits(start, pixels, counts, CLASSES: tl.constexpr):
+    """Logits of every class, zeros for ignored pixels (which may hold nan), and the two largest."""
+    xs = (tl.load(start, mask=counts, other=0.0).to(tl.float32),)
+    largest = xs[0]
+    runner_up = tl.full(largest.shape, float("-inf"), tl.float32)
+    for k in tl.static_range(1, CLASSES):
+        x = tl.load(start + k * pixels, mask=counts, other=0.0).to(tl.float32)
+        xs = xs + (x,)
+        runner_up = tl.maximum(runner_up, tl.minimum(largest, x))
+        largest = tl.maximum(largest, x)
+    return xs, largest, runner_up
+
+
+@triton.jit
+def _top_two(start, pixels, counts, CLASSES: tl.constexpr):
+    largest = tl.load(start, mask=counts, other=0.0).to(tl.float32)
+    runner_up = tl.full(largest.shape, float("-inf"), tl.float32)
+    for k in tl.range(1, CLASSES, loop_unroll_factor=4):
+        x = tl.load(start + k * pixels, mask=counts, other=0.0).to(tl.float32)
+        runner_up = tl.maximum(runner_up, tl.minimum(largest, x))
+        largest = tl.maximum(largest, x)
+    return largest, runner_up
+
+
+@triton.jit
+def _add_three(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
+def _finish(
+    parts, workspace, counts, counters, loss, saved, width, anchor,
+    t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
+    LOSSES: tl.constexpr, FORM: tl.constexpr, CLASSES: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the sums of all programs; the last program computes the loss and its slopes (see `value_of_counts`)."""
+    if is_added_up(parts, workspace + width, counts, counters, width, GROUP, WIDE):
+        classes = tl.arange(0, BLOCK)
+        # Rounded like its parts, so that one class alone has a share of exactly 1.
+        everything = tl.sum(tl.load(counts + 2 * CLASSES + classes, mask=classes < CLASSES, other=0.0), 0)
+        tl.store(counts + 3 * CLASSES + 1, everything)
+        tl.debug_barrier()
+        value_of_counts(
+            counts, counts + CLASSES, counts + 2 * CLASSES, counts + 3 * CLASSES + 1, counts + 3 * CLASSES, counts,
+            loss, saved, CLASSES, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, False,
+            BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit(**FREE)
+def dense_loss_kernel(
+    z, y, w, temperature, workspace, counters, counts, loss, saved, low, reach, smoothing, ignored,
+    pixels, tiles_per_image, tiles, chunk, width, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
+    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, SMOOTHING: tl.constexpr, FORM: tl.constexpr,
+    CLASSES: tl.constexpr, PIXELS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """tp, predicted, actual and the sum of losses of `chunk` tiles to the workspace; the last program adds them up.
+
+    `workspace` holds a vector of `width` for the whole, for each group and for each program. The slopes by tp,
+    predicted and losses go to `saved` (2 C + 1).
+    """
+    a, b, low, cut, c = numbers(temperature, low, reach, ANNEALED)
+    first, first_start, second, second_start, sign = lines(a, b, cut)
+    losses = tl.zeros([PIXELS], tl.float32)
+    tp, predicted, actual = (), (), ()
+    for k in tl.static_range(CLASSES):  # noqa: B007
+        tp = tp + (tl.zeros([PIXELS], tl.float32),)
+        predicted = predicted + (tl.zeros([PIXELS], tl.float32),)
+        actual = actual + (tl.zeros([PIXELS], tl.float32),)
+    for offset in range(0, chunk):
+        image, s, inside, label, weight = _pixels(
+            y, w, tl.program_id(0) * chunk + offset, tiles, tiles_per_image, pixels, ignored, WEIGHTED, PIXELS
+        )
+        start = z + image * CLASSES * pixels + s
+        xs, largest, runner_up = _kept_logits(start, pixels, inside & (weight != 0.0), CLASSES)
+        e_second = exponential(runner_up - largest)
+        slope_1, slope_2 = first * over_tau(e_second), second * over_tau(e_second)
+        es, total, total_h = (), tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+        target, total_z = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+        for k in tl.static_range(CLASSES):
+            e = exponential(xs[k] - largest)
+            es = es + (e,)
+            total += e
+            total_h += step(e, slope_1, first_start, slope_2, second_start)
+            if LOSSES:
+                target += tl.where(label == k, xs[k] - largest, 0.0)
+                if SMOOTHING:
+                    total_z += xs[k] - largest
+        value, _, _ = top(total, e_second, low, b, c)
+        total_h = sign * (total_h - (slope_2 + second_start)) + value  # the top was counted as if on the second line
+        share, top_value = sign * weight / total_h, sign * value
+        more_tp, more_predicted, more_actual = (), (), ()
+        for k in tl.static_range(CLASSES):
+            h = share * tl.where(es[k] == 1.0, top_value, step(es[k], slope_1, first_start, slope_2, second_start))
+            more_predicted = more_predicted + (predicted[k] + h,)
+            more_tp = more_tp + (tp[k] + tl.where(label == k, h, 0.0),)
+            more_actual = more_actual + (actual[k] + tl.where(label == k, weight, 0.0),)
+        tp, predicted, actual = more_tp, more_predicted, more_actual
+        if LOSSES:
+            if SMOOTHING:
+                target += smoothing * (total_z / CLASSES - target)
+            # An ignored pixel counts for nothing even where its loss is infinite.
+            losses += tl.where(weight == 0.0, 0.0, weight * (tl.log(total) - target))
+    parts = workspace + (1 + tl.cdiv(tl.num_programs(0), GROUP)) * width
+    out = parts + tl.program_id(0) * width
+    for k in tl.static_range(CLASSES):
+        tl.store(out + k, tl.sum(tp[k], 0))
+        tl.store(out + CLASSES + k, tl.sum(predicted[k], 0))
+        tl.store(out + 2 * CLASSES + k, tl.sum(actual[k], 0))
+    tl.store(out + 3 * CLASSES, tl.sum(losses, 0))
+    _finish(
+        parts, workspace, counts, counters, loss, saved, width, anchor,
+        t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, LOSSES, FORM, CLASSES, GROUP, WIDE, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit(**FREE)
+def streamed_loss_kernel(
+    z, y, w, temperature, workspace, counters, counts, loss, saved, low, reach, smoothing, ignored,
+    pixels, tiles_per_image, tiles, chunk, width, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
+    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, SMOOTHING: tl.constexpr, FORM: tl.constexpr,
+    CLASSES: tl.constexpr, PIXELS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """As `dense_loss_kernel`, for any number of classes up to BLOCK."""
+    a, b, low, cut, c = numbers(temperature, low, reach, ANNEALED)
+    first, first_start, second, second_start, sign = lines(a, b, cut)
+    losses = tl.zeros([PIXELS], tl.float32)
+    classes = tl.arange(0, BLOCK)
+    tp, predicted = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    actual = tl.zeros([BLOCK], tl.float32)
+    for offset in range(0, chunk):
+        image, s, inside, label, weight = _pixels(
+            y, w, tl.program_id(0) * chunk + offset, tiles, tiles_per_image, pixels, ignored, WEIGHTED, PIXELS
+        )
+        counted = inside & (weight != 0.0)
+        start = z + image * CLASSES * pixels + s
+        largest, runner_up = _top_two(start, pixels, counted, CLASSES)
+        e_second = exponential(runner_up - largest)
+        slope_1, slope_2 = first * over_tau(e_second), second * over_tau(e_second)
+        total, total_h = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+        target, total_z = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+        for k in tl.range(0, CLASSES, loop_unroll_factor=4):
+            x = tl.load(start + k * pixels, mask=counted, other=0.0).to(tl.float32) - largest
+            e = exponential(x)
+            total += e
+            total_h += step(e, slope_1, first_start, slope_2, second_start)
+            if LOSSES:
+                target += tl.where(label == k, x, 0.0)
+                if SMOOTHING:
+                    total_z += x
+        value, _, _ = top(total, e_second, low, b, c)
+        total_h = sign * (total_h - (slope_2 + second_start)) + value
+        share, top_value = sign * weight / total_h, sign * value
+        for k in tl.range(0, CLASSES, loop_unroll_factor=4):
+            x = tl.load(start + k * pixels, mask=counted, other=0.0).to(tl.float32)
+            e = exponential(x - largest)
+            h = share * tl.where(e == 1.0, top_value, step(e, slope_1, first_start, slope_2, second_start))
+            is_label = label == k
+            at_label, labels = tl.where(is_label, h, 0.0), tl.where(is_label, weight, 0.0)
+            at_label, h, labels = tl.reduce((at_label, h, labels), 0, _add_three)
+            tp += tl.where(classes == k, at_label, 0.0)
+            predicted += tl.where(classes == k, h, 0.0)
+            actual += tl.where(classes == k, labels, 0.0)
+        if LOSSES:
+            if SMOOTHING:
+                target += smoothing * (total_z / CLASSES - target)
+            losses += tl.where(weight == 0.0, 0.0, weight * (tl.log(total) - target))
+    parts = workspace + (1 + tl.cdiv(tl.num_programs(0), GROUP)) * width
+    out, mask = parts + tl.program_id(0) * width, classes < CLASSES
+    tl.store(out + classes, tp, mask=mask)
+    tl.store(out + CLASSES + classes, predicted, mask=mask)
+    tl.store(out + 2 * CLASSES + classes, actual, mask=mask)
+    tl.store(out + 3 * CLASSES, tl.sum(losses, 0))
+    _finish(
+        parts, workspace, counts, counters, loss, saved, width, anchor,
+        t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, LOSSES, FORM, CLASSES, GROUP, WIDE, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit(**FREE)
+def dense_gradient_kernel(
+    z, y, w, temperature, saved, by_loss, by_tp, by_predicted, by_losses, out, low, reach, smoothing, ignored,
+    pixels, tiles_per_image, tiles,
+    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, CLASSES: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """dL/dz of one tile; all slopes are at `by_tp`, and are multiplied by `by_loss`."""
+    a, b, low, cut, c = numbers(temperature, low, reach, ANNEALED)
+    by_predicted, scale, through_losses = unpacked(by_loss, by_tp, by_predicted, by_losses, CLASSES, LOSSES, True)
+    image, s, inside, label, weight = _pixels(
+        y, w, tl.program_id(0), tiles, tiles_per_image, pixels, ignored, WEIGHTED, PIXELS
+    )
+    counted = inside & (weight != 0.0)
+    at = image * CLASSES * pixels + s
+    xs, largest, runner_up = _kept_logits(z + at, pixels, counted, CLASSES)
+    e_second = exponential(runner_up - largest)
+    tau_e = over_tau(e_second)
+    es = ()
+    total, total_rest = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+    dot_rest, dot_scaled = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+    sum_scaled, tops = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+    seconds, label_e = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+    for k in tl.static_range(CLASSES):
+        e, slope = exponential(xs[k] - largest), tl.load(by_predicted + k)
+        part, rest = scaled(e, tau_e, a, b, cut)
+        es = es + (e,)
+        total += e
+        total_rest += rest
+        dot_rest += rest * slope
+        dot_scaled += part * slope
+        sum_scaled += part
+        tops += tl.where(e == 1.0, slope, 0.0)
+        seconds += tl.where(e == e_second, 1.0, 0.0)
+        label_e += tl.where(label == k, e, 0.0)
+    value, _, _ = top(total, e_second, low, b, c)
+    total_h = sum_scaled + total_rest - (b * tau_e + 0.5 - b) + value
+    at_label = tl.load(by_tp + label, mask=counted, other=0.0)
+    mean, share, factor, top_scaled, at_top, at_second, at_target, elsewhere = row_slopes(
+        weight, scale, through_losses, smoothing, CLASSES, total, total_h, e_second, seconds, dot_rest, dot_scaled,
+        sum_scaled, tops, at_label, label_e, a, b, low, cut, c,
+    )  # fmt: skip
+    for k in tl.static_range(CLASSES):
+        part, _ = scaled(es[k], tau_e, a, b, cut)
+        found = entry_slopes(
+            es[k], e_second, part, tl.load(by_predicted + k), label == k, mean, share, factor, top_scaled, at_top,
+            at_second, at_target, elsewhere,
+        )  # fmt: skip
+        tl.store(out + at + k * pixels, tl.where(weight == 0.0, 0.0, found), mask=inside)
+
+
+@triton.jit(**FREE)
+def streamed_gradient_kernel(
+    z, y, w, temperature, saved, by_loss, by_tp, by_predicted, by_losses, out, low, reach, smoothing, ignored,
+    pixels, tiles_per_image, tiles,
+    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, CLASSES: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """As `dense_gradient_kernel`, for any number of classes."""
+    a, b, low, cut, c = numbers(temperature, low, reach, ANNEALED)
+    by_predicted, scale, through_losses = unpacked(by_loss, by_tp, by_predicted, by_losses, CLASSES, LOSSES, True)
+    image, s, inside, label, weight = _pixels(
+        y, w, tl.program_id(0), tiles, tiles_per_image, pixels, ignored, WEIGHTED, PIXELS
+    )
+    counted = inside & (weight != 0.0)
+    at = image * CLASSES * pixels + s
+    start = z + at
+    largest, runner_up = _top_two(start, pixels, counted, CLASSES)
+    e_second = exponential(runner_up - largest)
+    tau_e = over_tau(e_second)
+    total, total_rest = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+    dot_rest, dot_scaled = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+    sum_scaled, tops = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+    seconds, label_e = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
+    for k in tl.range(0, CLASSES, loop_unroll_factor=4):
+        x = tl.load(start + k * pixels, mask=counted, other=0.0).to(tl.float32)
+        e, slope = exponential(x - largest), tl.load(by_predicted + k)
+        part, rest = scaled(e, tau_e, a, b, cut)
+        total += e
+        total_rest += rest
+        dot_rest += rest * slope
+        dot_scaled += part * slope
+        sum_scaled += part
+        tops += tl.where(e == 1.0, slope, 0.0)
+        seconds += tl.where(e == e_second, 1.0, 0.0)
+        label_e += tl.where(label == k, e, 0.0)
+    value, _, _ = top(total, e_second, low, b, c)
+    total_h = sum_scaled + total_rest - (b * tau_e + 0.5 - b) + value
+    at_label = tl.load(by_tp + label, mask=counted, other=0.0)
+    mean, share, factor, top_scaled, at_top, at_second, at_target, elsewhere = row_slopes(
+        weight, scale, through_losses, smoothing, CLASSES, total, total_h, e_second, seconds, dot_rest, dot_scaled,
+        sum_scaled, tops, at_label, label_e, a, b, low, cut, c,
+    )  # fmt: skip
+    for k in tl.range(0, CLASSES, loop_unroll_factor=4):
+        x = tl.load(start + k * pixels, mask=counted, other=0.0).to(tl.float32)
+        e = exponential(x - largest)
+        part, _ = scaled(e, tau_e, a, b, cut)
+        found = entry_slopes(
+            e, e_second, part, tl.load(by_predicted + k), label == k, mean, share, factor, top_scaled, at_top,
+            at_second, at_target, elsewhere,
+        )  # fmt: skip
+        tl.store(out + at + k * pixels, tl.where(weight == 0.0, 0.0, found), mask=inside)
