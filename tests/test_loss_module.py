@@ -161,3 +161,22 @@ def test_double_backward_works_with_the_eager_backend():
     z, y = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(9)), torch.arange(6) % 3
     loss = partial(metric_loss, target=y, metric="f1", backend="eager", step="sigmoid")
     assert torch.autograd.gradgradcheck(loss, z.requires_grad_())
+
+
+@torch_own_warnings
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_exported_loss_takes_batches_of_any_size(strict):
+    class Step(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.loss = torch.nn.Linear(4, 3), MetricLoss("f1", anchor=1.0)
+
+        def forward(self, x, y):
+            return self.loss(self.layer(x), y)
+
+    module, rows = Step(), torch.export.Dim("rows")
+    example = torch.randn(8, 4), torch.arange(8) % 3
+    exported = torch.export.export(module, example, dynamic_shapes=({0: rows}, {0: rows}), strict=strict).module()
+    for n in (3, 300):
+        x, y = torch.randn(n, 4), torch.arange(n) % 3
+        torch.testing.assert_close(exported(x, y), module(x, y))

@@ -1,4 +1,4 @@
-"""The papers' theorems as tests: BtG Thm 4.1, 4.2, supplement 1.2; EAST Prop. 5.2, Thm 5.3, 5.8; and what follows."""
+"""The papers' theorems as tests: BtG 4.1, 4.2, supplement 1.2; MF 5.1, Eq. 7-14; EAST 5.2 to 5.4, 5.7 to 5.9."""
 
 import math
 from functools import partial
@@ -148,6 +148,110 @@ def test_east_5_8_deviations_stay_below_the_bound_in_all_but_a_share_delta_of_sa
         deviations.append((Confusion.soft(g[rows], y[rows]).matrix / n - whole).abs().max().item())
     assert np.mean(np.array(deviations) > bound) <= delta
     assert np.mean(np.array(deviations) > bound / 4) > delta  # so the bound is of the right size
+
+
+simplex = st.lists(st.floats(0.01, 1), min_size=4, max_size=4).map(lambda x: [value / sum(x) for value in x])
+
+
+@given(
+    rows=st.lists(st.tuples(simplex, simplex, st.integers(0, 3)), min_size=1, max_size=5), delta=st.floats(0.05, 0.45)
+)
+def test_mf_5_1_every_entry_of_the_multiclass_soft_matrix_is_lipschitz(rows, delta):
+    """In the outputs p, with a constant that no threshold is in.
+
+    tau_avg is at least 1/d, so the slopes are at most m = max(2 delta, 1 - 2 delta) d and 4 delta. h is a function of
+    p / tau below 3 tau / 2, hence |dh/dtau| <= 1.5 m, and tau moves by at most as much as p does; the sum of h is at
+    least 1/2. Together |g(p) - g(q)| <= 5 m (1 + d) max|p - q|, entry by entry.
+    """
+    d = 4
+    p, q, y = (torch.tensor(x, dtype=torch.float64) for x in zip(*rows, strict=True))
+    m = max(max(2 * delta, 1 - 2 * delta) * d, 4 * delta)
+    step = partial(steps.linear, delta=delta)
+    first, second = (Confusion.soft(membership.dynamic(x, step), y.long()).matrix for x in (p, q))
+    moved = (p - q).abs().amax(1).sum().item()
+    assert (first - second).abs().max().item() <= 5 * m * (1 + d) * moved + 1e-9
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("n", [2_000, 20_000, 200_000])
+def test_mf_7_to_14_hard_and_dirichlet_memberships_have_one_macro_f_beta(n, beta):
+    """Categorical predictions against Dirichlet memberships of the same means: Eq. 10 is the limit of both."""
+    rng = np.random.default_rng(3)
+    share = np.array([0.5, 0.3, 0.2])
+    alpha = np.array([[6.0, 1.0, 1.0], [1.5, 3.0, 0.5], [0.5, 0.5, 2.0]])
+    p = alpha / alpha.sum(1, keepdims=True)
+    y = np.repeat(np.arange(3), np.round(share * n).astype(int))
+    hard = (rng.random((len(y), 1)) > p[y].cumsum(1)).sum(1)
+    soft = np.concatenate([rng.dirichlet(alpha[k], round(share[k] * n)) for k in range(3)])
+    target, b2 = torch.tensor(y), beta**2
+    counts = Confusion.hard(torch.tensor(hard), target, 3), Confusion.soft(torch.tensor(soft), target)
+    column = share @ p
+    limit = np.mean((1 + b2) * np.diag(p) * share / (b2 * share + column))
+    # Hoeffding at 1 in 1000 for the nine means; F_beta,k moves by at most (1 + b2) / (b2 q_k + column) for each.
+    off = math.sqrt(math.log(2 * 9 * 1000) / (2 * n * share.min()))
+    slope = 3 * max((1 + b2) / (b2 * share + column))
+    for c in counts:
+        assert abs(metrics.fbeta(c, "macro", beta=beta).item() - limit) <= slope * off
+    u = np.array([[np.sum((y == j) & (hard == k)) for k in range(3)] for j in range(3)])  # Eq. 8, from the counts U_j
+    eq_8 = (1 + b2) * np.diag(u) / ((1 + b2) * np.diag(u) + u.sum(0) - np.diag(u) + b2 * (u.sum(1) - np.diag(u)))
+    np.testing.assert_allclose(metrics.fbeta(counts[0], None, beta=beta).numpy(), eq_8, rtol=1e-12)
+
+
+@pytest.mark.parametrize("metric", ["f1", "accuracy", "mcc"])
+def test_east_5_4_parameters_that_optimise_the_soft_metric_tend_to_those_of_the_hard_one(metric):
+    """A compact set of parameters (an offset to one class) on which the two largest outputs stay apart."""
+    generator = torch.Generator().manual_seed(4)
+    y = torch.randint(3, (300,), generator=generator)
+    z = 2 * torch.nn.functional.one_hot(y, 3) + 1.5 * torch.randn(300, 3, dtype=torch.float64, generator=generator)
+    offsets = torch.arange(-40, 41, dtype=torch.float64) * 0.1
+    moved = torch.stack([z + torch.tensor([0.0, 0.0, 1.0]) * offset for offset in offsets])
+    p = moved.softmax(2)
+    top = p.topk(2, 2).values
+    kept = ((top[..., 0] - top[..., 1]) > 0.002).all(0)  # bounded away from 0 for every parameter
+    p, y = p[:, kept], y[kept]
+    assert kept.sum() > 200
+    score = metrics.resolve(metric)
+    hard = torch.stack([score(Confusion.hard(each.argmax(1), y, 3)) for each in p])
+    gaps, regrets = [], []
+    for temperature in (0.2, 0.02, 0.002, 0.0005):
+        step = partial(steps.annealed, temperature=temperature)
+        soft = torch.stack([score(Confusion.soft(membership.dynamic(each, step), y)) for each in p])
+        gaps.append((soft - hard).abs().max().item())  # uniform over the parameters
+        regrets.append((hard.max() - hard[soft.argmax()]).item())
+    assert gaps[0] > 0.05
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[-1] < 0.002
+    assert regrets[-1] <= 2 * gaps[-1]  # the optimum of the soft metric is one of the hard metric
+    assert regrets[-1] == pytest.approx(0.0, abs=1e-12)
+
+
+def population_and_samples(metric, sizes, repetitions=400):
+    """The metric of a population's soft matrix, and of samples of each size."""
+    generator = torch.Generator().manual_seed(5)
+    z = 2 * torch.randn(20_000, 4, dtype=torch.float64, generator=generator)
+    y = (z + torch.tensor([1.5, 0.5, 0.0, -1.0]) + torch.randn(z.shape, dtype=z.dtype, generator=generator)).argmax(1)
+    g = membership.dynamic(z.softmax(1), partial(steps.annealed, temperature=0.1))
+    score = metrics.resolve(metric)
+    whole = score(Confusion.soft(g, y)).item()
+    found = {}
+    for n in sizes:
+        draws = [torch.randint(len(y), (n,), generator=generator) for _ in range(repetitions)]
+        found[n] = np.array([score(Confusion.soft(g[rows], y[rows])).item() for rows in draws])
+    return whole, found
+
+
+@pytest.mark.parametrize("metric", ["f1", "accuracy", "mcc", "precision", "recall"])
+def test_east_5_7_and_5_9_batches_estimate_the_population_metric_at_the_rate_of_root_n(metric):
+    """5.7: no bias in the limit. 5.9: deviations are O_p(1 / sqrt n), so sqrt(n) times their quantile stays put."""
+    whole, found = population_and_samples(metric, (100, 400, 6400))
+    bias = {n: abs(values.mean() - whole) for n, values in found.items()}
+    noise = {n: 3.5 * values.std() / math.sqrt(len(values)) for n, values in found.items()}
+    assert bias[6400] <= 0.002 + noise[6400]
+    scaled = [math.sqrt(n) * np.quantile(np.abs(values - whole), 0.9) for n, values in found.items()]
+    assert max(scaled) / min(scaled) < 1.6
+    if metric == "accuracy":  # sum of d entries: d-Lipschitz in the largest one, so Thm 5.8 bounds the quantile
+        for n, values in found.items():
+            assert np.quantile(np.abs(values - whole), 0.9) <= 4 * math.sqrt(math.log(2 * 16 / 0.1) / (2 * n))
 
 
 @given(p=units, tau=taus)

@@ -1036,3 +1036,34 @@ def test_real_tables_have_the_fingerprints_of_their_cards():
     for module in TABLES:
         raw = module.SOURCE.load(datasets.open_store(REAL))
         assert fingerprint(raw.frame, np.array(raw.classes, dtype=object)[raw.y]) == module.CARD.fingerprint
+
+
+# -- Adult as the released code reads it ------------------------------------------------------------------------------
+
+
+def released_ages(folder):
+    """Age codes as the authors' loader makes them from adult.data and adult.test (nathantsoi/btg, src/datasets.py)."""
+    columns = [*adult.COLUMNS, "label"]
+    train = pd.read_csv(folder / "adult.data", names=columns, skipinitialspace=True)
+    test = pd.read_csv(folder / "adult.test", names=columns, skipinitialspace=True)
+    joined = pd.concat([train, test.drop(test.index[0])], ignore_index=True)["age"]
+    return joined.astype("category").cat.codes if joined.dtype == object else joined
+
+
+@pytest.mark.parametrize("form", ["original", "without the line", "parquet"])
+def test_the_first_line_of_adult_test_gives_test_rows_ages_of_their_own(tmp_path, monkeypatch, form):
+    mini = Mini(adult)
+    (tmp_path / "released").mkdir()
+    mini.original(tmp_path / "released")
+    expected = released_ages(tmp_path / "released").to_numpy()
+    paths = mini.parquet(tmp_path) if form == "parquet" else mini.original(tmp_path)
+    if form == "without the line":
+        paths[1].write_text(paths[1].read_text().partition("\n")[2])
+    put_card(monkeypatch, adult, versions=with_files(adult.CARD, *paths), **mini.facts)
+    clean, quirky = (load("adult", tmp_path, "paper", first_line=quirk) for quirk in (False, True))
+    test = quirky.official_test
+    order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])  # the released code has training rows first
+    np.testing.assert_array_equal(quirky.X["age"].to_numpy()[order], expected)
+    assert not set(quirky.X["age"][test]) & set(quirky.X["age"][~test])
+    assert set(clean.X["age"][test]) & set(clean.X["age"][~test])
+    pd.testing.assert_frame_equal(clean.X.drop(columns="age"), quirky.X.drop(columns="age"))

@@ -153,8 +153,29 @@ def test_a_grid_of_offsets_is_chosen_from_on_validation_rows():
     assert report.trials[0].chosen == best["point"]
     assert set(report.trials[0].scores) == {"argmax", "tuned", "plug_in", "tuned_f1", "plug_in_f1"}
     assert {"rare_recall", "f1_train", "balanced_accuracy"} <= set(report.trials[0].scores["argmax"])
-    with pytest.raises(ValueError, match="search a grid anew"):
-        run(replace(own, grid=replace(own.grid, search="once")))
+
+
+def test_a_grid_that_is_searched_once_is_searched_on_the_first_trial_and_resumed():
+    grid = Grid((1e-3, 1e-2), (), (), (16, 24), "loss", "once")
+    own = config(trials=2, grid=grid)
+    whole = run(own)
+    assert len(whole.grid) == 4
+    assert {entry["trial"] for entry in whole.grid} == {0}
+    best = min(whole.grid, key=lambda entry: entry["loss"])["point"]
+    assert [trial.chosen for trial in whole.trials] == [best, best]
+    begun, saved = Report(own), []
+
+    def killed_after_two(report):
+        saved.append(len(report.grid))
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(own, report=begun, save=killed_after_two)
+    resumed = run(own, report=begun)
+    assert saved == [1, 2]
+    assert resumed.grid == whole.grid
+    assert [trial.scores for trial in resumed.trials] == [trial.scores for trial in whole.trials]
 
 
 def test_per_class_scores_are_scikit_learns():
@@ -279,7 +300,7 @@ def test_every_cell_of_pictures_and_graphs_runs_for_an_epoch(tmp_path):
     """One config of every method, stage and protocol that is planned, on made-up pictures and the smallest network."""
     tried: dict[str, Path] = {}
     for path in sorted(PAPERS.glob("*/*/*/*.json")):
-        if path.name.endswith(".report.json"):
+        if path.name.endswith(".report.json") or "@" in path.name:  # the same cells at another budget
             continue
         own = read_config(path)
         if own.network is None or own.network.kind == "mlp":
@@ -337,6 +358,8 @@ def test_a_beta_is_for_the_class_its_cell_names():
                               ("6/paper/cifar10.dog-beta-2_5", 5, 2.5)):  # fmt: skip
         found = read_config(PAPERS / f"east/{cell}.json").method.options["beta"]
         assert found == [beta if i == place else 1.0 for i in range(10)]
+    found = read_config(PAPERS / "east/4/paper/caltech256.recall-frog.json").method.options["beta"]
+    assert found == [5.0 if i == 79 else 1.0 for i in range(257)]  # folder 080.frog
 
 
 def test_reproduce_keeps_checkpoints_beside_the_config_until_a_trial_is_done(tmp_path, monkeypatch):

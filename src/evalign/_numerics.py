@@ -31,7 +31,12 @@ def sum_by_label(values: Tensor, y: Tensor, size: int) -> Tensor:
     >>> sum_by_label(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 1, 0]), 2)
     tensor([5., 2.])
     """
-    rows, rest = y.shape[0], values.shape[1:]
+    rest = values.shape[1:]
+    if torch.compiler.is_compiling():  # the number of blocks would bind a graph to the number of rows
+        wide = values.double()
+        sums = wide.new_zeros(size, *rest)
+        return (sums.index_add(0, y, wide) if rest else sums.scatter_add(0, y, wide)).to(values.dtype)
+    rows = y.shape[0]
     block = max(256, rest.numel())  # the partial sums then take no more room than the values
     blocks = max(1, -(-rows // block))
     if blocks > 1:

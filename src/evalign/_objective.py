@@ -5,7 +5,7 @@ are all valid, `weight` the weight of every label (0 where it was ignored), both
 are (M, C). A weight that is a number says both: labels equal to it do not count, and all others count 1.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from evalign._options import Backend, LossOptions
 from evalign.confusion import Confusion, Task
 from evalign.kernels import dispatch
 from evalign.kernels.dispatch import ColumnCounts, column_counts, fused_loss, row_counts
-from evalign.kernels.plan import FivePoints, LaunchPlan, Plan, Settings, closed_form, has_closed_form
+from evalign.kernels.plan import Eager, FivePoints, LaunchPlan, Plan, Settings, closed_form, has_closed_form
 from evalign.metrics import Average, Beta, MetricFunction
 from evalign.steps import StepChoice
 
@@ -167,7 +167,27 @@ class Objective:
         given = weight if isinstance(weight, Tensor) else None
         if plan.two_classes:
             logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
-        return fused_loss(logits, y, given, self.points(temperature), plan, hook)
+        eager = None if hook is not None else partial(self._eager_loss, temperature=temperature, beta=beta)
+        return fused_loss(logits, y, given, self.points(temperature), plan, hook, eager)
+
+    def _eager_loss(
+        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor, beta: Beta | None
+    ) -> tuple[Tensor]:
+        """The output of `fused_loss` by operations that can be differentiated twice."""
+        if self.task == "binary":
+            logits, y, weight = logits[:, 0], y[:, 0], weight[:, 0]
+        return (replace(self, backend="eager")(logits, y, weight, temperature, beta),)
+
+    def _eager_counts(
+        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """tp, predicted and the summed cross-entropies, likewise; counts as `column_counts` shapes them."""
+        if self.task == "binary":
+            logits, y, weight = logits[:, 0], y[:, 0], weight[:, 0]
+        c = self.confusion(logits, y, weight, temperature)
+        losses = self.cross_entropy(logits, y, weight) * weight.sum()
+        grid = self.task == "multiclass" or isinstance(self.thresholds, tuple)
+        return (c.tp, c.predicted, losses) if grid else (c.tp[None], c.predicted[None], losses)
 
     def launch_plan(
         self, input: Tensor, target: Tensor, flat: FlatBatch, temperature: Tensor, beta: Beta | None
@@ -266,11 +286,12 @@ class Objective:
         settings = self._settings(temperature)
         if not dispatch.is_fused(logits):  # torch's own operations look at ignored rows too
             logits = blank(logits, weight)
+        eager = partial(self._eager_counts, temperature=temperature)
         if self.task == "multiclass":
-            tp, predicted, losses, actual = row_counts(logits, y, weight, settings)
+            tp, predicted, losses, actual = row_counts(logits, y, weight, settings, eager)
             total = actual.sum()  # rounded like its parts, so that one class alone has a share of exactly 1
         else:
-            tp, predicted, losses, actual, total = self._fused_columns(logits, y, weight, settings)
+            tp, predicted, losses, actual, total = self._fused_columns(logits, y, weight, settings, eager)
         entropy = safe_divide(losses, total.sum()) if settings.losses else None
         if isinstance(self.thresholds, tuple):  # labels are counted as often as predictions: for each threshold
             actual, total = actual.expand_as(tp), total.expand(tp.shape[0], *total.shape)
@@ -290,11 +311,14 @@ class Objective:
             return FivePoints(0.0, 0.0, temperature)
         return FivePoints(*self.step.five_points(temperature))
 
-    def _fused_columns(self, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> ColumnCounts:
+    def _fused_columns(
+        self, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, eager: Eager
+    ) -> ColumnCounts:
         if self.task == "binary":
-            counts = column_counts(logits[:, None], y[:, None], weight[:, None], settings, two_classes=True)
+            columns = logits[:, None], y[:, None], weight[:, None]
+            counts = column_counts(*columns, settings, two_classes=True, eager=eager)
         else:
-            counts = column_counts(logits, y, weight, settings)
+            counts = column_counts(logits, y, weight, settings, eager=eager)
         if isinstance(self.thresholds, tuple):
             return counts
         return counts._replace(tp=counts.tp[0], predicted=counts.predicted[0])

@@ -47,7 +47,7 @@ def metric_loss(
         raise ValueError("a function has no memory of earlier batches; use MetricLoss(..., memory=...)")
     batch = _flatten(given, input, target, sample_weight, given.offset, given.weight, given.pos_weight)
     ranks = resolve(given.sync, training=torch.is_grad_enabled())
-    loss = _loss(Objective.of(given), given, batch, len(input), given.temperature, given.beta, ranks)
+    loss = _loss(Objective.of(given), given, batch, input.shape[0], given.temperature, given.beta, ranks)
     return loss + _module_anchor(given, input, target)
 
 
@@ -203,7 +203,7 @@ class MetricLoss(nn.Module):
             flat = self._flat(input, target, sample_weight)
             if key is not None:
                 self._cache_plan(key, flat, input, target)
-            return _loss(self.objective, self.options, flat, len(input), self._temperature, self.beta, ranks)
+            return _loss(self.objective, self.options, flat, input.shape[0], self._temperature, self.beta, ranks)
         if input.device.type == "cpu" and self._counts_alone_matter(sample_weight, memory):
             flat = self._flat(input, target, sample_weight)
             takes = flat.smoothing_weights is None

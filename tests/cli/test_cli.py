@@ -195,7 +195,9 @@ def test_counting_the_frequent_class_is_noted(call: Call, tmp_path: Path) -> Non
     two.to_csv(tmp_path / "two.csv", index=False)
     said = call("fit", tmp_path / "two.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
     assert "note: 'other' is the positive class, the more frequent one; use --positive emu for the other" in said.err
-    said = call("fit", tmp_path / "two.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--positive", "other")
+    said = call(
+        "fit", tmp_path / "two.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--positive", "other", "--force"
+    )
     assert "more frequent" not in said.err
 
 
@@ -251,8 +253,8 @@ def test_constant_column_works_with_a_note(folder: Path, call: Call, tmp_path: P
     assert said.code == 0, said.err
     assert "note: constant columns carry no information: 'planet'" in said.err
     assert any("planet" in note for note in result_of(tmp_path / "run")["notes"])
-    quiet = call("fit", tmp_path / "a.csv", "-t", "kind", "-o", tmp_path / "run", "--quiet", *FAST)
-    assert (quiet.code, quiet.err) == (0, "")  # and a later run may replace an earlier one
+    quiet = call("fit", tmp_path / "a.csv", "-t", "kind", "-o", tmp_path / "run", "--quiet", "--force", *FAST)
+    assert quiet == (0, "", "")  # nothing but errors, on either stream
 
 
 def test_a_folder_with_something_else_is_left_alone(folder: Path, call: Call, tmp_path: Path) -> None:
@@ -274,7 +276,7 @@ def pressing_ctrl_c(monkeypatch: pytest.MonkeyPatch, at: tuple[str, int]) -> Ite
     """Press Ctrl-C when the contender whose title starts so has finished that epoch."""
 
     @contextmanager
-    def progress(self: Output, steps: int, epochs: int) -> Iterator[Any]:
+    def progress(self: Output, steps: int, epochs: int, splits: int = 1) -> Iterator[Any]:
         def step(title: str, split: int) -> Any:
             def on_epoch(epoch: Any) -> None:
                 if title.startswith(at[0]) and epoch.epoch == at[1]:
@@ -322,7 +324,7 @@ def test_ctrl_c_with_nothing_to_keep_is_130(
     def pressed(*arguments: Any, **options: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("evalign.cli.data.read_table", pressed)
+    monkeypatch.setattr("evalign.tables.read.read_table", pressed)
     said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
     assert (said.code, said.err.strip()) == (130, "evalign: interrupted; nothing was written")
     assert not (tmp_path / "run").exists()
@@ -335,7 +337,7 @@ def test_ctrl_c_in_compare_keeps_complete_splits(
     pressed: list[int] = []
 
     @contextmanager
-    def progress(self: Output, steps: int, epochs: int) -> Iterator[Any]:
+    def progress(self: Output, steps: int, epochs: int, splits: int = 1) -> Iterator[Any]:
         def step(title: str, split: int) -> Any:
             return lambda epoch: signal.raise_signal(signal.SIGINT) if split == 1 and not pressed else None
 
@@ -380,11 +382,11 @@ def test_predict_says_the_score_and_what_it_ignores(fitted: Path, folder: Path, 
     said = call("predict", fitted, tmp_path / "extra.csv", "-o", tmp_path / "p.csv", "--keep", "id")
     assert (said.code, said.err) == (0, "")  # the target is known, the id is asked for
     assert list(pd.read_csv(tmp_path / "p.csv"))[:2] == ["id", "prediction"]
-    said = call("predict", fitted, tmp_path / "extra.csv", "-o", tmp_path / "p.csv", "--target", "kind")
+    said = call("predict", fitted, tmp_path / "extra.csv", "-o", tmp_path / "p.csv", "--target", "kind", "--force")
     assert "columns unknown to the model were ignored: 'id'" in said.err
     score = row_of(result_of(fitted), "ours", "plug_in")["score"]
     assert f"f1 on these rows: {score:.4f}" in said.err
-    said = call("predict", fitted, folder / "test.parquet", "-o", tmp_path / "p.csv", "--target", "kind", "--json")
+    said = call("predict", fitted, folder / "test.parquet", "-o", tmp_path / "q.csv", "--target", "kind", "--json")
     assert json.loads(said.out)["score"] == pytest.approx(score, abs=1e-12)
     assert said.err == ""
 
@@ -453,9 +455,9 @@ def test_compare_adds_trees_over_splits(folder: Path, call: Call, tmp_path: Path
 
 
 def test_demo_from_end_to_end(call: Call, tmp_path: Path) -> None:
-    for _ in range(2):  # the second one replaces the first
-        said = call("demo", "-o", tmp_path / "demo", "--splits", "2", "--epochs", "2")
-        assert said.code == 0, said.err
+    said = call("demo", "-o", tmp_path / "demo", "--splits", "2", "--epochs", "2")
+    assert said.code == 0, said.err
+    assert_wrong(call("demo", "-o", tmp_path / "demo"), "holds an earlier run")
     assert str(tmp_path / "demo" / "report.html") in said.out
     assert "random forest + plug-in" in said.out
     assert len(pd.read_csv(tmp_path / "demo" / "patients.csv")) == 442
@@ -503,7 +505,6 @@ WRONG_TABLES: dict[str, tuple[Callable[[Path], None], str]] = {
     "ragged rows": (raw("a,kind\n1,x\n2,y,z\n"), "line 3"),
     "regression target": (edited(lambda f: f.assign(kind=f["height"])), "regression"),
     "target alone": (edited(lambda f: f[["kind"]]), "features are expected"),
-    "dates": (edited(lambda f: f.assign(day=pd.Timestamp("2026-01-01"))), "'day' holds"),
 }
 
 
@@ -583,7 +584,7 @@ def test_parquet_with_lists_is_refused(call: Call, tmp_path: Path) -> None:
 def test_bugs_are_told_from_wrong_input(
     folder: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalign.cli.data.load", lambda *arguments, **options: np.concatenate([]))
+    monkeypatch.setattr("evalign.cli.data.load", lambda *arguments: np.concatenate([]))
     said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run")
     assert said.code == 1
     assert "this is a bug (ValueError: need at least one array" in said.err
@@ -646,25 +647,33 @@ def test_version(call: Call) -> None:
     assert call("--version") == (0, f"evalign {__version__}\n", "")
 
 
-def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
     from evalign.training.history import Epoch
 
+    clock, said = [0.0], []
+    monkeypatch.setattr("evalign.cli.console.time.monotonic", lambda: clock[0])
     output, screen = Output(quiet=False, as_json=False), io.StringIO()
-    output.stderr = Console(file=screen, force_terminal=True, width=100, _environ={"TERM": "xterm"})
-    with output.progress(1, 10) as step:
-        assert step("ours", 0) is None  # stdout is no terminal here
+    monkeypatch.setattr(output, "say", said.append)
+    epochs = [Epoch(number, "metric", 0.16, 3e-4, 0.4, 0.5, 0.3, 0.81) for number in (1, 3, 5)]
+    with output.progress(2, 10) as step:
+        on_epoch = step("ours", 0)
+        assert on_epoch is not None
+        for epoch, clock[0] in zip(epochs, (1.0, 6.0, 10.0), strict=True):
+            on_epoch(epoch)
+    # 3 of 10 epochs of one of two models took 6 s, so the rest takes 34 s; the next line is not due after 4 s
+    assert said == ["ours, epoch 3, validation score 0.8100; 15% done, 34 s left at most"]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with Output(quiet=True, as_json=False).progress(1, 10) as step:
         assert step("ours", 0) is None
-    with output.progress(1, 10) as step:
+    output.stderr = Console(file=screen, force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    with output.progress(2, 10, splits=2) as step:
         on_epoch = step("ours", 0)
         assert on_epoch is not None
-        on_epoch(Epoch(3, "metric", 0.16, 3e-4, 0.4, 0.5, 0.3, 0.81))
-    assert "ours" in screen.getvalue()
-    assert "validation 0.8100" in screen.getvalue()
+        on_epoch(epochs[1])
+    assert "ours, split 1 of 2, validation score 0.8100" in screen.getvalue()
 
 
 def test_bench_times_both_losses_in_one_run(call: Call):

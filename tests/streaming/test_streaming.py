@@ -17,7 +17,8 @@ from evalign.streaming.source import ParquetRows, Parts, hashed
 from evalign.streaming.statistics import CategorySummary, HeldOut, Sample, Statistics, survey
 from evalign.streaming.stream_training import StreamBatches
 from evalign.tables import TableEncoder
-from evalign.tables.columns import ColumnTypeError, TableError
+from evalign.tables.columns import ColumnTypeError
+from evalign.tables.files import TableError
 from evalign.training.batches import Rows
 from streams import people, write
 

@@ -192,10 +192,10 @@ def test_fit_streams_a_folder(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda folder: write(folder, people(50)), ["--model", "boost"], "goes with --model network"),
+        (lambda folder: write(folder, people(50)), ["--model", "boost"], "needs --model network"),
         (lambda folder: write(folder, people(50)), ["--test-size", "1"], "--test-size must lie between 0 and 1"),
         (lambda folder: folder.mkdir(), [], "is a folder, a file is expected"),
-        (lambda folder: folder.write_text("a,b"), ["--stream"], "only Parquet is read in passes"),
+        (lambda folder: folder.write_text("a,b"), ["--stream"], "must end in .csv"),
     ],
 )
 def test_what_cannot_be_streamed_is_told_in_one_line(tmp_path, capsys, make, options, message):

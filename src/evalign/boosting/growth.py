@@ -1,9 +1,17 @@
-"""How trees are grown, in words that mean the same to both libraries, and what a library must offer."""
+"""Growing boosted trees on folds with early stopping, by LightGBM or XGBoost.
 
+Folds grow side by side, in one thread each: at the sizes of most tables a library that splits one tree over several
+threads spends its time at barriers, and on busy cores most of it spinning.
+"""
+
+import copy
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -18,7 +26,7 @@ Gradient = Callable[[Array], tuple[Array, Array]]  # scores -> first and second 
 
 @dataclass(frozen=True)
 class TreeOptions:
-    """Of one ensemble of trees."""
+    """How an ensemble of trees is grown; `threads` are those of all folds together."""
 
     learning_rate: float
     leaves: int
@@ -38,7 +46,7 @@ class TreeOptions:
 
 @dataclass(frozen=True)
 class Rows:
-    """Encoded rows with their labels and weights; `categorical` are positions of columns that hold codes."""
+    """Encoded rows with labels and weights; `categorical` are the positions of columns that hold codes."""
 
     x: Array
     y: Array
@@ -47,19 +55,28 @@ class Rows:
 
 
 class Grower(Protocol):
-    """An ensemble that grows: one more tree for every score with each call of `grow`."""
+    """An ensemble that grows: one more tree for every score with each call of `grow`.
 
-    def __init__(self, train: Rows, valid: Rows, options: TreeOptions) -> None: ...
+    Without `start` gradients come from the caller. With `start`, the scores before the first tree, the library computes
+    those of cross-entropy by itself, and `grow` is called with None.
+    """
 
-    def grow(self, gradient: Gradient) -> None: ...
+    def __init__(self, train: Rows, valid: Rows, options: TreeOptions, start: Array | None = None) -> None: ...
 
-    def validation_scores(self) -> Array: ...
+    @staticmethod
+    def prepare_thread() -> None:
+        """To be called once by every thread that grows trees."""
+
+    def grow(self, gradient: Gradient | None) -> None: ...
+
+    def validation_scores(self) -> Array:
+        """Scores of the validation rows so far, without `start` unless the grower was given one."""
 
     def finished(self, rounds: int) -> "Trees": ...
 
 
 class Trees(Protocol):
-    """An ensemble that is done: scores (n,) of two classes, (n, C) of more; text in the library's own format."""
+    """A grown ensemble: scores (n,) of two classes, (n, C) of more; text in the library's own format."""
 
     def scores(self, x: Array) -> Array: ...
 
@@ -74,9 +91,9 @@ Monitor = Literal["score", "loss", "entropy"]
 
 @dataclass(frozen=True)
 class Trained:
-    """The best round, the held-out scores it had (fold after fold), and a row of history for every round.
+    """The best round, its held-out scores (fold after fold), and a row of history for every round.
 
-    `value` is what the monitor gave it, the lower the better; `interrupted` tells of Ctrl-C.
+    `value` is that of the monitor at the best round, lower is better; `interrupted` tells of Ctrl-C or the deadline.
     """
 
     rounds: int
@@ -97,51 +114,61 @@ def train_folds(
     monitor: Monitor,
     learning_rate: float,
     on_round: Callable[[Epoch], None] = lambda epoch: None,
+    threads: int = 1,
+    deadline: float | None = None,
 ) -> Trained:
     """Grow until `patience` rounds in a row were no better by the `monitor`, or `rounds` are over.
 
-    Trees grow on from the scores `start`, which are the same for every row and part of the scores returned.
-
-    One fold's hard score on few rows is noise, and the round that is best by it is picked by luck; so the held-out
-    rows of all folds give one score, and of equal scores the one with the lower loss is better. Ctrl-C ends growing.
+    Trees add to the scores `start`, which are the same for every row and part of the scores returned. The hard score of
+    one fold on few rows is noise, so the held-out rows of all folds give one score; of equal scores the one with the
+    lower loss is better. Ctrl-C, or the `deadline` in seconds of `time.perf_counter`, ends growing.
     """
     y = np.concatenate([valid.y for _, valid in folds])
     weight = np.concatenate([valid.weight for _, valid in folds])
-    plain = entropy_of(objective)
+    entropy_only = entropy_of(objective)
+    # Each fold has its own: an objective remembers the labels that it has checked.
+    own = [copy.copy(objective) for _ in folds]
+    trained_on = [train for train, _ in folds]
+    stage = "metric" if objective.metric_weight else "cross-entropy"
     history: list[Epoch] = []
     best, kept, scores, interrupted = (math.inf, math.inf), 0, np.empty(0), False
-    try:
-        for number in range(rounds):
-            started = time.perf_counter()
-            losses = [
-                _grow(grower, train, objective, start, number)
-                for grower, (train, _) in zip(growers, folds, strict=True)
-            ]
-            held_out = np.concatenate([grower.validation_scores() for grower in growers]) + start
-            score = objective.score(held_out, y, weight)
-            loss, entropy = objective.loss(held_out, y, weight, round=number), plain.loss(held_out, y, weight)
-            value = {"score": (-score, loss), "loss": (loss, -score), "entropy": (entropy, -score)}[monitor]
-            better = value < best
-            if better:
-                best, kept, scores = value, number + 1, held_out
-            epoch = Epoch(
-                number + 1, "metric" if objective.metric_weight else "cross-entropy", objective.temperature_at(number),
-                learning_rate, float(np.mean(losses)), loss, entropy, score, better, time.perf_counter() - started,
-            )  # fmt: skip
-            history.append(epoch)
-            on_round(epoch)
-            if number + 1 - kept >= patience:
-                break
-    except KeyboardInterrupt:
-        if not kept:
-            raise
-        interrupted = True
+    with ThreadPoolExecutor(min(threads, len(folds)), initializer=growers[0].prepare_thread) as pool:
+        try:
+            for number in range(rounds):
+                started = time.perf_counter()
+                losses = list(pool.map(_grow, growers, trained_on, own, repeat(start), repeat(number)))
+                held_out = np.concatenate([grower.validation_scores() for grower in growers]) + start
+                score = objective.score(held_out, y, weight)
+                loss = objective.loss(held_out, y, weight, round=number)
+                entropy = entropy_only.loss(held_out, y, weight)
+                value = {"score": (-score, loss), "loss": (loss, -score), "entropy": (entropy, -score)}[monitor]
+                better = value < best
+                if better:
+                    best, kept, scores = value, number + 1, held_out
+                epoch = Epoch(
+                    number + 1, stage, objective.temperature_at(number), learning_rate, float(np.mean(losses)), loss,
+                    entropy, score, better, time.perf_counter() - started,
+                )  # fmt: skip
+                history.append(epoch)
+                on_round(epoch)
+                if number + 1 - kept >= patience:
+                    break
+                if deadline is not None and time.perf_counter() >= deadline:
+                    interrupted = True
+                    break
+        except KeyboardInterrupt:
+            if not kept:
+                raise
+            interrupted = True
     return Trained(kept, scores, history, best, interrupted)
 
 
 def entropy_of(objective: ScoreObjective) -> ScoreObjective:
-    """The same task with cross-entropy alone, for watching it."""
+    """The same task with cross-entropy alone."""
     return ScoreObjective("accuracy", task=objective.task, anchor=1.0, metric_weight=0.0)
+
+
+_one_at_a_time = threading.Lock()  # numba's default threading layer does not allow parallel loops in several threads
 
 
 def _grow(grower: Grower, rows: Rows, objective: ScoreObjective, start: Array, number: int) -> float:
@@ -149,7 +176,8 @@ def _grow(grower: Grower, rows: Rows, objective: ScoreObjective, start: Array, n
 
     def gradient(scores: Array) -> tuple[Array, Array]:
         at = scores + start.astype(scores.dtype)
-        loss[0], first, second = objective.value_and_gradient(at, rows.y, rows.weight, round=number)
+        with _one_at_a_time:
+            loss[0], first, second = objective.value_and_gradient(at, rows.y, rows.weight, round=number)
         return first, second
 
     grower.grow(gradient)

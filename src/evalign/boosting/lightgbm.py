@@ -10,13 +10,18 @@ from evalign.boosting.growth import Array, Gradient, Rows, TreeOptions
 from evalign.boosting.objective import RoundCounter, ScoreObjective
 from evalign.boosting.objective import cooling as cooling
 
+TINY = np.finfo(np.float64).tiny
+
 
 class LightGBMGrower:
-    """A `Grower`; the model starts from scores of 0."""
+    """A `Grower`; the trees' scores start from 0, or from `start` in the library's own objective."""
 
-    def __init__(self, train: Rows, valid: Rows, options: TreeOptions) -> None:
+    def __init__(self, train: Rows, valid: Rows, options: TreeOptions, start: Array | None = None) -> None:
+        own = "none" if start is None else "multiclass" if options.outputs > 1 else "binary"
         params: dict[str, Any] = {
-            "objective": "none",
+            "objective": own,
+            "metric": "none",
+            "boost_from_average": False,
             "learning_rate": options.learning_rate,
             "num_leaves": options.leaves,
             "min_data_in_leaf": options.min_rows,
@@ -38,25 +43,38 @@ class LightGBMGrower:
             params["num_class"] = options.outputs
         binning = {name: params[name] for name in ("verbose", "feature_pre_filter", "min_data_in_bin", "num_threads")}
         data = lightgbm.Dataset(
-            train.x, train.y, weight=train.weight, categorical_feature=train.categorical, params=dict(binning)
-        )
+            train.x, train.y, weight=train.weight, categorical_feature=train.categorical, params=dict(binning),
+            init_score=None if start is None else np.array(np.broadcast_to(start, (len(train.y), *start.shape))),
+        )  # fmt: skip
         # Made first: a booster adds its own options to the data set, and a differing set then warns of them.
-        held_out = data.create_valid(valid.x, valid.y, weight=valid.weight, params=dict(binning)).construct()
+        held_out = data.create_valid(
+            valid.x, valid.y, weight=valid.weight, params=dict(binning),
+            init_score=None if start is None else np.array(np.broadcast_to(start, (len(valid.y), *start.shape))),
+        ).construct()  # fmt: skip
+        self._own_objective = start is not None
         self._booster = lightgbm.Booster(params, data)
         self._booster.add_valid(held_out, "valid")
 
-    def grow(self, gradient: Gradient) -> None:
-        self._booster.update(fobj=lambda scores, _: gradient(scores.astype(np.float32)))
+    @staticmethod
+    def prepare_thread() -> None:
+        # LightGBM has a log level for each thread, which the options of a data set or booster set where it is made.
+        lightgbm.Dataset(np.zeros((1, 1)), params={"verbose": -1}).construct()
+
+    def grow(self, gradient: Gradient | None) -> None:
+        self._booster.update(fobj=None if gradient is None else lambda scores, _: gradient(scores.astype(np.float32)))
 
     def validation_scores(self) -> Array:
         seen: list[Array] = []
 
-        def look(scores: Array, _: Any) -> tuple[str, float, bool]:  # the one public way to LightGBM's running scores
+        def keep(scores: Array, _: Any) -> tuple[str, float, bool]:  # the one public way to LightGBM's running scores
             seen.append(scores)
-            return "look", 0.0, True
+            return "none", 0.0, True
 
-        self._booster.eval_valid(look)
-        return seen[0]
+        self._booster.eval_valid(keep)
+        if not self._own_objective:
+            return seen[0]
+        logs = np.log(np.maximum(seen[0], TINY))  # with an objective of its own LightGBM passes probabilities
+        return logs if logs.ndim == 2 else logs - np.log(np.maximum(1 - seen[0], TINY))
 
     def finished(self, rounds: int) -> "LightGBMTrees":
         return LightGBMTrees.from_text(self._booster.model_to_string(num_iteration=rounds))

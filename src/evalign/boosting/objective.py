@@ -12,16 +12,15 @@ from torch import Tensor
 from evalign import _checks, steps
 from evalign._objective import Objective, cross_entropy
 from evalign._options import LossOptions
-from evalign.boosting import binary
-from evalign.boosting.gradients import Table, metric_gradient
+from evalign.boosting.gradients import Bend, Table, compiled_derivatives, has_compiled_form, metric_gradient
 from evalign.confusion import Confusion
 from evalign.metrics import MetricFunction
 from evalign.steps import StepChoice
 
 
 @dataclass(frozen=True)
-class Known:
-    """What was given (copies: a caller may write over its own), and the tensors it became, for scores of one kind."""
+class CheckedLabels:
+    """Labels and weights as given (copies, since a caller may overwrite its own) and as tensors."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -31,7 +30,7 @@ class Known:
     weights: Tensor
 
     def is_for(self, scores: Tensor, y: Any, weight: Any) -> bool:
-        """Whether these are the same again; a nan is never the same."""
+        """Whether these are the same as before; a nan never is."""
         if (scores.shape, scores.dtype) != (self.shape, self.dtype) or (weight is None) != (self.given_weights is None):
             return False
         same_weights = self.given_weights is None or np.array_equal(self.given_weights, weight)
@@ -184,7 +183,7 @@ class ScoreObjective:
         self.floor, self.damping = floor, damping
         self.curvature = CURVATURE[task] if curvature is None else curvature
         self.weight = None if weight is None else torch.as_tensor(weight, dtype=torch.float64)
-        self._known: Known | None = None
+        self._checked: CheckedLabels | None = None
 
     @property
     def name(self) -> str:
@@ -210,9 +209,9 @@ class ScoreObjective:
     ) -> tuple[float, float | None, Array, Array]:
         """The metric's part of the loss, cross-entropy where that came for free, and both derivatives of all of it."""
         anchor, lost, temperature = self.objective.anchor, 0.0, self.temperature_at(round)
-        if self.metric_weight and binary.takes(self.objective, table, temperature):
-            bend = binary.Bend(self.curvature, self.floor, self.damping)
-            lost, entropy, *both = binary.derivatives(self.objective, table, temperature, self.metric_weight, bend)
+        if self.metric_weight and has_compiled_form(self.objective, table, temperature):
+            bend = Bend(self.curvature, self.floor, self.damping)
+            lost, entropy, *both = compiled_derivatives(self.objective, table, temperature, self.metric_weight, bend)
             return self.metric_weight * lost, entropy, both[0].reshape(shape), both[1].reshape(shape)
         p = self._probabilities(table.scores)
         w = table.weight[:, None] if self.task == "multiclass" else table.weight
@@ -277,11 +276,11 @@ class ScoreObjective:
             )
             wanted = "(n,)" if flat else "(n, classes)"
             raise ValueError(f"scores of a {self.task} task must be {wanted}, got {tuple(z.shape)}; {remedy}")
-        if self._known is None or not self._known.is_for(z, y, weight):
+        if self._checked is None or not self._checked.is_for(z, y, weight):
             labels = self._labels(z, y)
             given = np.array(y), None if weight is None else np.array(weight)
-            self._known = Known(z.shape, z.dtype, *given, labels, self._weights(z, labels, weight))
-        return Table(z, self._known.labels, self._known.weights)
+            self._checked = CheckedLabels(z.shape, z.dtype, *given, labels, self._weights(z, labels, weight))
+        return Table(z, self._checked.labels, self._checked.weights)
 
     def _labels(self, z: Tensor, y: Array) -> Tensor:
         labels = torch.from_numpy(np.ascontiguousarray(y)).long()  # the libraries keep whole numbers as float32

@@ -14,9 +14,9 @@ LARGEST = 3e38  # XGBoost holds float32
 
 
 class XGBoostGrower:
-    """A `Grower`; leaves are split best first, as LightGBM does, and the model starts from scores of 0."""
+    """A `Grower`; leaves are split best first, as LightGBM does, and scores start as in `LightGBMGrower`."""
 
-    def __init__(self, train: Rows, valid: Rows, options: TreeOptions) -> None:
+    def __init__(self, train: Rows, valid: Rows, options: TreeOptions, start: Array | None = None) -> None:
         codes = set(train.categorical)
         types = ["c" if j in codes else "q" for j in range(train.x.shape[1])]
         self._train = xgboost.QuantileDMatrix(
@@ -25,7 +25,7 @@ class XGBoostGrower:
         )  # fmt: skip
         self._valid = _matrix(valid.x, types, options.threads)
         params = {
-            "base_score": 0.0,
+            "base_score": 0.5 if start is not None else 0.0,  # a probability or a score: a margin of 0 either way
             "disable_default_eval_metric": True,
             "tree_method": "hist",
             "grow_policy": "lossguide",
@@ -42,10 +42,21 @@ class XGBoostGrower:
         }
         if options.outputs > 1:
             params["num_class"] = options.outputs
+        if start is not None:
+            params["objective"] = "multi:softprob" if options.outputs > 1 else "binary:logistic"
+            for data, rows in ((self._train, train), (self._valid, valid)):
+                data.set_base_margin(np.broadcast_to(start, (len(rows.y), *start.shape)).astype(np.float32))
         self._booster = xgboost.Booster(params, [self._train])
         self._rounds = 0
 
-    def grow(self, gradient: Gradient) -> None:
+    @staticmethod
+    def prepare_thread() -> None: ...
+
+    def grow(self, gradient: Gradient | None) -> None:
+        if gradient is None:
+            self._booster.update(self._train, self._rounds)
+            self._rounds += 1
+            return
         scores = self._booster.predict(self._train, output_margin=True, training=True)
         first, second = gradient(scores)
         self._booster.boost(self._train, iteration=self._rounds, grad=first, hess=second)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evalign.cli import options as o
+from evalign.cli.data import Reading, Source, load
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,6 +27,9 @@ def command(
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Acceptable standard error of the metric.", rich_help_panel=o.GOAL)
     ] = 0.05,
+    decimal: o.Decimal = None,
+    na: o.Na = None,
+    encoding: o.Encoding = None,
     json: o.Json = False,
 ) -> None:
     """Recommend a batch size for training on a metric, or a memory for smaller batches.
@@ -34,17 +38,18 @@ def command(
     class, how often a class is missing, the standard error of the metric in one batch, and the decay that
     MetricLoss(memory="auto") uses. The bound of EAST Theorem 5.8 holds for any classifier and is therefore large.
     """
+    source = Source(data, target, reading=Reading(decimal, tuple(na or ()), encoding))
+    source.check()
     from evalign import _checks as checks
     from evalign.cli.console import Output
     from evalign.comparison.aims import Judge
-    from evalign.tables.read import check_target, read_table
     from evalign.training.batches import advise
 
-    settings = o.Settings(metric, average, o.parse_beta(beta), positive)
+    settings = o.Settings(metric=metric, average=average, beta=o.parse_beta(beta), positive=positive)
     settings.check()
     checks.check_number("--tolerance", tolerance, low=0.0, high=1.0, open_low=True, open_high=True)
     output = Output(quiet=False, as_json=json)
-    _, y = check_target(read_table(data), target)
+    y = load(source, output.say).table.y
     judge = Judge(settings.aim(), y)
     counts = [int(n) for n in (judge.codes(y)[:, None] == range(len(judge.classes))).sum(0)]
     advice = advise(counts, metric, average=judge.average, beta=judge.beta)

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.console import Interrupt, watch_interrupt
+from evalign.cli.console import Interrupt, Output, watch_interrupt
+from evalign.cli.data import Loaded, Reading, Source, load
+from evalign.cli.run_folder import RunFolder
 
 NAME = "compare"
 EXAMPLE = "evalign compare adult.csv --target income --metric f1 --splits 5"
@@ -27,9 +29,14 @@ def command(
     positive: o.Positive = None,
     subject_to: o.SubjectTo = None,
     test: o.Test = None,
-    test_size: o.TestSize = 0.2,
+    test_size: o.TestSize = None,
     splits: Splits = 5,
     drop: o.Drop = None,
+    drop_unlabelled: o.DropUnlabelled = False,
+    task: o.Task = None,
+    decimal: o.Decimal = None,
+    na: o.Na = None,
+    encoding: o.Encoding = None,
     recipe: o.RecipeName = "anchored",
     decision: o.Decision = None,
     epochs: o.Epochs = None,
@@ -41,6 +48,7 @@ def command(
     ] = False,
     seed: o.Seed = 0,
     device: o.Device = "auto",
+    force: o.Force = False,
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
@@ -51,31 +59,29 @@ def command(
     With --test the test rows are fixed and splits differ by their seed only. Ctrl-C keeps the completed splits. Writes
     report.html and result.json to the --out folder.
     """
-    from evalign.cli.console import Output
-
     settings = o.Settings(
-        metric, average, o.parse_beta(beta), positive, tuple(subject_to or ()), recipe, decision, epochs,
-        o.parse_hidden(hidden), seed, device, folds=o.parse_folds(folds),
+        metric=metric, average=average, beta=o.parse_beta(beta), positive=positive,
+        subject_to=tuple(subject_to or ()), recipe=recipe, decision=decision, epochs=epochs,
+        hidden=o.parse_hidden(hidden), seed=seed, device=device, folds=o.parse_folds(folds),
     )  # fmt: skip
+    reading = Reading(decimal, tuple(na or ()), encoding)
+    source = Source(data, target, test, test_size, tuple(drop or ()), reading, drop_unlabelled, task)
+    folder = RunFolder(out, force=force)
+    source.check()
+    folder.check()
     settings.check()
     with watch_interrupt() as interrupt:
-        from evalign.cli.data import load
-        from evalign.cli.run_folder import RunFolder
-
-        output, folder = Output(quiet=quiet, as_json=json, words=context.obj), RunFolder(out)
-        folder.check()
-        loaded = load(data, target, test=test, drop=drop or [], test_size=test_size, note=output.note)
-        run(NAME, loaded, settings, splits, test_size, folder, output, interrupt, blend=blend)
+        output = Output(quiet=quiet, as_json=json, words=context.obj)
+        run(NAME, load(source, output.note), settings, splits, folder, output, interrupt, blend=blend)
 
 
 def run(
     name: str,
-    loaded: Any,
+    loaded: Loaded,
     settings: o.Settings,
     splits: int,
-    test_size: float,
-    folder: Any,
-    output: Any,
+    folder: RunFolder,
+    output: Output,
     interrupt: Interrupt,
     *,
     boosted: bool = True,
@@ -84,13 +90,14 @@ def run(
     """Compare on a loaded table and write the results; shared with `evalign demo`, which leaves out `boosted`."""
     import numpy as np
 
-    from evalign.cli.data import note_classes, note_columns, note_positive
+    from evalign.cli.data import note_classes, note_positive
     from evalign.cli.run_folder import finish
     from evalign.comparison import contenders as c
     from evalign.comparison.aims import Judge
     from evalign.comparison.run import compare
     from evalign.training.recipes import find_recipe
 
+    test_size = loaded.source.share
     judge, shared = Judge(settings.aim(), loaded.table.y), settings.for_network()
     facts = loaded.describe()
     note_positive(judge, facts["classes"], output.note)
@@ -101,7 +108,7 @@ def run(
         *(c.rival(one, judge) for one in c.RIVALS),
     ]
     epochs = find_recipe(settings.recipe).limited(settings.epochs).epochs
-    with output.warnings_as_notes(), output.progress(len(listed) * splits, epochs) as step:
+    with output.warnings_as_notes(), output.progress(len(listed) * splits, epochs, splits) as step:
         comparison = compare(
             loaded.table.X, loaded.table.y, listed, judge,
             splits=splits, test_size=test_size, test=None if loaded.test is None else (loaded.test.X, loaded.test.y),
@@ -110,12 +117,11 @@ def run(
     if comparison.interrupted:
         output.note(f"Ctrl-C ended the comparison after {comparison.splits} of {splits} splits")
     first = comparison.trials[0]
-    note_columns(first.estimator.encoder_, output.note)
     note_classes(judge, first.truth, output.note)
     held_out, rows = len(np.unique(first.estimator.held_out_predictions_.rows)), len(loaded.table)
     tested = len(first.truth)
     sizes = {
-        "test_from": str(loaded.test_path or f"stratified splits, {test_size:g} of every class"),
+        "test_from": str(loaded.source.test or f"stratified splits, {test_size:g} of every class"),
         "splits": comparison.splits,
         "training_and_validation_rows": rows if loaded.test is not None else rows - tested,
         "validation_rows": held_out,

@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from evalign.training.history import Epoch
 
 EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 130, 141
+SECONDS = 5.0  # between lines of progress where there is no terminal
 
 
 @dataclass
@@ -56,7 +58,7 @@ Step = Callable[[str, int], "Callable[[Epoch], None] | None"]
 
 
 class Output:
-    """`quiet` drops notes and progress, `as_json` also leaves stdout to the JSON result alone."""
+    """`quiet` prints nothing but errors, `as_json` nothing but the JSON result."""
 
     def __init__(self, *, quiet: bool, as_json: bool, words: list[str] | None = None) -> None:
         from rich.console import Console
@@ -81,7 +83,7 @@ class Output:
 
     def show(self, shown: Any) -> None:
         """Print a table or a line of the result."""
-        if not self.as_json:
+        if not self.quiet:
             self.console.print(shown, soft_wrap=isinstance(shown, str), markup=False)
 
     def json(self, result: dict[str, Any]) -> None:
@@ -98,30 +100,77 @@ class Output:
             self.note(" ".join(text.split()))
 
     @contextmanager
-    def progress(self, steps: int, epochs: int) -> Iterator[Step]:
-        """A bar over `steps` contenders, each of which moves it a little with every epoch of at most `epochs`."""
-        if self.quiet or not (sys.stdout.isatty() and sys.stderr.isatty()):
+    def progress(self, steps: int, epochs: int, splits: int = 1) -> Iterator[Step]:
+        """Show progress over `steps` models of at most `epochs` epochs each, with the time left.
+
+        A bar on a terminal; elsewhere a line to standard error every few seconds.
+        """
+        if self.quiet:
             yield lambda title, split: None
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        if not (sys.stdout.isatty() and sys.stderr.isatty()):
+            yield Lines(self.say, steps, epochs, splits).step
+            return
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.stderr, transient=True) as bar:
-            whole = bar.add_task("comparing", total=steps)
-            inner = bar.add_task("", total=epochs, visible=False)
+            task = bar.add_task("", total=steps)
             begun = [0]
 
             def step(title: str, split: int) -> "Callable[[Epoch], None]":
-                bar.update(whole, completed=begun[0], description=f"{title}, split {split + 1}")
-                bar.update(inner, completed=0, visible=False)
+                name, place = step_name(title, split, splits), begun[0]
+                bar.update(task, completed=place, description=name)
                 begun[0] += 1
 
                 def on_epoch(epoch: "Epoch") -> None:
-                    known = math.isfinite(epoch.score)  # trees that are not boosted do not look at it
-                    seen = f"  validation {epoch.score:.4f}  T {epoch.temperature:.3f}" if known else ""
-                    words = f"  {epoch.stage}{seen}"
-                    bar.update(inner, completed=epoch.epoch, description=words, visible=True)
+                    done = place + min(epoch.epoch / epochs, 1.0)
+                    bar.update(task, completed=done, description=f"{name}{score_of(epoch)}")
 
                 return on_epoch
 
             yield step
+
+
+class Lines:
+    """Progress as lines of text, one every `SECONDS` at most."""
+
+    def __init__(self, say: Callable[[str], None], steps: int, epochs: int, splits: int) -> None:
+        self.say, self.steps, self.epochs, self.splits = say, steps, epochs, splits
+        self.begun, self.started, self.said = 0, time.monotonic(), time.monotonic()
+
+    def step(self, title: str, split: int) -> "Callable[[Epoch], None]":
+        place, name = self.begun, step_name(title, split, self.splits)
+        self.begun += 1
+
+        def on_epoch(epoch: "Epoch") -> None:
+            now = time.monotonic()
+            if now - self.said >= SECONDS:
+                self.said = now
+                done = (place + min(epoch.epoch / self.epochs, 1.0)) / self.steps
+                left = (now - self.started) * (1 - done) / max(done, 1e-9)
+                self.say(
+                    f"{name}, epoch {epoch.epoch}{score_of(epoch)}; {done:.0%} done, {duration(left)} left at most"
+                )
+
+        return on_epoch
+
+
+def step_name(title: str, split: int, splits: int) -> str:
+    return f"{title}, split {split + 1} of {splits}" if splits > 1 else title
+
+
+def score_of(epoch: "Epoch") -> str:
+    """The validation score of an epoch; models that are not trained in epochs have none."""
+    return f", validation score {epoch.score:.4f}" if math.isfinite(epoch.score) else ""
+
+
+def duration(seconds: float) -> str:
+    """A duration to read.
+
+    >>> duration(42.3), duration(200), duration(8000)
+    ('42 s', '3 min', '2.2 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,5 +1,7 @@
 """`evalign demo`: a complete comparison on a table that comes with scikit-learn."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +20,14 @@ FILE, TARGET, POSITIVE = "patients.csv", "progression", "fast"
 
 def command(
     context: typer.Context,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write data and report to.")] = Path(
-        "evalign-demo"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder to write data and report to. Default: a new one, evalign-demo."),
+    ] = None,
     splits: Annotated[int, typer.Option("--splits", help="Number of random splits.", min=1)] = 5,
     epochs: o.Epochs = None,
     seed: o.Seed = 0,
+    force: o.Force = False,
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
@@ -35,15 +39,16 @@ def command(
 
     from evalign.cli.compare import run
     from evalign.cli.console import Output
-    from evalign.cli.data import load
+    from evalign.cli.data import Source, load
     from evalign.cli.run_folder import RunFolder
     from evalign.storage.atomic import write_atomically
 
     # A small table needs small layers, and one network instead of one per fold: half a minute in all.
     settings = o.Settings(positive=POSITIVE, epochs=epochs, hidden=(128, 64), seed=seed, device="cpu", folds=1)
-    settings.check()
-    output, folder = Output(quiet=quiet, as_json=json, words=context.obj), RunFolder(out, also=(FILE,))
+    out = out or next(path for path in new_names("evalign-demo") if force or not path.exists())
+    output, folder = Output(quiet=quiet, as_json=json, words=context.obj), RunFolder(out, also=(FILE,), force=force)
     folder.check()
+    settings.check()
     with watch_interrupt() as interrupt:
         table = patients()
         output.say(
@@ -51,14 +56,20 @@ def command(
             f"advanced most in a year. F1 of that class, {splits} splits; about half a minute."
         )
         data = write_atomically(out / FILE, table.to_csv(index=False))
-        loaded = load(data, TARGET, test=None, drop=[], test_size=0.2, note=output.note)
+        loaded = load(Source(data, TARGET), output.note)
         # Two threads on batches this small took over ten minutes on a busy machine; one takes half a minute.
         with threadpool_limits(1):
-            run(NAME, loaded, settings, splits, 0.2, folder, output, interrupt, boosted=False)
+            run(NAME, loaded, settings, splits, folder, output, interrupt, boosted=False)
     output.show(
         f"Next:   evalign fit {data} --target {TARGET} --positive {POSITIVE} --metric f1 --out my-run; "
         "then your own table"
     )
+
+
+def new_names(name: str) -> Iterator[Path]:
+    """Folder names to try: name, name-2, name-3, ..."""
+    yield Path(name)
+    yield from (Path(f"{name}-{number}") for number in itertools.count(2))
 
 
 def patients() -> "pd.DataFrame":

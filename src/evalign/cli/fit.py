@@ -6,7 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.console import Interrupt, watch_interrupt
+from evalign.cli.console import Interrupt, Output, watch_interrupt
+from evalign.cli.data import Reading, Source
+from evalign.cli.run_folder import CHECKPOINT, MODEL, RunFolder
 
 NAME = "fit"
 EXAMPLE = "evalign fit adult.csv --target income --metric f1 --out adult-run"
@@ -28,8 +30,13 @@ def command(
     positive: o.Positive = None,
     subject_to: o.SubjectTo = None,
     test: o.Test = None,
-    test_size: o.TestSize = 0.2,
+    test_size: o.TestSize = None,
     drop: o.Drop = None,
+    drop_unlabelled: o.DropUnlabelled = False,
+    task: o.Task = None,
+    decimal: o.Decimal = None,
+    na: o.Na = None,
+    encoding: o.Encoding = None,
     model: o.Model = "network",
     budget: o.Budget = 600.0,
     recipe: o.RecipeName = "anchored",
@@ -42,6 +49,7 @@ def command(
     seed: o.Seed = 0,
     device: o.Device = "auto",
     stream: o.Stream = False,
+    force: o.Force = False,
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
@@ -57,47 +65,42 @@ def command(
     Parquet file with --stream, is read in passes and may exceed the memory; repeat the command to resume a run that
     was killed.
     """
-    from evalign.cli.console import Output
-
     settings = o.Settings(
-        metric, average, o.parse_beta(beta), positive, tuple(subject_to or ()), recipe, decision, epochs,
-        o.parse_hidden(hidden), seed, device, model, budget, network, ensemble, o.parse_folds(folds),
+        metric=metric, average=average, beta=o.parse_beta(beta), positive=positive,
+        subject_to=tuple(subject_to or ()), recipe=recipe, decision=decision, epochs=epochs,
+        hidden=o.parse_hidden(hidden), seed=seed, device=device, model=model, budget=budget, network=network,
+        ensemble=ensemble, folds=o.parse_folds(folds),
     )  # fmt: skip
-    settings.check()
+    reading = Reading(decimal, tuple(na or ()), encoding)
+    source = Source(data, target, test, test_size, tuple(drop or ()), reading, drop_unlabelled, task)
+    in_passes = stream or data.is_dir()
+    folder = RunFolder(out, also=(CHECKPOINT,) if in_passes else (), force=force)
+    source.check()
+    folder.check()
+    settings.check(context)
     with watch_interrupt() as interrupt:
         output = Output(quiet=quiet, as_json=json, words=context.obj)
         fit: Any = run
-        if stream or data.is_dir():
+        if in_passes:
             from evalign.cli.stream import run as fit
-        fit(data, target, out, settings, test, test_size, drop or [], output, interrupt)
+        fit(source, folder, settings, output, interrupt)
 
 
-def run(
-    path: Path,
-    target: str,
-    out: Path,
-    settings: o.Settings,
-    test_path: Path | None,
-    test_size: float,
-    drop: list[str],
-    output: Any,
-    interrupt: Interrupt,
-) -> None:
+def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output, interrupt: Interrupt) -> None:
+    """Train on a table in memory."""
     import numpy as np
 
     from evalign.cli import data
     from evalign.cli.candidates import train
-    from evalign.cli.run_folder import MODEL, RunFolder, finish
+    from evalign.cli.run_folder import finish
     from evalign.comparison.aims import Judge
     from evalign.comparison.run import Comparison, split
     from evalign.training.batches import default_batch_size
     from evalign.training.recipes import find_recipe
 
-    folder = RunFolder(out)
-    folder.check()
-    loaded = data.load(path, target, test=test_path, drop=drop, test_size=test_size, note=output.note)
+    loaded = data.load(source, output.note)
     judge = Judge(settings.aim(), loaded.table.y)
-    parts = (loaded.table, loaded.test) if loaded.test is not None else split(loaded.table, test_size, settings.seed)
+    parts = (loaded.table, loaded.test) if loaded.test is not None else split(loaded.table, source.share, settings.seed)
     facts = loaded.describe()
     data.note_positive(judge, facts["classes"], output.note)
     recipe = find_recipe(settings.recipe)
@@ -109,18 +112,15 @@ def run(
     comparison = Comparison(judge, interrupted=interrupt.pressed)
     comparison.add(trials)
     model = trials[0].estimator
-    data.note_columns(model.encoder_, output.note)
     data.note_classes(judge, trials[0].truth, output.note)
-    folder.path.mkdir(parents=True, exist_ok=True)
     for part in (model, *getattr(model, "members_", {}).values()):
         if hasattr(part, "device"):
             part.device = "auto"  # the saved model may be loaded on another machine
-    saved = model.save(folder.path / MODEL)
     held_out, folds = len(np.unique(model.held_out_predictions_.rows)), getattr(model, "folds_", 1)
     if folds > 1:
         output.note(f"{folds} networks were trained, one per fold; predictions are their mean")
     sizes = {
-        "test_from": str(test_path) if test_path else f"a stratified split, {test_size:g} of every class",
+        "test_from": str(source.test) if source.test else f"a stratified split, {source.share:g} of every class",
         "training_and_validation_rows": len(parts[0]),
         "validation_rows": held_out,
         "test_rows": len(parts[1]),
@@ -142,7 +142,10 @@ def run(
         "kept_epoch": epochs,
     }  # fmt: skip
     own = settings.decision_of(kept)
-    finish(NAME, comparison, settings, facts, sizes, protocol, folder, output, decision=own, model=learned)
+    finish(
+        NAME, comparison, settings, facts, sizes, protocol, folder, output, decision=own, estimator=model,
+        model=learned,
+    )  # fmt: skip
     if why is not None:
         output.show(f"Kept:   {trials[0].contender.title}; {why}")
-    output.show(f"Model:  {saved} (trained on the {len(parts[0])} rows outside the test set)")
+    output.show(f"Model:  {folder.path / MODEL} (trained on the {len(parts[0])} rows outside the test set)")

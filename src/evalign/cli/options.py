@@ -11,10 +11,16 @@ if TYPE_CHECKING:
     from evalign.comparison.aims import Aim
 
 MODELS = ("auto", "network", "boost", "blend")
+NETWORK_OPTIONS = ("network", "ensemble", "folds", "hidden")
 DATA, GOAL, TRAINING, OUTPUT = "Data", "Metric to optimise", "Training", "Output"
 
 Data = Annotated[
-    Path, typer.Argument(metavar="DATA", help="CSV, TSV (also .gz) or Parquet file with a header.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="DATA",
+        help="Table with a header: CSV, TSV (also .gz), Parquet, Feather, JSON lines or Excel.",
+        show_default=False,
+    ),
 ]
 Target = Annotated[
     str, typer.Option("--target", "-t", help="Column that holds the labels.", show_default=False, rich_help_panel=DATA)
@@ -24,9 +30,33 @@ Test = Annotated[
     typer.Option("--test", help="File of test rows; by default a share of DATA is held out.", rich_help_panel=DATA),
 ]
 TestSize = Annotated[
-    float, typer.Option("--test-size", help="Share of each class held out for testing.", rich_help_panel=DATA)
+    float | None,
+    typer.Option("--test-size", help="Share of each class held out for testing. Default: 0.2.", rich_help_panel=DATA),
 ]
 Drop = Annotated[list[str] | None, typer.Option("--drop", help="Column to ignore; repeatable.", rich_help_panel=DATA)]
+Decimal = Annotated[
+    str | None,
+    typer.Option(
+        "--decimal", help="Decimal separator of text files, . or , (default: detected).", rich_help_panel=DATA
+    ),
+]
+Na = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--na", help="Entry that means missing, beside NA, null, ? and the like; repeatable.", rich_help_panel=DATA
+    ),
+]
+Encoding = Annotated[
+    str | None, typer.Option("--encoding", help="Encoding of text files. Default: UTF-8.", rich_help_panel=DATA)
+]
+DropUnlabelled = Annotated[
+    bool, typer.Option("--drop-unlabelled", help="Drop rows without a label.", rich_help_panel=DATA)
+]
+Task = Annotated[
+    str | None,
+    typer.Option("--task", help="classification: take each number in the target as a class.", rich_help_panel=DATA),
+]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite what --out names.", rich_help_panel=OUTPUT)]
 Metric = Annotated[
     str,
     typer.Option(
@@ -163,8 +193,8 @@ class Settings:
     ensemble: int = 1
     folds: int | str = "auto"  # or a number
 
-    def check(self) -> None:
-        """Raise for invalid options; runs before a table is read."""
+    def check(self, context: typer.Context | None = None) -> None:
+        """Raise for invalid options, and for options on the command line that the model does not use."""
         from evalign import _checks as checks
         from evalign import decision, metrics
         from evalign.boosting.libraries import is_installed
@@ -196,6 +226,11 @@ class Settings:
             checks.check_choice("decision", self.decision, DECISIONS)
         if self.epochs is not None:
             checks.check_number("epochs", self.epochs, low=1)
+        for name in given_options(context):
+            if name in NETWORK_OPTIONS and self.model == "boost":
+                raise ValueError(f"--{name} is an option of networks, got --model boost; remove one of them")
+            if name == "budget" and self.model != "auto":
+                raise ValueError(f"--budget is an option of --model auto, got --model {self.model}; remove one of them")
         check_device(self.device)
 
     def aim(self) -> "Aim":
@@ -237,6 +272,14 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def given_options(context: typer.Context | None) -> list[str]:
+    """Names of the options on the command line, as opposed to defaults."""
+    if context is None:
+        return []
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def parse_beta(entries: Sequence[str] | None) -> float | dict[str, float] | None:

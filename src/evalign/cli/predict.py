@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.console import until_pipe_closes
+from evalign.cli.console import Output, until_pipe_closes
+from evalign.cli.data import Reading
+from evalign.storage.atomic import check_writable, write_atomically
+from evalign.tables.files import check_header, check_source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +45,11 @@ def command(
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="Column of DATA with labels, to report the score.")
     ] = None,
+    decimal: o.Decimal = None,
+    na: o.Na = None,
+    encoding: o.Encoding = None,
     device: o.Device = "auto",
+    force: o.Force = False,
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
@@ -50,19 +57,25 @@ def command(
 
     Columns are matched by name. Unknown columns are ignored with a note; a missing column is an error.
     """
-    from evalign.cli.console import Output
-
-    o.check_device(device)
-    if out is not None and out.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"--out must end in {', '.join(SUFFIXES)}, got {out.name!r}")
+    reading = Reading(decimal, tuple(na or ()), encoding)
+    reading.check()
+    if not data.is_dir():
+        check_source(data, [*(keep or []), *([target] if target else [])], encoding)
+    check_out(out, data, folder, force)
     if json and out is None:
         raise ValueError("--json leaves stdout to the result, so --out must say where predictions go; give both")
+    from evalign.tables.formats import expand_dates
+
+    o.check_device(device)
     output = Output(quiet=quiet, as_json=json)
-    model, trained_target = load_model(folder, device)
-    frame = read(data, model, target, keep or [])
-    features, extra = model.encoder_.select(frame.drop(columns=list(ignorable(model, target, trained_target, frame))))
+    model, trained = load_model(folder, device)
+    trained_target = trained.get("target")
+    frame = read(data, model, target, keep or [], reading, trained.get("reading") or {}, output.note)
+    known = getattr(model, "feature_names_in_", ())
+    features = expand_dates(frame.drop(columns=list(ignorable(known, target, trained_target, frame))), features=known)
+    features, extra = model.encoder_.select(features)
     if extra := [name for name in extra if name not in (keep or [])]:
-        from evalign.tables.columns import quoted
+        from evalign.tables.files import quoted
 
         output.note(f"columns unknown to the model were ignored: {quoted(extra)}")
     predictions = predicted_table(model, features, proba, jointly)
@@ -85,8 +98,24 @@ def command(
     output.json(result)
 
 
-def load_model(folder: Path, device: str) -> tuple[Any, str | None]:
-    """Load the model of a folder or file, and the name of its target column if known."""
+def check_out(out: Path | None, data: Path, folder: Path, force: bool) -> None:
+    """Raise, before any work is done, if --out cannot be written or would overwrite something."""
+    if out is None:
+        return
+    if out.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"--out must end in {', '.join(SUFFIXES)}, got {out.name!r}")
+    if out.is_dir():
+        raise ValueError(f"--out must be a file, {out} is a folder; choose another name")
+    if out.exists():
+        if any(path.exists() and out.samefile(path) for path in (data, folder)) or data in out.resolve().parents:
+            raise ValueError(f"--out {out} is the file to read; choose another name")
+        if not force:
+            raise ValueError(f"--out {out} exists; choose another name, or overwrite it: --force")
+    check_writable(out)
+
+
+def load_model(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
+    """Load the model of a folder or file, and what its result says about the training data, if it is there."""
     from evalign.cli.run_folder import MODEL, read_result
     from evalign.estimators.saving import load_model as load
 
@@ -98,23 +127,33 @@ def load_model(folder: Path, device: str) -> tuple[Any, str | None]:
     if device != "auto":
         model.to(device)
     result = read_result(path.parent)
-    return model, None if result is None else result.get("data", {}).get("target")
+    return model, {} if result is None else result.get("data", {})
 
 
-def read(path: Path, model: Any, target: str | None, keep: list[str]) -> "pd.DataFrame":
-    """Read the table; columns that were text in training stay text."""
-    from evalign.tables.columns import check_header
+def read(
+    path: Path, model: Any, target: str | None, keep: list[str], reading: Reading, trained: dict[str, Any], note: Any
+) -> "pd.DataFrame":
+    """Read the table, or the Parquet files of a folder, as the training file was read; its text columns stay text."""
+    import pandas as pd
+
+    from evalign.streaming.source import parquet_files
     from evalign.tables.read import read_table
 
     text = [*model.encoder_.text_columns_, *([target] if target and model.classes_.dtype.kind in "OUT" else [])]
-    frame = read_table(path, text=text)
+    if path.is_dir():
+        frame = pd.concat([read_table(file, text=text) for file in parquet_files(path)], ignore_index=True)
+    else:
+        same = Reading(
+            reading.decimal or trained.get("decimal"), reading.na or tuple(trained.get("na", ())),
+            reading.encoding or trained.get("encoding"),
+        )  # fmt: skip
+        frame = read_table(path, text=text, **same.options(), formats=trained.get("formats"), labels=target, note=note)
     check_header(str(path), list(frame.columns), [*keep, *([target] if target else [])])
     return frame
 
 
-def ignorable(model: Any, target: str | None, trained_target: str | None, frame: "pd.DataFrame") -> list[str]:
+def ignorable(known: Any, target: str | None, trained_target: str | None, frame: "pd.DataFrame") -> list[str]:
     """Label columns among the unknown ones, which need no note."""
-    known = set(getattr(model, "feature_names_in_", ()))
     return [name for name in {target, trained_target} if name is not None and name in frame and name not in known]
 
 
@@ -130,8 +169,6 @@ def predicted_table(model: Any, features: Any, proba: bool, jointly: bool = Fals
 
 def write(table: "pd.DataFrame", out: Path | None) -> None:
     """Write the table in the format of the suffix of `out`, or as CSV to standard output."""
-    from evalign.storage.atomic import write_atomically
-
     if out is None:
         with until_pipe_closes():
             table.to_csv(sys.stdout, index=False)

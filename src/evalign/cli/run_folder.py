@@ -5,29 +5,33 @@ import math
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evalign.cli.console import Output
 from evalign.cli.options import Settings
-from evalign.comparison.run import Comparison
-from evalign.report import build_result, render
-from evalign.report.page import score, signed, verdict
-from evalign.report.result import versions
-from evalign.storage.atomic import write_atomically
-from evalign.tables.columns import TableError, quoted
+from evalign.storage.atomic import check_writable, remove_staged, staged_folder, write_atomically
+from evalign.tables.files import TableError, quoted
+
+if TYPE_CHECKING:
+    from evalign.cli.console import Output
+    from evalign.comparison.run import Comparison
 
 RESULT, REPORT, MODEL = "result.json", "report.html", "model.safetensors"
+CHECKPOINT = "checkpoint"  # start of the names of files that a streaming run resumes from
 FORMAT, VERSION = "evalign.result", 1
 
 
 class RunFolder:
     """A folder that holds one run and nothing else."""
 
-    def __init__(self, path: Path, *, also: tuple[str, ...] = ()) -> None:
-        self.path, self.known = path, (RESULT, REPORT, MODEL, *also)
+    def __init__(self, path: Path, *, also: tuple[str, ...] = (), force: bool = False) -> None:
+        self.path, self.known, self.force = path, (RESULT, REPORT, MODEL, "writing-", *also), force
 
     def check(self) -> None:
-        """Refuse a folder that holds anything but an earlier run, before any work is done."""
+        """Raise, before any work is done, if the folder cannot be written or holds what must not be overwritten."""
+        self._check_content()
+        check_writable(self.path)
+
+    def _check_content(self) -> None:
         if not self.path.exists():
             return
         if not self.path.is_dir():
@@ -45,11 +49,17 @@ class RunFolder:
                 f"--out must be a new folder or one of an earlier run, {self.path} has no {RESULT} of one; "
                 "choose another one, or empty it"
             )
+        if RESULT in names and not self.force:
+            raise TableError(f"--out {self.path} holds an earlier run; choose another folder, or overwrite it: --force")
 
-    def write(self, result: dict[str, Any], report: str) -> None:
-        """Write the report, then the result, which marks the run as complete."""
-        write_atomically(self.path / REPORT, report)
-        write_atomically(self.path / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
+    def write(self, result: dict[str, Any], report: str, model: Any = None) -> None:
+        """Write model, report and result together; if one fails, none is written."""
+        remove_staged(self.path)
+        with staged_folder(self.path, last=RESULT) as stage:
+            if model is not None:
+                model.save(stage / MODEL)
+            write_atomically(stage / REPORT, report)
+            write_atomically(stage / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -63,18 +73,26 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 def finish(
     command: str,
-    comparison: Comparison,
+    comparison: "Comparison",
     settings: Settings,
     data: dict[str, Any],
     split: dict[str, Any],
     protocol: str,
     folder: RunFolder,
-    output: Output,
+    output: "Output",
     *,
     decision: str,
+    estimator: Any = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Write result and report, print the table, return the result; `decision` is that of the reference row."""
+    """Write result, report and the `estimator`, if any, print the table and return the result.
+
+    `decision` is that of the reference row.
+    """
+    from evalign.report import build_result, render
+    from evalign.report.page import verdict
+    from evalign.report.result import versions
+
     result: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -91,7 +109,7 @@ def finish(
         "notes": output.notes,
     }
     result = {name: _finite(value) for name, value in result.items()}
-    folder.write(result, render(result))
+    folder.write(result, render(result), estimator)
     output.show(as_table(result))
     output.show(verdict(result))
     output.show(f"Report: {folder.path / REPORT}")
@@ -104,12 +122,15 @@ def as_table(result: dict[str, Any]) -> Any:
     from rich import box
     from rich.table import Table
 
+    from evalign.report.page import score, signed
+
     several = result["splits"] > 1
+    tested = any(row["p"] is not None for row in result["table"])
     spread = "std. error" if several else "95 % interval"
     limits = list(result["table"][0]["limits"])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("training + decision", no_wrap=True)
-    columns = [result["metric"]["title"], spread, "ours minus it", spread, *(["p"] if several else [])]
+    columns = [result["metric"]["title"], spread, "ours minus it", spread, *(["p"] if tested else [])]
     for name in (*columns, *limits):
         table.add_column(name, justify="right", no_wrap=not limits)
     for row in result["table"]:
@@ -121,7 +142,7 @@ def as_table(result: dict[str, Any]) -> Any:
             spreads = f"{score(low)} to {score(high)}", " to ".join(map(signed, row["difference_interval"]))
         held = [score(row["limits"][name]) + " missed" * (name in row["missed"]) for name in limits]
         gap = ["–", "–"] if own else [signed(row["difference"]), spreads[1]]
-        if several:
+        if tested:
             gap.append("–" if own or row["p"] is None else f"{row['p']:.2g}")
         table.add_row(
             row["title"], score(row["score"]), spreads[0], *gap, *held,

@@ -3,15 +3,13 @@
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from evalign.cli import data
-from evalign.cli.console import Interrupt
+from evalign.cli.console import Interrupt, Output
 from evalign.cli.options import Settings
-from evalign.cli.run_folder import MODEL, RunFolder, finish
+from evalign.cli.run_folder import CHECKPOINT, MODEL, RunFolder, finish
 from evalign.comparison import contenders
 from evalign.comparison.aims import Judge
 from evalign.comparison.contenders import Contender
@@ -19,31 +17,22 @@ from evalign.comparison.run import Comparison, Trial
 from evalign.decision import Rule
 from evalign.streaming.fit_stream import Stream, fit_stream, probabilities
 from evalign.streaming.source import ParquetRows, own_rank, process_group, rank_count
-from evalign.tables.columns import TableError
+from evalign.tables.files import TableError, quoted
 from evalign.training.history import Epoch
 
-CHECKPOINT = "checkpoint"
 
-
-def run(
-    path: Path, target: str, out: Path, settings: Settings, test: Path | None, test_size: float, drop: list[str],
-    output: Any, interrupt: Interrupt,
-) -> None:  # fmt: skip
+def run(source: data.Source, folder: RunFolder, settings: Settings, output: Output, interrupt: Interrupt) -> None:
     """Collect statistics, train our network and cross-entropy, save; under torchrun the first rank writes."""
-    if test is not None or settings.model != "network":
+    if source.test is not None or settings.model != "network":
         raise TableError("data read in passes needs --model network and no --test")
     if settings.folds not in (1, "auto"):
         raise TableError(f"data read in passes is not split into folds; remove --folds {settings.folds}")
-    if not 0 < test_size < 1:
-        raise TableError(f"--test-size must lie between 0 and 1, such as 0.2, got {test_size:g}")
-    folder = RunFolder(out, also=(CHECKPOINT,))
-    folder.check()
     with process_group(settings.device), output.warnings_as_notes():
-        _run(ParquetRows(path, target, drop), folder, settings, test_size, output, interrupt)
+        _run(ParquetRows(source.path, source.target, source.drop), folder, settings, source.share, output, interrupt)
 
 
 def _run(
-    source: ParquetRows, folder: RunFolder, settings: Settings, test_size: float, output: Any, interrupt: Interrupt
+    source: ParquetRows, folder: RunFolder, settings: Settings, test_size: float, output: Output, interrupt: Interrupt
 ) -> None:
     output.quiet = output.quiet or own_rank() > 0
     output.say(f"{source.rows} rows in {len(source.files)} files: reading them once")
@@ -64,18 +53,18 @@ def _run(
     if own_rank() > 0:
         return
     model = trials[0].estimator
-    data.note_columns(model.encoder_, output.note)
+    if constant := model.encoder_.constant_columns_:
+        output.note(f"constant columns carry no information: {quoted(constant)}")
     data.note_classes(judge, trials[0].truth, output.note)
     model.device = "auto"  # the saved model may be loaded on another machine
-    saved = model.save(folder.path / MODEL)
+    _finish(stream, judge, trials, folder, settings, output, interrupt)
     for file in folder.path.glob(f"{CHECKPOINT}*"):
         file.unlink()
-    _finish(stream, judge, trials, folder, settings, output, interrupt)
-    output.show(f"Model:  {saved} (trained on the rows outside the test set)")
+    output.show(f"Model:  {folder.path / MODEL} (trained on the rows outside the test set)")
 
 
 def _trial(
-    contender: Contender, stream: Stream, judge: Judge, folder: RunFolder, settings: Settings, output: Any,
+    contender: Contender, stream: Stream, judge: Judge, folder: RunFolder, settings: Settings, output: Output,
     interrupt: Interrupt,
 ) -> Trial:  # fmt: skip
     """Train, learn decision rules on validation rows, then predict the test rows."""
@@ -113,7 +102,7 @@ def _majority(stream: Stream, judge: Judge, like: Trial) -> Trial:
 
 
 def _finish(
-    stream: Stream, judge: Judge, trials: list[Trial], folder: RunFolder, settings: Settings, output: Any,
+    stream: Stream, judge: Judge, trials: list[Trial], folder: RunFolder, settings: Settings, output: Output,
     interrupt: Interrupt,
 ) -> None:  # fmt: skip
     source, model, truth = stream.source, trials[0].estimator, trials[0].truth
@@ -141,4 +130,7 @@ def _finish(
         "kept_epoch": next((row["epoch"] for row in reversed(model.history_) if row["best"]), None),
     }  # fmt: skip
     own = settings.decision_of("network")
-    finish("fit", comparison, settings, facts, sizes, protocol, folder, output, decision=own, model=learned)
+    finish(
+        "fit", comparison, settings, facts, sizes, protocol, folder, output, decision=own, estimator=model,
+        model=learned,
+    )  # fmt: skip

@@ -95,8 +95,10 @@ def split(table: Table, test_size: float, seed: int) -> tuple[Table, Table]:
     """Development and test part: every class gives its share, and keeps at least one row for development."""
     codes = np.unique(table.y, return_inverse=True)[1].astype(np.int64)
     development, test = split_rows(codes, test_size, seed)
-    if test is development:
-        raise ValueError(f"a share of {test_size:g} of {len(table)} rows leaves none to test on; give more rows")
+    if not len(test):
+        raise ValueError(
+            f"a share of {test_size:g} of {len(table)} rows leaves none to test on; add rows, or test on another file"
+        )
     return table.take(development), table.take(test)
 
 

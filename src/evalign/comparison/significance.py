@@ -16,6 +16,7 @@ from scipy.stats import t as student_t
 from evalign.comparison.run import Row
 from evalign.estimators.base import Codes, Floats
 
+FEWEST_SPLITS = 5  # for a p value; with fewer, hardly any difference could be significant
 CELLS = 2**22  # of matrices held at once, 32 MB
 Scorer = Callable[[NDArray[np.int64]], Floats]  # matrices (K, C, C) -> (K,) or (K, C)
 
@@ -103,7 +104,7 @@ class Line:
     error: float | None
     difference: float
     difference_error: float | None
-    p: float | None  # of no difference, paired by split (Nadeau and Bengio 2003); None for the reference and one split
+    p: float | None  # of no difference, paired by split (Nadeau and Bengio 2003); None for the reference and few splits
     limits: dict[str, float]
     confusion: NDArray[np.int64]  # summed over the splits
     seconds: float
@@ -153,7 +154,7 @@ def summarise(rows: Iterable[Row], reference: tuple[str, str], *, test_size: flo
     for key, group in groups.items():
         scores = tuple(row.score for row in group)
         gaps = [theirs[row.split] - row.score for row in group]
-        p = None if key == reference else paired_p(gaps, overlap)
+        p = None if key == reference or len(gaps) < FEWEST_SPLITS else paired_p(gaps, overlap)
         limits = {name: float(np.mean([row.limits[name] for row in group])) for name in group[0].limits}
         lines.append(
             Line(

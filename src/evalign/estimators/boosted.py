@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from evalign import _checks as checks
 from evalign.boosting.growth import Monitor, Rows, Trained, TreeOptions, Trees, train_folds
-from evalign.boosting.libraries import LIBRARIES, Library, find_library
+from evalign.boosting.libraries import LIBRARIES, Library, find_library, prior_scores
 from evalign.boosting.objective import BoostRecipe, ScoreObjective, cooling, find_recipe
 from evalign.boosting.tree_table import TreeTable
 from evalign.decision import Rule
@@ -137,7 +137,7 @@ class EASTBooster(MetricClassifier):
             return Rows(x[rows], data.codes[rows], weight, self.encoder_.categorical)
 
         folds = [(part(d.train, d.train_weight), part(d.valid, d.valid_weight)) for d in data.divisions]
-        self.start_ = prior_scores(data.codes, data.weight, data.classes)
+        self.start_ = prior_scores(np.bincount(data.codes, data.weight, minlength=data.classes))
         trained = self._grow(find_library(self.library), folds, data.seed, self._listener(on_epoch))
         self.rounds_ = trained.rounds
         self.history_ = [vars(epoch) for epoch in trained.history]
@@ -185,11 +185,13 @@ class EASTBooster(MetricClassifier):
         if self.columns != "auto":
             choices = (self.columns,)
         for share in choices:
-            growers = [library.grower(*fold, self._tree_options(seed + i, share)) for i, fold in enumerate(folds)]
+            threads = self._threads
+            each = max(1, threads // len(folds))  # folds grow side by side
+            growers = [library.grower(*fold, self._tree_options(seed + i, share, each)) for i, fold in enumerate(folds)]
             try:
                 trained = train_folds(
                     growers, folds, self._objective(), self.start_, rounds=self.rounds, patience=self.patience,
-                    monitor=self.monitor, learning_rate=self.learning_rate, on_round=on_round,
+                    monitor=self.monitor, learning_rate=self.learning_rate, on_round=on_round, threads=threads,
                 )  # fmt: skip
             except KeyboardInterrupt:
                 if best is None:
@@ -223,8 +225,11 @@ class EASTBooster(MetricClassifier):
             floor=self.floor,
         )  # fmt: skip
 
-    def _tree_options(self, seed: int, columns: float) -> TreeOptions:
-        threads = self.n_jobs if self.n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + self.n_jobs)
+    @property
+    def _threads(self) -> int:
+        return self.n_jobs if self.n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + self.n_jobs)
+
+    def _tree_options(self, seed: int, columns: float, threads: int) -> TreeOptions:
         return TreeOptions(
             self.learning_rate, self.leaves, self.min_rows, self.l2, columns, self.rows, threads,
             seed % 2**31, len(self.classes_),
@@ -238,17 +243,6 @@ class EASTBooster(MetricClassifier):
                 on_epoch(epoch)
 
         return listen
-
-
-def prior_scores(codes: NDArray[np.int64], weight: NDArray[np.float64], classes: int) -> NDArray[np.float64]:
-    """The scores that give every row the classes' shares as probabilities: one of two classes, C of more.
-
-    >>> prior_scores(np.array([0, 0, 0, 1]), np.ones(4), 2).round(3)
-    np.float64(-1.099)
-    """
-    share = np.bincount(codes, weight, minlength=classes) / weight.sum()
-    logs = np.log(np.maximum(share, np.finfo(np.float64).tiny))
-    return np.asarray(logs[1] - logs[0]) if classes == 2 else logs - logs.mean()
 
 
 def _as_columns(p: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 import warnings
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from evalign import decision as decisions
 from evalign import metrics
 from evalign.confusion import Confusion
 from evalign.decision.rule import Floats
+from evalign.estimators.adapting import Adapting
 from evalign.metrics import Average, Beta, MetricFunction
 
 DECISIONS = ("plug_in", "tuned", "argmax")
@@ -38,7 +40,7 @@ def _gives_probabilities(self: "MetricDecision") -> bool:
     return hasattr(getattr(self, "estimator_", self.estimator), "predict_proba")
 
 
-class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
+class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     """Wrap a classifier so that `predict` maximises a metric: thresholds for two classes, a gain matrix for more.
 
     `fit` gets probabilities of rows the classifier has not seen by cross-validation, learns a rule from them
@@ -131,13 +133,31 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     def predict(self, X: Any) -> NDArray[Any]:
         """Labels that the rule decides."""
         check_is_fitted(self)
-        return np.asarray(self.classes_[self.decision_.predict(_probabilities(self.estimator_, X, self.classes_))])
+        return np.asarray(self.classes_[self.decision_.predict(self._decision_probabilities(X))])
+
+    def predict_jointly(self, X: Any) -> NDArray[Any]:
+        """Labels of all rows at once, by the plug-in rule of their own probabilities; see `EASTBlend`.
+
+        Where there is evidence that class shares changed, and nothing else, the rule is that of `adapt(X)`.
+        """
+        p = self._decision_probabilities(X)
+        return np.asarray(self.classes_[self._joint_rule(p, X).predict(p)])
 
     @available_if(_gives_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Floats:
         """The classifier's own probabilities."""
         check_is_fitted(self)
         return np.asarray(self.estimator_.predict_proba(X))
+
+    def export_onnx(self, path: str | Path, X: Any) -> Path:
+        """Write classifier and decision as one ONNX graph (`pip install evalign[onnx]`).
+
+        `X` are a few rows that say what goes in; out come "probabilities" (n, C) and "label" (n,).
+        """
+        from evalign.estimators.onnx import export_decided
+
+        check_is_fitted(self)
+        return export_decided(self, Path(path), X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The metric of `predict`, over all of `classes_`."""
@@ -209,16 +229,28 @@ class MetricDecision(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             raise ValueError(
                 "y holds labels that the fitted estimator does not know; fit it anew, without folds='prefit'"
             )
+        own = None if weight is None else weight[rows]
+        self._keep_reference(p, target, own, lambda some: _safe_indexing(X, rows[some]))
+        if self.decision == "plug_in" and self.calibrate is False:
+            _warn_if_dishonest(p, target, own)
+        return self._learned_rule(p, target, own)
+
+    def _decision_probabilities(self, X: Any) -> Floats:
+        check_is_fitted(self)
+        return _probabilities(self.estimator_, X, self.classes_)
+
+    def _plug_in(self, p: Floats) -> decisions.Rule:
+        return decisions.plug_in(p, self.metric, average=self.average, beta=self.beta, subject_to=self.subject_to)
+
+    def _learned_rule(self, p: Floats, target: NDArray[np.int64], weight: Floats | None) -> decisions.Rule:
         options: dict[str, Any] = {
             "average": self.average,
             "beta": self.beta,
             "subject_to": self.subject_to,
-            "sample_weight": None if weight is None else weight[rows],
+            "sample_weight": weight,
         }
         if self.decision == "tuned":
             return decisions.tuned(p, target, self.metric, **options)
-        if self.calibrate is False:
-            _warn_if_dishonest(p, target, options["sample_weight"])
         return decisions.plug_in(p, self.metric, target=target, calibrate=self.calibrate, margin=MARGIN, **options)
 
     def _held_out(self, X: Any, y: NDArray[Any], fit_params: dict[str, Any]) -> tuple[Floats, NDArray[np.int64]]:

@@ -9,17 +9,19 @@ import json
 import logging
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evalign.decision.rule import Rule
+from evalign.decision.export import with_decision
 from evalign.storage.atomic import write_atomically
 from evalign.tables import TableEncoder
 from evalign.tables.column_encoders import BOUND, NumberColumn
 
 if TYPE_CHECKING:
+    from evalign.estimators.decided import MetricDecision
     from evalign.estimators.network import EASTClassifier
 
 
@@ -40,27 +42,44 @@ def export_classifier(model: "EASTClassifier", path: Path) -> Path:
         if scaling is not None
         else model.encoder_.feature_names_out
     )
-    graph = nn.Sequential(
-        scaling or nn.Identity(), model.network_, _Decide(model.decision_, model.class_order.tolist())
-    )
-    graph = graph.to("cpu").eval()
+    order = model.class_order.tolist()
+    graph = nn.Sequential(scaling or nn.Identity(), model.network_, _Probabilities(order)).to("cpu").eval()
     try:
         with warnings.catch_warnings(), _quiet("torch.onnx"), _quiet("onnxscript"), _quiet("onnx_ir"):
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                graph, (torch.zeros(2, len(names)),), input_names=["x"], output_names=["probabilities", "label"],
+                graph, (torch.zeros(2, len(names)),), input_names=["x"], output_names=["probabilities"],
                 dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False,
             )  # fmt: skip
     finally:
         model.network_.to(model.torch_device)
     assert program is not None
-    proto = program.model_proto
+    proto = with_decision(program.model_proto, model.decision_, np.arange(len(order)), order=order)
     for key, value in (("classes", model.classes_.tolist()), ("columns", names)):
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, json.dumps(value)
     buffer = io.BytesIO()
     onnx.save_model(proto, buffer)
     return write_atomically(path, buffer.getvalue())
+
+
+def export_decided(model: "MetricDecision", path: Path, X: Any) -> Path:
+    """Write a wrapped scikit-learn classifier or pipeline with its rule: "probabilities" (n, C) and "label" (n,).
+
+    `X` are rows whose columns and types say what goes in: one input "X" of an array, an input per column of a table.
+    """
+    try:
+        from skl2onnx import to_onnx
+    except ImportError as error:
+        raise ImportError("export_onnx needs skl2onnx; pip install 'evalign[onnx]'") from error
+    if not np.array_equal(model.classes_, model.estimator_.classes_):
+        raise ValueError("the classifier lacks a class that the rule decides for; fit it on all classes")
+    sample = X[:2] if hasattr(X, "columns") else np.asarray(X, dtype=np.float32)[:2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        proto = to_onnx(model.estimator_, sample, options={"zipmap": False}, target_opset=18)
+    labels = model.classes_ if model.classes_.dtype.kind in "iub" else model.classes_.astype(str)
+    return write_atomically(path, with_decision(proto, model.decision_, labels).SerializeToString())
 
 
 class _Scale(nn.Module):
@@ -91,30 +110,15 @@ class _Scale(nn.Module):
         return both[:, self.order].float()
 
 
-class _Decide(nn.Module):
-    """Logits -> probabilities in the order of the classes, and the class that the rule decides for."""
+class _Probabilities(nn.Module):
+    """Logits -> probabilities in the order of the classes."""
 
-    def __init__(self, rule: Rule, order: list[int]) -> None:
+    def __init__(self, order: list[int]) -> None:
         super().__init__()
-        self.rule, self.order = rule, order
+        self.order = order
 
-    def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        p = logits.double().softmax(1)
-        return p[:, self.order].float(), torch.tensor(self.order)[self.decide(p)]
-
-    def decide(self, p: Tensor) -> Tensor:
-        rule = self.rule
-        q = p
-        if rule.temperature != 1.0 or (rule.offsets is not None):
-            z = p.clamp_min(rule.floor).log() / torch.tensor(rule.temperature, dtype=p.dtype)
-            q = (z if rule.offsets is None else z + torch.tensor(rule.offsets, dtype=p.dtype)).softmax(1)
-        if rule.threshold is not None:
-            return (q[:, 1] >= rule.threshold).long()
-        if rule.kind == "affine":
-            q = q * torch.tensor(rule.weights, dtype=p.dtype) + torch.tensor(rule.biases, dtype=p.dtype)
-        elif rule.kind == "gain":
-            q = q @ torch.tensor(rule.gain, dtype=p.dtype)
-        return q.argmax(1)
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits.double().softmax(1)[:, self.order]
 
 
 def _scaling(encoder: TableEncoder) -> _Scale | None:

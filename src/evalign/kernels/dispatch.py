@@ -23,7 +23,17 @@ from torch.compiler import is_compiling
 
 from evalign.confusion import Confusion
 from evalign.kernels.cpu import compilation
-from evalign.kernels.plan import ClosedForm, Counts, FivePoints, LaunchPlan, Plan, Settings, first_order_only, slopes
+from evalign.kernels.plan import (
+    ClosedForm,
+    Counts,
+    Eager,
+    FivePoints,
+    LaunchPlan,
+    Plan,
+    Settings,
+    slopes,
+    twice_differentiable,
+)
 from evalign.kernels.private_apis import is_functorch_wrapped
 
 GPU_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -63,18 +73,21 @@ def fused_loss(
     points: FivePoints,
     plan: Plan,
     hook: CountsHook | None = None,
+    eager: Eager | None = None,
 ) -> Tensor:
     """1 - metric + anchor * cross-entropy of logits (M, C), or (M, L) at the one threshold of the plan, as one node.
 
     A GPU takes `weight` None: every label then has weight 1, except the label that the plan ignores. On a CPU, `hook`
-    may change the counts before the metric is computed from them (memory, sums over ranks).
+    may change the counts before the metric is computed from them (memory, sums over ranks), and `eager` gives second
+    derivatives; without it, and on a GPU, asking for them is an error.
 
     >>> from evalign.kernels.plan import closed_form
     >>> plan, points = Plan(closed_form("f1", "macro", 2)), FivePoints(low=0.2, reach=0.5)
     >>> fused_loss(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 1]), torch.ones(2), points, plan)
     tensor(0.0144)
     """
-    found: Tensor = backend(logits).fused_loss(logits, y, weight, points, plan, hook)
+    more = () if logits.is_cuda else (eager,)
+    found: Tensor = backend(logits).fused_loss(logits, y, weight, points, plan, hook, *more)
     return found
 
 
@@ -90,7 +103,7 @@ def loss_of_counts(c: Confusion, metric: ClosedForm) -> Tensor:
     return found
 
 
-def row_counts(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> Counts:
+def row_counts(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, eager: Eager | None = None) -> Counts:
     """Soft counts of logits (M, C), labels y (M,) and weights (M,); the cross-entropies are of smoothed labels.
 
     >>> settings = Settings(FivePoints(low=0.2, reach=0.5))
@@ -98,17 +111,19 @@ def row_counts(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) ->
     >>> counts.actual.tolist(), round(float(counts.predicted.sum()), 4)
     ([1.0, 2.0, 0.0], 3.0)
     """
-    return Counts(*RowCounts.apply(logits, y, weight, settings))  # type: ignore[no-untyped-call]
+    return Counts(*RowCounts.apply(logits, y, weight, settings, eager))  # type: ignore[no-untyped-call]
 
 
 class RowCounts(torch.autograd.Function):
     """Soft multiclass counts with the dynamic threshold, and the cross-entropy, with an analytic gradient."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Tensor, ...]:
-        ctx.backend, ctx.settings = backend(logits), settings
+    def forward(
+        ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, eager: Eager | None
+    ) -> tuple[Tensor, ...]:
+        ctx.backend, ctx.settings, ctx.eager = backend(logits), settings, eager
         counts, saved = ctx.backend.row_forward(logits, y, weight, settings)
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(logits, y, weight, *saved)
         ctx.mark_non_differentiable(counts.actual)
         ctx.set_materialize_grads(False)
         return tuple(counts)
@@ -118,14 +133,15 @@ class RowCounts(torch.autograd.Function):
         ctx: Any, tp: Tensor | None, predicted: Tensor | None, losses: Tensor | None, actual: None
     ) -> tuple[Tensor | None, ...]:
         given = next((x for x in (tp, predicted) if x is not None), None)
-        saved = ctx.saved_tensors
+        batch, saved = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
         if given is None:
             if losses is None:
-                return None, None, None, None
+                return None, None, None, None, None
             given = losses.new_empty(saved[0].shape[1])
         with torch.no_grad():
             gradient = ctx.backend.row_backward(saved, ctx.settings, slopes(given, tp, predicted, losses))
-        return first_order_only(gradient), None, None, None
+        gradient = twice_differentiable(gradient, batch, (tp, predicted, losses), ctx.eager)
+        return gradient, None, None, None, None
 
 
 class ColumnCounts(NamedTuple):
@@ -139,7 +155,13 @@ class ColumnCounts(NamedTuple):
 
 
 def column_counts(
-    logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, *, two_classes: bool = False
+    logits: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    settings: Settings,
+    *,
+    two_classes: bool = False,
+    eager: Eager | None = None,
 ) -> ColumnCounts:
     """Soft counts of logits, 0/1 labels and weights (M, L) at every threshold of the settings.
 
@@ -150,7 +172,7 @@ def column_counts(
     >>> counts.tp, counts.total
     (tensor([[1.5000]]), tensor([2.]))
     """
-    found = _ColumnFunction.apply(logits, y, weight, settings, two_classes)  # type: ignore[no-untyped-call]
+    found = _ColumnFunction.apply(logits, y, weight, settings, two_classes, eager)  # type: ignore[no-untyped-call]
     return ColumnCounts(*found)
 
 
@@ -173,10 +195,17 @@ class _ColumnFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, two_classes: bool
+        ctx: Any,
+        logits: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        settings: Settings,
+        two_classes: bool,
+        eager: Eager | None,
     ) -> tuple[Tensor, ...]:
         saved = (logits.detach().contiguous(), y.contiguous(), weight.detach().contiguous())
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*saved, logits)
+        ctx.eager = eager
         ctx.backend, ctx.settings, ctx.two_classes = backend(logits), settings, two_classes
         tp, predicted, losses, actual, total = ctx.backend.column_forward(saved, settings)
         if two_classes:
@@ -189,7 +218,7 @@ class _ColumnFunction(torch.autograd.Function):
     def backward(
         ctx: Any, tp: Tensor | None, predicted: Tensor | None, losses: Tensor | None, actual: None, total: None
     ) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+        *saved, logits = ctx.saved_tensors
         with torch.no_grad():
             shape = len(ctx.settings.thresholds), 2 if ctx.two_classes else saved[0].shape[1]
             by_tp = saved[2].new_zeros(shape) if tp is None else tp
@@ -197,7 +226,8 @@ class _ColumnFunction(torch.autograd.Function):
             if ctx.two_classes:
                 by_tp, by_predicted = _slopes_by_column(by_tp, by_predicted)
             gradient = ctx.backend.column_backward(saved, ctx.settings, by_tp, by_predicted, losses)
-        return first_order_only(gradient), None, None, None, None
+        batch = logits, saved[1], saved[2]
+        return twice_differentiable(gradient, batch, (tp, predicted, losses), ctx.eager), None, None, None, None, None
 
 
 BatchKey = tuple[Any, ...]

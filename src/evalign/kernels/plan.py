@@ -1,5 +1,6 @@
 """What a kernel is asked to compute, as numbers: the step, the metric as linear forms of the counts, the plan."""
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -202,10 +203,10 @@ def slopes(counts_like: Tensor, tp: Tensor | None, predicted: Tensor | None, los
 
 
 class NoSecondDerivative(torch.autograd.Function):
-    """A gradient that depends on its inputs in a way that no one wrote down: asking for it is an error."""
+    """A gradient that depends on its sources in a way that no one wrote down: differentiating it is an error."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, mark: Tensor) -> Tensor:
+    def forward(ctx: Any, gradient: Tensor, *sources: Tensor) -> Tensor:
         return gradient.view_as(gradient)
 
     @staticmethod
@@ -213,9 +214,29 @@ class NoSecondDerivative(torch.autograd.Function):
         raise RuntimeError("the fused loss has no second derivative; take it from MetricLoss(..., backend='eager')")
 
 
-def first_order_only(gradient: Tensor) -> Tensor:
-    """`gradient`; under `create_graph=True`, one that raises if it is differentiated again."""
+def first_order_only(gradient: Tensor, *sources: Tensor | None) -> Tensor:
+    """`gradient`; under `create_graph=True`, one that raises if it is differentiated by its `sources`.
+
+    These are the logits as autograd knows them and what comes from above: a path to any of them must pass the error.
+    """
     if not torch.is_grad_enabled():
         return gradient
-    mark = gradient.new_empty(0, requires_grad=True)
-    return NoSecondDerivative.apply(gradient, mark)  # type: ignore[no-any-return, no-untyped-call]
+    given = [x for x in sources if x is not None]
+    return NoSecondDerivative.apply(gradient, *given)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# The outputs of a fused node from (logits, labels, weights), by operations that autograd can differentiate twice.
+Eager = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
+
+
+def twice_differentiable(
+    gradient: Tensor, batch: tuple[Tensor, Tensor, Tensor], by: Sequence[Tensor | None], eager: Eager | None
+) -> Tensor:
+    """`gradient`; under `create_graph=True` the same by the eager form, which has a graph, or one that raises."""
+    if not torch.is_grad_enabled():
+        return gradient
+    if eager is None:
+        return first_order_only(gradient, batch[0], *by)
+    pairs = [(out, slope) for out, slope in zip(eager(*batch), by, strict=True) if slope is not None]
+    outputs, slopes_given = zip(*pairs, strict=True)
+    return torch.autograd.grad(outputs, batch[0], slopes_given, create_graph=True)[0]

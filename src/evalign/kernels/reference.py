@@ -46,12 +46,13 @@ def row_forward(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -
         expected = (1 - smoothing) * expected + smoothing * logits.mean(1)
     # An ignored row counts for nothing even where its loss is infinite.
     losses = torch.where(weight == 0, 0.0, weight * (log_sum - expected))
-    return Counts(tp, predicted, losses.sum(), sum_by_label(weight, y, d)), (p, y, weight, *rows)
+    return Counts(tp, predicted, losses.sum(), sum_by_label(weight, y, d)), (logits, y, weight, *rows)
 
 
 def row_backward(kept: tuple[Tensor, ...], settings: Settings, slopes: Slopes) -> Tensor:
     points, smoothing, *_ = settings
-    p, y, weight, *rest = kept
+    logits, y, weight, *rest = kept
+    p = torch.softmax(logits, 1)
     gradient = torch.empty_like(p)
     anchor = p.new_zeros(()) if slopes.losses is None else slopes.losses
     with torch.autocast(p.device.type, enabled=False):

@@ -14,7 +14,7 @@ from evalign.estimators.network import EASTClassifier
 from evalign.streaming.source import ParquetRows, Parts, gathered, own_rank, rank_count
 from evalign.streaming.statistics import Survey, labels_of, survey
 from evalign.streaming.stream_training import StreamBatches, epoch_updates, train_stream
-from evalign.tables.columns import TableError
+from evalign.tables.files import TableError
 from evalign.training.batches import Rows, default_batch_size
 from evalign.training.evaluation import predict_logits
 from evalign.training.loop import OnEpoch

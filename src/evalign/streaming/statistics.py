@@ -23,18 +23,9 @@ from evalign.tables.column_encoders import (
     mean_and_std,
     quantiles_of,
 )
-from evalign.tables.columns import (
-    Column,
-    ColumnTypeError,
-    Kind,
-    Label,
-    TableError,
-    column_kind,
-    factorized,
-    floats,
-    quoted,
-)
+from evalign.tables.columns import Column, ColumnTypeError, Kind, Label, column_kind, factorized, floats
 from evalign.tables.delimited import to_pandas
+from evalign.tables.files import TableError, quoted
 
 MOST_DISTINCT = 100_000  # categories that are counted at a time; an id would fill memory with names
 

@@ -17,7 +17,7 @@ from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Confusion
 from evalign.distributed import Sync, all_summed, resolve
 from evalign.streaming.source import Chunk, ParquetRows, Parts, RowGroup, own_rank, rank_count
-from evalign.tables.columns import TableError
+from evalign.tables.files import TableError
 from evalign.training.batches import Batches, Rows
 from evalign.training.checkpoint import Checkpoint
 from evalign.training.evaluation import (

@@ -1,9 +1,17 @@
-"""Tables: a file -> a data frame -> a float32 matrix.
+"""Tables: read a file into a data frame, profile it, encode it as a float32 matrix, split its rows."""
 
-`reading` reads CSV, TSV (`delimited`) and Parquet; `columns` tells what a column is; `encoders` turn one column into
-numbers and `encoder` a whole table; `distinct` splits rows so that copies of one row stay together.
-"""
+from typing import TYPE_CHECKING, Any
 
-from evalign.tables.encode import TableEncoder
+if TYPE_CHECKING:
+    from evalign.tables.encode import TableEncoder as TableEncoder
 
 __all__ = ["TableEncoder"]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: checking a file must not import torch, which takes longer than most tables.
+    if name != "TableEncoder":
+        raise AttributeError(f"module 'evalign.tables' has no attribute {name!r}")
+    from evalign.tables.encode import TableEncoder
+
+    return TableEncoder

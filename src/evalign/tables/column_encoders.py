@@ -12,7 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from evalign.tables.columns import Column, ColumnTypeError, Kind, Label, check_kind, factorized, floats, quoted
+from evalign.tables.columns import Column, ColumnTypeError, Kind, Label, check_kind, factorized, floats
+from evalign.tables.files import quoted
 
 BOUND = 1e4  # on standardised values; among n training rows none passes sqrt(n - 1), so below 1e8 rows none is touched
 QUANTILES = 1000

@@ -1,12 +1,9 @@
-"""The columns of a table: their names, what each holds, as numbers or as categories.
+"""Column types of a table: names, kinds, conversion to numbers or category codes.
 
-A column is refused, never guessed at: dates, lists and mixtures of numbers and text end in one sentence that
-names the column and says what to do.
+Dates, lists and mixtures of numbers and text raise an error that names the column and says what to do.
 """
 
-import difflib
-from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,6 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.types import infer_dtype
 from scipy.sparse import issparse
+
+from evalign.tables.files import quoted
 
 Column: TypeAlias = "pd.Series[Any] | pd.Index[Any] | NDArray[Any]"
 Table: TypeAlias = pd.DataFrame | NDArray[Any]
@@ -34,7 +33,7 @@ INFERRED: dict[str, Kind] = {
 NUMPY_REFUSED = {"M": "datetime", "m": "timedelta", "c": "complex", "S": "bytes", "V": "record"}
 REFUSED = {
     **dict.fromkeys(
-        ("datetime", "datetime64", "date"), ("dates", "turn it into numbers first, e.g. days since a date")
+        ("datetime", "datetime64", "date"), ("dates", "turn it into numbers with evalign.tables.formats.expand_dates")
     ),
     **dict.fromkeys(("timedelta", "timedelta64"), ("time spans", "turn it into numbers first, e.g. seconds")),
     "time": ("times of day", "turn it into numbers first, e.g. seconds since midnight"),
@@ -46,40 +45,8 @@ REFUSED = {
 }
 
 
-class TableError(ValueError):
-    """A file or a table cannot be used; its message is one sentence for the user."""
-
-
 class ColumnTypeError(ValueError, TypeError):
     """A column holds what cannot be encoded; also a TypeError, which is what scikit-learn expects here."""
-
-
-def quoted(names: Iterable[object], *, most: int = 10) -> str:
-    """The first `most` names in quotes, and how many more there are."""
-    listed = [repr(name) for name in names]
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
-
-
-def did_you_mean(wanted: str, options: Iterable[str]) -> str:
-    """The nearest option as a question, or nothing; upper and lower case count as near.
-
-    >>> did_you_mean("Incme", ["age", "income"])
-    "; did you mean 'income'?"
-    """
-    folded = {option.casefold(): option for option in options}
-    near = difflib.get_close_matches(wanted.casefold(), folded, n=1, cutoff=0.6)
-    return f"; did you mean {folded[near[0]]!r}?" if near else ""
-
-
-def check_header(where: str, names: Sequence[str], wanted: Iterable[str] | None) -> None:
-    """Names must differ, and those wanted must be among them."""
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise TableError(f"{where} has the column {quoted(twice)} more than once; rename or drop one")
-    present = set(names)
-    for name in wanted or ():
-        if name not in present:
-            hint = did_you_mean(str(name), map(str, names))
-            raise TableError(f"{where} has the columns {quoted(names)}, not {name!r}{hint or '; check the name'}")
 
 
 def column_kind(column: Column, label: Label) -> Kind:

@@ -1,161 +1,172 @@
-"""Delimited text, CSV and its like -> a data frame: Arrow reads it, and where it cannot, the reason is looked for."""
+"""Read delimited text with Arrow; where Arrow fails, find the reason or fall back to pandas."""
 
-import csv
-import gzip
-import io
-import re
-import sys
-import zlib
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import Any, cast
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 
-from evalign.tables.columns import TableError, check_header
+from evalign.tables.files import (
+    TABS,
+    UTF8,
+    check_header,
+    check_rows,
+    detect_encoding,
+    header_delimiter,
+    name_columns,
+    read_header,
+    refuse_encoding,
+    text_errors,
+)
+from evalign.tables.formats import ColumnFormat, Note, convert
 
-TABS = (".tsv", ".tab")
+DECIMAL = "decimal"  # the key of a frame's `attrs` with the separator that was given or found
 
 
 def read_text(
-    path: Path, columns: Sequence[str] | None, suffix: str, text: Collection[object], missing: Sequence[str]
-) -> pd.DataFrame:
-    """Read `columns`, or all but a first one without a name; see `evalign.tables.read.read_table`."""
+    path: Path,
+    columns: Sequence[str] | None,
+    suffix: str,
+    *,
+    text: Collection[object],
+    missing: Sequence[str],
+    decimal: str | None,
+    encoding: str | None,
+    formats: Mapping[str, ColumnFormat],
+    labels: str | None,
+    note: Note,
+) -> tuple[pd.DataFrame, dict[str, ColumnFormat]]:
+    """The table, and the formats of the columns that were converted; see `evalign.tables.read.read_table`."""
+    encoding = encoding or detect_encoding(path)
     with text_errors(path):
-        delimiter = "\t" if suffix in TABS else header_delimiter(path)
-        header = read_header(path, delimiter)
-    check_header(str(path), header, columns)
-    wanted = list(columns) if columns is not None else header[1:] if header[0] == "" else header
-    entries = [*missing, *(f" {entry}" for entry in missing if entry)]  # "1, ?, 2" is common
-    try:
-        table = pa.csv.read_csv(
-            path,
-            parse_options=pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=pa.csv.ConvertOptions(
-                null_values=entries,
-                strings_can_be_null=True,
-                include_columns=wanted,
-                column_types={name: pa.string() for name in wanted if name in text},
-            ),
+        delimiter = "\t" if suffix in TABS else header_delimiter(path, encoding)
+        header = read_header(path, delimiter, encoding)
+    named = name_columns(header)
+    check_header(str(path), named, columns)
+    reader = _Reader(path, delimiter, encoding, header, named, missing)
+    wanted = list(columns) if columns is not None else named
+    given = [*text, *(name for name in formats if name in named)]  # a known format parses text
+    frame = reader.read(wanted, given, decimal or ".")
+    notes: list[str] = []
+    kept = (*text, labels)  # labels are never converted
+    found = convert(frame, known=formats, text=kept, decimal=decimal, delimiter=delimiter, note=notes.append)
+    commas = [name for name, one in found.items() if getattr(one, "decimal", ".") == "," and name not in formats]
+    if decimal is None and commas and not _has_points(frame, found):
+        decimal = ","
+        # One column with a decimal comma tells how the others are meant: "1.234" is a thousand there.
+        frame, notes = reader.read(wanted, given, ","), []
+        note(f"numbers were read with a decimal comma, as in column {commas[0]!r}; --decimal . would read a point")
+        found = convert(frame, known=formats, text=kept, decimal=decimal, delimiter=delimiter, note=notes.append)
+        notes = [one for one in notes if not one.endswith("read as numbers with a decimal comma")]
+    for one in notes:
+        note(one)
+    if labels in wanted and labels not in text and frame[labels].dtype.kind in "iuf":
+        as_written = reader.read([labels], [labels], ".")[labels].str.strip()
+        if as_written.nunique() > frame[labels].nunique():  # 01 and 1 are two classes
+            frame[labels] = as_written
+    frame = _without_row_numbers(frame, header, columns, note)
+    frame.attrs[DECIMAL] = decimal
+    return frame, found
+
+
+def _has_points(frame: pd.DataFrame, found: Mapping[str, ColumnFormat]) -> bool:
+    """Whether some column certainly has decimal points; "1.234" may be a thousand."""
+    if any(getattr(one, "thousands", "") == "," for one in found.values()):
+        return True
+    floats = [frame[name].dropna().abs() for name in frame if frame[name].dtype.kind == "f"]
+    return any(((column < 1) & (column > 0)).any() or (1000 * column % 1 > 0).any() for column in floats)
+
+
+class _Reader:
+    """Arrow's reader with the layout of one file."""
+
+    def __init__(
+        self, path: Path, delimiter: str, encoding: str, header: list[str], named: list[str], missing: Sequence[str]
+    ) -> None:
+        self.path, self.delimiter, self.encoding, self.header, self.named = path, delimiter, encoding, header, named
+        self.missing = [*missing, *(f" {entry}" for entry in missing if entry)]  # "1, ?, 2" is common
+
+    def read(self, wanted: list[str], text: Collection[object], decimal: str) -> pd.DataFrame:
+        unnamed = self.named != self.header  # then columns cannot be selected by name
+        types = {old: pa.string() for old, name in zip(self.header, self.named, strict=True) if name in text}
+        try:
+            table = pa.csv.read_csv(
+                self.path,
+                read_options=pa.csv.ReadOptions(encoding="utf8" if self.encoding == UTF8 else self.encoding),
+                parse_options=pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                convert_options=pa.csv.ConvertOptions(
+                    null_values=self.missing,
+                    strings_can_be_null=True,
+                    include_columns=None if unnamed else wanted,
+                    column_types=types,
+                    decimal_point=decimal,
+                ),
+            )
+        except (pa.ArrowException, OSError, UnicodeError):
+            with text_errors(self.path):
+                check_rows(self.path, self.delimiter, self.encoding)
+                return self._read_with_pandas(wanted, text, decimal)
+        if unnamed:
+            table = table.rename_columns(self.named).select(wanted)
+        if any(pa.types.is_binary(kind) for kind in table.schema.types):  # what Arrow makes of text it cannot decode
+            refuse_encoding(self.path)
+        last = table.column(self.named[-1])[-1].as_py() if table.num_rows and self.named[-1] in wanted else None
+        if isinstance(last, str) and "\n" in last:  # possibly a quote that is never closed
+            with text_errors(self.path):
+                check_rows(self.path, self.delimiter, self.encoding)
+        return to_pandas(table)
+
+    def _read_with_pandas(self, wanted: list[str], text: Collection[object], decimal: str) -> pd.DataFrame:
+        return read_with_pandas(
+            self.path, self.delimiter, self.encoding, self.named, wanted, text, self.missing, decimal
         )
-    except (pa.ArrowException, OSError, UnicodeDecodeError):
-        with text_errors(path):
-            check_rows(path, delimiter)
-            return read_with_pandas(path, delimiter, wanted, text, entries)
-    if any(pa.types.is_binary(kind) for kind in table.schema.types):  # what Arrow makes of text it cannot decode
-        refuse_encoding(path)
-    last = table.column(header[-1])[-1].as_py() if table.num_rows and header[-1] in wanted else None
-    if isinstance(last, str) and "\n" in last:  # perhaps a quote that nothing closes, which swallows the rows after it
-        with text_errors(path):
-            check_rows(path, delimiter)
-    return to_pandas(table)
 
 
 def to_pandas(table: Any) -> pd.DataFrame:
-    """Column types by Arrow alone: pandas' own notes in a file may be damaged, or hide a column as the index."""
+    """Convert with Arrow's column types; pandas' own metadata in a file may be damaged or hide a column as index."""
     # Each Arrow column is freed once it is converted, so the table is not held twice.
     return cast(pd.DataFrame, table.to_pandas(ignore_metadata=True, split_blocks=True, self_destruct=True))
 
 
 def read_with_pandas(
-    path: Path, delimiter: str, wanted: list[str], text: Collection[object], missing: list[str]
-) -> pd.DataFrame:
-    """For what Arrow does not read, e.g. an entry longer than its block of 1 MiB."""
+    path: Path, delimiter: str, encoding: str, named: list[str], wanted: list[str], text: Collection[object],
+    missing: list[str], decimal: str,
+) -> pd.DataFrame:  # fmt: skip
+    """Read what Arrow does not, e.g. an entry longer than its block of 1 MiB."""
     frame = pd.read_csv(
         path,
         sep=delimiter,
+        header=0,
+        names=named,
         usecols=wanted,
         index_col=False,
         na_values=missing,
         keep_default_na=False,
         dtype={name: str for name in wanted if name in text},
         low_memory=False,
-        encoding="utf-8-sig",
+        encoding=encoding,
+        decimal=decimal,
     )
     return frame[wanted]
 
 
-def open_bytes(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.GzipFile(path)) if path.suffix == ".gz" else path.open("rb")
-
-
-def open_text(path: Path) -> IO[str]:
-    return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="")
-
-
-def header_delimiter(path: Path) -> str:
-    """The comma, semicolon or tab that the header has most of, quoted names aside."""
-    with open_text(path) as file:
-        line = re.sub(r'"[^"]*"', "", next((line for line in file if line.strip()), ""))
-    return max(",;\t", key=line.count)
-
-
-def read_header(path: Path, delimiter: str) -> list[str]:
-    with open_text(path) as file:
-        header = next((row for row in csv.reader(file, delimiter=delimiter) if row), None)
-    if header is None:
-        raise TableError(f"{path} is empty; a header and rows are expected")
-    if any("\0" in name for name in header):
-        raise TableError(f"{path} must be UTF-8 text, it looks like UTF-16 or a binary file; save it as UTF-8")
-    return header
-
-
-def check_rows(path: Path, delimiter: str) -> None:
-    """Find the row that has another number of fields than the header; slow, so only on a suspicion."""
-    limit = csv.field_size_limit(sys.maxsize)  # 128 KiB unless told, and a long entry is no fault
-    try:
-        try:
-            count_fields(path, delimiter, strict=True)
-        except csv.Error as error:
-            if "unexpected end of data" in str(error):
-                raise TableError(f"{path} ends inside of a quoted entry; close the quote or remove it") from None
-            count_fields(path, delimiter, strict=False)  # stray quotes, which Arrow and pandas let pass
-    finally:
-        csv.field_size_limit(limit)
-
-
-def count_fields(path: Path, delimiter: str, *, strict: bool) -> None:
-    width = 0
-    with open_text(path) as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=strict)
-        for row in reader:
-            width = width or len(row)
-            if row and len(row) != width:
-                fields = "1 field" if len(row) == 1 else f"{len(row)} fields"
-                raise TableError(
-                    f"{path}, line {reader.line_num} has {fields} where the header has {width}; "
-                    "mend it, or quote entries that hold the delimiter"
-                )
-
-
-@contextmanager
-def text_errors(path: Path) -> Iterator[None]:
-    """What can go wrong in reading a text file, as one sentence."""
-    try:
-        yield
-    except TableError:
-        raise
-    except UnicodeDecodeError:
-        refuse_encoding(path)
-    except (gzip.BadGzipFile, zlib.error, EOFError):
-        raise TableError(f"{path} is not a gzip file or is damaged; compress it anew") from None
-    except (csv.Error, ValueError, OSError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise TableError(f"{path} cannot be read as a table ({reason}); check its quotes") from None
-
-
-def refuse_encoding(path: Path) -> NoReturn:
-    """Say where the first byte stands that is not UTF-8."""
-    what = "is not"
-    with open_bytes(path) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                utf16 = number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff"))
-                what = "is UTF-16" if utf16 else f"has the byte 0x{line[error.start]:02x} in line {number}"
-                break
-    raise TableError(f"{path} must be UTF-8 text, it {what}; save it as UTF-8 (in a spreadsheet: CSV UTF-8)") from None
+def _without_row_numbers(
+    frame: pd.DataFrame, header: list[str], columns: Sequence[str] | None, note: Note
+) -> pd.DataFrame:
+    """Drop columns without a name that are empty or number the rows; others keep the name of their position."""
+    if columns is not None:
+        return frame
+    for i, (old, name) in enumerate(zip(header, name_columns(header), strict=True)):
+        if old.strip():
+            continue
+        column = frame[name]
+        if column.isna().all():  # a delimiter at the end of every line
+            frame = frame.drop(columns=name)
+        elif i == 0 and column.dtype.kind in "iu" and column.is_unique:  # written by pandas or R
+            frame = frame.drop(columns=name)
+            note("the first column has no name and numbers the rows; it was ignored")
+        else:
+            note(f"column {i + 1} has no name in the header; it is used as {name!r}")
+    return frame

@@ -23,18 +23,8 @@ from evalign.tables.column_encoders import (
     fit_categories,
     fit_numbers,
 )
-from evalign.tables.columns import (
-    Column,
-    Label,
-    Table,
-    as_table,
-    column_kind,
-    column_names,
-    column_of,
-    did_you_mean,
-    labels_of,
-    quoted,
-)
+from evalign.tables.columns import Column, Label, Table, as_table, column_kind, column_names, column_of, labels_of
+from evalign.tables.files import did_you_mean, quoted
 from evalign.tables.packed import Layout, PackedTable
 
 FORMAT, VERSION = "evalign.tables", 1

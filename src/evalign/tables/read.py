@@ -1,10 +1,10 @@
-"""A CSV, TSV or Parquet file -> a data frame; a data frame -> features and labels; each error is one sentence.
+"""Read a table from a file, and split it into features and labels; each error is one sentence.
 
-Nothing in a file is executed: CSV is text, and Parquet is read by Arrow, which has no pickled types since 14.0.1.
+Nothing in a file is executed: text and JSON are data, Parquet and Feather are read by Arrow, workbooks by openpyxl.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from evalign.tables.columns import TableError as TableError
-from evalign.tables.columns import check_header, column_kind, did_you_mean, quoted
+from evalign.tables.columns import column_kind
 from evalign.tables.delimited import read_text, to_pandas
+from evalign.tables.files import TableError, check_encoding, check_file, check_header, file_format, quoted
+from evalign.tables.formats import ColumnFormat, Note, convert, format_from_json, formats_to_json
 
-TEXT = (".csv", ".tsv", ".tab", ".txt")
-PARQUET = (".parquet", ".pq")
-INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls row numbers
+INDEX = re.compile(r"__index_level_\d+__")  # pandas' name for row numbers
 # "?" is what the UCI files write. As text it would turn a column of numbers into one of categories.
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?")
+FORMATS = "formats"  # the key of a frame's `attrs` with the formats of converted columns
 
 
 def read_table(
@@ -31,14 +31,20 @@ def read_table(
     *,
     text: Collection[object] = (),
     missing: Sequence[str] = MISSING,
+    decimal: str | None = None,
+    encoding: str | None = None,
+    formats: Mapping[str, Mapping[str, Any]] | None = None,
+    labels: str | None = None,
+    note: Note = lambda text: None,
 ) -> pd.DataFrame:
-    """Read a table by its suffix: .csv and .txt (comma, semicolon or tab, as the header has it), .tsv and .tab, all
-    also with .gz behind; .parquet and .pq.
+    """Read a table by its suffix: .csv and .txt (comma, semicolon or tab), .tsv and .tab, all also with .gz behind;
+    .parquet, .pq, .feather, .arrow, .jsonl, .ndjson, .xlsx.
 
     `columns` are those to read, in this order. `text` are columns to keep as text though they look like numbers: pass
-    `TableEncoder.text_columns_` when reading what is to be predicted. `missing` are the entries of a text file that
-    stand for no value; Parquet has its own. Row numbers that pandas or R wrote, which is what a first column without
-    a name holds, are left out.
+    `TableEncoder.text_columns_` when reading rows to predict. `missing` are the entries of a text file that stand for
+    no value. Text that holds numbers or dates is converted where its format is certain; `decimal` settles it,
+    `formats` repeats what `frame.attrs["formats"]` of the training table says, and `note` is called with a sentence
+    about each conversion. `labels` is a column in which different spellings of a number (1, 01) stay apart.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "people.csv")
@@ -48,77 +54,110 @@ def read_table(
     """
     path = Path(path)
     check_file(path)
-    last = path.suffix.lower()
-    suffix = Path(path.stem).suffix.lower() if path.suffix == ".gz" else last
-    if last in PARQUET:
-        frame = read_parquet(path, columns)
-    elif suffix in TEXT:
-        frame = read_text(path, columns, suffix, text, missing)
+    if decimal not in (None, ".", ","):
+        raise TableError(f"the decimal separator must be . or , got {decimal!r}")
+    check_encoding(encoding)
+    kind, suffix = file_format(path)
+    known = {name: format_from_json(one) for name, one in (formats or {}).items()}
+    found: dict[str, ColumnFormat] = {}
+    if kind == "text":
+        frame, found = read_text(
+            path, columns, suffix, text=text, missing=missing, decimal=decimal, encoding=encoding, formats=known,
+            labels=labels, note=note,
+        )  # fmt: skip
+    elif kind == "excel":
+        frame = read_excel(path, columns, text, missing, note)
+        found = convert(frame, known=known, text=(*text, labels), decimal=decimal, note=note)
+    elif kind == "json lines":
+        frame = read_arrow(path, columns, _read_json)
+        found = convert(frame, known=known, text=(*text, labels), decimal=decimal, note=note)
     else:
-        raise TableError(
-            f"{path} must end in {', '.join(TEXT + PARQUET)} or .gz after one of the first four, "
-            f"got {last or 'no suffix'}; rename or convert it"
-        )
-    if "" in frame and frame[""].isna().all():  # a delimiter at the end of every line
-        frame = frame.drop(columns="")
+        frame = read_arrow(path, columns, _read_parquet if kind == "parquet" else _read_feather)
     if not len(frame):
         raise TableError(f"{path} has a header but no rows; is it the right file?")
+    frame.attrs[FORMATS] = formats_to_json(found)
     return frame
 
 
-def check_file(path: Path) -> None:
-    """There must be a file that this user may read, and it must hold something."""
+def read_arrow(path: Path, columns: Sequence[str] | None, read: Any) -> pd.DataFrame:
+    """A file that Arrow reads, with its errors as one sentence."""
     try:
-        with path.open("rb") as file:
-            empty = not file.read(1)
-    except IsADirectoryError:
-        files = sorted(name for name in _names_in(path) if name.lower().endswith((*TEXT, *PARQUET)))
-        hint = f"; it holds {quoted(files)}" if files else ""
-        raise TableError(f"{path} is a folder, a file is expected{hint}") from None
-    except (FileNotFoundError, NotADirectoryError):
-        raise TableError(_no_such_file(path)) from None
-    except PermissionError:
-        raise TableError(f"{path} may not be read by this user; change its permissions, e.g. chmod u+r") from None
-    except (OSError, ValueError) as error:  # a name too long, a null byte in it
-        raise TableError(f"{str(path)!r} cannot be opened ({error}); check the name") from None
-    if empty:
-        raise TableError(f"{path} is empty; a header and rows are expected")
-
-
-def _no_such_file(path: Path) -> str:
-    if re.match(r"[a-z0-9]{2,}:/", str(path)):
-        return f"{str(path).replace(':/', '://')} is an address, a file on this machine is expected; download it first"
-    if not path.parent.is_dir():
-        return f"{path} does not exist, nor does its folder {path.parent}; check the path"
-    hint = did_you_mean(path.name, _names_in(path.parent))
-    return f"{path} does not exist{hint or f'; is {path.parent.resolve()} the right folder?'}"
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return [entry.name for entry in folder.iterdir()]
-    except OSError:  # a folder may be entered and yet not listed
-        return []
-
-
-def read_parquet(path: Path, columns: Sequence[str] | None) -> pd.DataFrame:
-    try:
-        # Not pyarrow's `read_table`: it would take folders named key=value on the way for columns.
-        with pa.parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            check_header(str(path), names, columns)
-            wanted = list(columns) if columns is not None else [name for name in names if not INDEX.fullmatch(name)]
-            frame = to_pandas(file.read(columns=wanted))
+        frame = to_pandas(read(path, columns))
     except TableError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise TableError(f"{path} is not a Parquet file or is damaged ({reason}); write it anew") from None
-    return frame[wanted]
+        kind = {"json lines": "a file of JSON lines"}.get(
+            file_format(path)[0], f"a {file_format(path)[0].title()} file"
+        )
+        raise TableError(f"{path} is not {kind} or is damaged ({reason}); write it anew") from None
+    return frame
 
 
-def check_target(frame: pd.DataFrame, column: str, *, min_rows: int = 2) -> tuple[pd.DataFrame, NDArray[Any]]:
-    """Split a table into features and labels; every class must have `min_rows` rows, to train on and to check with.
+def _selected(path: Path, names: list[str], columns: Sequence[str] | None) -> list[str]:
+    check_header(str(path), names, columns)
+    return list(columns) if columns is not None else [name for name in names if not INDEX.fullmatch(name)]
+
+
+def _read_parquet(path: Path, columns: Sequence[str] | None) -> Any:
+    # Not pyarrow's `read_table`: it would take folders named key=value in the path for columns.
+    with pa.parquet.ParquetFile(path) as file:
+        return file.read(columns=(wanted := _selected(path, file.schema_arrow.names, columns))).select(wanted)
+
+
+def _read_feather(path: Path, columns: Sequence[str] | None) -> Any:
+    import pyarrow.feather
+
+    table = pyarrow.feather.read_table(path)
+    return table.select(_selected(path, table.column_names, columns))
+
+
+def _read_json(path: Path, columns: Sequence[str] | None) -> Any:
+    import pyarrow.json
+
+    table = pyarrow.json.read_json(path)
+    return table.select(_selected(path, table.column_names, columns))
+
+
+def read_excel(
+    path: Path, columns: Sequence[str] | None, text: Collection[object], missing: Sequence[str], note: Note
+) -> pd.DataFrame:
+    """The first sheet of a workbook, with a header in its first row."""
+    try:
+        import openpyxl  # noqa: F401
+    except ModuleNotFoundError:
+        raise TableError(f"{path} needs openpyxl to be read; run pip install 'evalign[excel]'") from None
+    try:
+        with pd.ExcelFile(path, engine="openpyxl") as book:
+            names = [str(name) for name in book.sheet_names]
+            kept = {str(name): str for name in text}
+            frame = pd.read_excel(book, sheet_name=0, na_values=list(missing), keep_default_na=False, dtype=kept)
+    except Exception as error:  # openpyxl raises whatever a damaged archive happens to trigger
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise TableError(f"{path} is not an Excel workbook or is damaged ({reason}); save it anew") from None
+    if len(names) > 1:
+        note(f"{path.name} has {len(names)} sheets; the first, {names[0]!r}, was read")
+    frame.columns = [
+        f"column_{i}" if str(name).startswith("Unnamed: ") else str(name) for i, name in enumerate(frame.columns, 1)
+    ]
+    empty = [name for name in frame if str(name).startswith("column_") and frame[name].isna().all()]
+    frame = frame.drop(columns=empty).dropna(how="all", ignore_index=True)
+    return frame[_selected(path, list(frame.columns), columns)]
+
+
+def check_target(
+    frame: pd.DataFrame,
+    column: str,
+    *,
+    min_rows: int = 2,
+    classification: bool = False,
+    drop_unlabelled: bool = False,
+    note: Note = lambda text: None,
+) -> tuple[pd.DataFrame, NDArray[Any]]:
+    """Split a table into features and labels; every class must have `min_rows` rows.
+
+    Numbers that look like a regression target are refused unless it is said to be a `classification`; fractions then
+    become text. Rows without a label are refused, or dropped with `drop_unlabelled`.
 
     >>> X, y = check_target(pd.DataFrame({"age": [1, 2, 3, 4], "sick": ["no", "yes", "no", "yes"]}), "sick")
     >>> list(X.columns), y.tolist()
@@ -127,27 +166,32 @@ def check_target(frame: pd.DataFrame, column: str, *, min_rows: int = 2) -> tupl
     check_header("the table", list(frame.columns), [column])
     if frame.shape[1] == 1:
         raise TableError(f"the table has no column but the target {column!r}; features are expected beside it")
+    if drop_unlabelled and frame[column].isna().any():
+        note(f"{int(frame[column].isna().sum())} of {len(frame)} rows have no label and were dropped")
+        frame = frame[frame[column].notna()].reset_index(drop=True)
     labels = frame[column]
     kind = column_kind(labels, column)
     if lacking := int(labels.isna().sum()):
         rows = "1 row has" if lacking == 1 else f"{lacking} of {len(labels)} rows have"
         raise TableError(
             f"the target {column!r} must have a label in every row, {rows} none; "
-            "drop them, or choose what counts as missing if an entry such as None is a class"
+            "drop them with --drop-unlabelled (an entry such as None or NA counts as missing)"
         )
     y = labels.infer_objects().to_numpy()
     if kind == "number" and y.dtype.kind not in "iuf":  # categories, decimals
         y = np.asarray(y, dtype=np.float64)
+    if classification and y.dtype.kind == "f" and not (y == np.rint(y)).all():
+        y = np.array([str(label) for label in y.tolist()], dtype=object)  # scikit-learn takes fractions for amounts
     codes, classes = pd.factorize(y)
     counts = np.bincount(codes)
     # A class with five rows on average can hardly be learned; numbers that many are amounts, not classes.
     amounts = len(classes) > max(20, len(y) / 5)
     if y.dtype.kind == "f":
         amounts |= not (np.isfinite(classes) & (classes == np.rint(classes))).all()
-    if kind == "number" and amounts:
+    if kind == "number" and amounts and not classification:
         raise TableError(
             f"the target {column!r} looks like regression, {len(classes)} different numbers in {len(y)} rows; "
-            "classes are expected: cut it into ranges first"
+            "cut it into ranges first, or say --task classification if each number is a class"
         )
     if len(classes) < 2:
         raise TableError(f"the target {column!r} must have two classes or more, it has only {quoted(classes.tolist())}")

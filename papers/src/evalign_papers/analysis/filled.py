@@ -1,29 +1,42 @@
-"""A table with whatever reports exist: what every cell has of printed and measured numbers."""
+"""Tables filled from reports: each number as printed, as measured by the paper's protocol, and as measured honestly."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
 
+from evalign_papers.analysis.distance import Distance, distance
 from evalign_papers.analysis.significance import Comparison, against_printed, holm
 from evalign_papers.engine.printed import Printed, Row, Table
 from evalign_papers.engine.reports import Report, load_report
+from evalign_papers.engine.settings import PRINTED_BUDGET, reductions
 
 State = Literal["not planned", "no config", "not run", "partial", "complete"]
 STATES: tuple[State, ...] = ("not planned", "no config", "not run", "partial", "complete")
 SUFFIX = ".report.json"
+BUDGETS, FEWEST_TRIALS = (PRINTED_BUDGET, "@larger"), 3
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The scores of one cell under one protocol, trial by trial; none where nothing was run."""
+    """The scores of one cell under one protocol, trial by trial; none where nothing was run.
+
+    `reduced` says in which respects the run is below the printed budget.
+    """
 
     scores: Mapping[int, float]
     state: State = "no config"
     planned: int | None = None
+    reduced: tuple[str, ...] = ()
+    quirks: tuple[str, ...] = ()
+    without_test: Mapping[str, str] = field(default_factory=dict)  # metric -> mean without `test_chooses`
+
+    @property
+    def one_split(self) -> bool:
+        return "one_split" in self.quirks
 
     @property
     def values(self) -> list[float]:
@@ -60,6 +73,15 @@ class Number:
             else None
             for protocol, found in self.measured.items()
         }
+
+    @cached_property
+    def distance(self) -> Distance | None:
+        """Of the paper's protocol from print; None where there is nothing to compare."""
+        found = self.measured.get("paper")
+        if found is None or self.printed is None or "paper" in self.incomparable:
+            return None
+        fresh = self.measured["honest"].values if "honest" in self.measured else ()
+        return distance(self.printed, found.values, self.decimals, one_split=found.one_split, over_splits=fresh)
 
 
 @dataclass(frozen=True)
@@ -118,7 +140,14 @@ def _cells(papers: Path, table: Table) -> Iterator[Number]:
 
 
 def report_path(papers: Path, row: Row, protocol: str, dataset: str) -> Path:
-    return papers / row.folder / protocol / f"{dataset}.{row.cell}{SUFFIX}"
+    """The report of a row: of runs at several budgets the largest one that has three trials at least."""
+    folder = papers / row.folder / protocol
+    for budget in BUDGETS:
+        path = folder / f"{dataset}.{row.cell}{budget}{SUFFIX}"
+        report = read_report(path)
+        if report is not None and len(report.trials) >= FEWEST_TRIALS:
+            return path
+    return folder / f"{dataset}.{row.cell}{SUFFIX}"
 
 
 def read_report(path: Path) -> Report | None:
@@ -156,4 +185,9 @@ def measure(report: Report | None, decision: str, score: str, *, empty: State = 
     }
     if not scores:
         return Measured({}, empty)
-    return Measured(scores, "complete" if report.complete else "partial", report.config.trials)
+    reduced = tuple(reductions(report.config, report))
+    state: State = "complete" if report.complete else "partial"
+    without = [trial.scores.get(f"{decision}-without-test_chooses", {}).get(score) for trial in report.trials]
+    kept = [value for value in without if value is not None]
+    fair = {score: f"{fmean(kept):.3f}"} if kept else {}
+    return Measured(scores, state, report.config.trials, reduced, report.config.quirks, fair)

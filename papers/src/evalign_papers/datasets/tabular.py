@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evalign.tables.columns import TableError
+from evalign.tables.files import TableError
 from evalign.tables.read import read_table
 from evalign_papers.datasets.base import Card, DataError
 from evalign_papers.datasets.downloads import fetch_openml_table, fetch_original

@@ -98,20 +98,33 @@ def _pictures(
     on_epoch: OnEpoch | None,
     checkpoints: Path | None,
 ) -> None:
-    if config.grid is not None and config.grid.search == "once":
-        raise ValueError(
-            f"{config.cell}: networks for pictures search a grid anew for each trial; set search to 'each'"
-        )
     dataset, points = dataset_of(config, data_dir), grid_points(config.grid)
     torch.backends.cudnn.benchmark = True  # pictures of one size: the fastest algorithm is looked for once
     pixels = torch.from_numpy(np.ascontiguousarray(dataset.X)).to(device)
+
+    def file_of(trial: int, point: Point) -> Path | None:
+        if checkpoints is None or find_spec("safetensors") is None:  # without it a trial starts anew
+            return None
+        place = grid_points(config.grid).index(point)
+        return checkpoints / f"{Path(config.cell).name}.{config.sha256[:8]}.{trial}.{place}.safetensors"
+
+    if config.grid is not None and config.grid.search == "once":
+        tried = [entry["point"] for entry in report.grid]
+        [(_, split)] = picture_splits(config, dataset, [0])
+        for point in (point for point in points if point not in tried):
+            started, file = time.perf_counter(), file_of(0, point)
+            first = train_pictures(config, dataset, pixels, split, 0, point, file, on_epoch)
+            report.grid.append(_validation(first))
+            report.seconds += time.perf_counter() - started
+            save(report)
+            if file is not None:
+                file.unlink(missing_ok=True)
+        points = [_best_point(config, report.grid)]
     for trial, split in picture_splits(config, dataset, missing):
         started, files, candidates = time.perf_counter(), list[Path](), list[Trained]()
-        for i, point in enumerate(points):
-            file = None
-            if checkpoints is not None and find_spec("safetensors") is not None:  # without it a trial starts anew
-                file = checkpoints / f"{Path(config.cell).name}.{config.sha256[:8]}.{trial}.{i}.safetensors"
-                files.append(file)
+        for point in points:
+            file = file_of(trial, point)
+            files += [] if file is None else [file]
             candidates.append(train_pictures(config, dataset, pixels, split, trial, point, file, on_epoch))
         one = candidates[0]
         if len(points) > 1:

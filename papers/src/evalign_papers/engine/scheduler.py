@@ -16,7 +16,7 @@ Engine = Literal["joblib", "ray"]
 ENGINES: tuple[Engine, ...] = ("joblib", "ray")
 WAVE = 4
 BUSY = "another process is running it"
-ERRORS = (ValueError, OSError, RuntimeError, FloatingPointError)  # the last: it diverged
+ERRORS = (ValueError, OSError, RuntimeError, ImportError, FloatingPointError)  # the last: it diverged
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ def printed_settings(config: Config) -> Settings | None:
     if config.training is None or config.network is None:
         return None
     paper, table = config.cell.split("/")[:2]
+    paper = "btg" if (paper, table) == ("checks", "text") else paper
     name = "caltech256" if config.data.name == "caltech101" else config.data.name  # its stand-in
     kind = {"mlp": "table", "graph": "graphs"}.get(config.network.kind, "images")
     if (paper, table) == ("btg", "s5"):

@@ -15,12 +15,14 @@ from evalign.training.recipes import Stage
 from evalign_papers.datasets.base import Protocol
 from evalign_papers.datasets.sources.cifar10 import CLASSES
 from evalign_papers.engine.config import VERSION, Config, Data, Grid, Method, Network, Training
-from evalign_papers.plans.tabular import BTG_EPOCHS, HERE, METRIC, STAGE, btg
+from evalign_papers.engine.settings import COOLING, PRINTED_BUDGET
+from evalign_papers.plans.tabular import BTG_EPOCHS, HERE, METRIC, STAGE, at_printed_budget, btg
 
 TABLES = {"btg": ["2", "3", "s12"], "east": ["1", "2", "4", "6"], "mf": ["1"], "checks": ["longtail"]}
 YES_NO = ("cifar10_transportation", "cifar10_frog")
-MANY = ("cifar10", "caltech101")
-EPOCHS = {"cifar10": 30, "caltech101": 120}
+MANY = ("cifar10", "caltech101", "caltech256")
+EPOCHS = {"cifar10": 30, "caltech101": 120, "caltech256": 120}
+CALTECH = {"dog": 55, "frog": 79}  # codes of Caltech-256 (EAST, Table 4), which has 257 classes
 BATCH = 256
 TAIL_EPOCHS, TAIL_BATCH = 60, 128
 BTG_EPOCHS |= {"cifar10_transportation": 25, "cifar10_frog": 25, "cocktailparty_graph": 500}
@@ -74,9 +76,10 @@ def many(cell: str, name: str, protocol: str, *, anneals: bool) -> dict[str, Any
     elif cell in ("f1", "accuracy", "mcc"):
         method = Method("metric", {**MACRO, "metric": cell})
     else:
-        beta = [1.0] * len(CLASSES)
         wanted, own = class_and_beta(cell)
-        beta[CLASSES.index(wanted)] = own
+        many_classes = name == "caltech256"
+        beta = [1.0] * (257 if many_classes else len(CLASSES))
+        beta[CALTECH[wanted] if many_classes else CLASSES.index(wanted)] = own
         method = Method("metric", {**MACRO, "metric": "fbeta", "beta": beta})
         if not anneals:  # MF: the slope stays as it is
             stages = (replace(stage, step="linear"),)
@@ -170,3 +173,13 @@ def plan_images(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                     **{"network": None, "training": None, "grid": None, **parts},
                 )  # fmt: skip
                 yield HERE / f"{where}.json", config
+                if paper in ("east", "mf") and protocol == "paper" and config.training and name != "caltech101":
+                    yield HERE / f"{where}{PRINTED_BUDGET}.json", with_printed_grid(config)
+
+
+def with_printed_grid(config: Config) -> Config:
+    """The same cell with every number of the printed protocol; the grid is searched once, on the first trial."""
+    assert config.training is not None
+    cools = any(stage.rate is not None for stage in config.training.stages)
+    rates = COOLING if cools else ()
+    return at_printed_budget(replace(config, trials=10, grid=Grid((), (), rates, (), select="loss", search="once")))

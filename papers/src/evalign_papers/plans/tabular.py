@@ -18,7 +18,7 @@ TABLES = {
     "btg": ["1", "4", "s4", "s5", "s6", "s7", "s9", "s11"],
     "east": ["1", "3"],
     "mf": ["2"],
-    "checks": ["ablation", "imbalance", "cooling"],
+    "checks": ["ablation", "imbalance", "cooling", "text", "slope"],
 }
 IMAGES = ("cifar10", "caltech256", "caltech101")  # the second cannot be had, the third stands in for it
 EXTRA = ("anchored", "ce", "forest", "boosting")
@@ -32,7 +32,7 @@ BTG_EPOCHS = {
     "synthetic_33": 300,
 }
 EAST_EPOCHS = {"cocktailparty": 600, "adult": 120, "mammography": 600, "creditcard": 40}
-LARGER = {"adult": (1024, 2048)}
+LARGER = {"adult": (2048,)}
 EAST_PATIENCE = {"cocktailparty": 20, "adult": 8, "mammography": 20, "creditcard": 5}
 
 BTG_NETWORK = Network((32, 16), 0.5, "one")
@@ -72,12 +72,15 @@ def btg(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
     if loss in ("f1", "f2", "f3", "accuracy", "auroc"):
         beta = {"f2": 2.0, "f3": 3.0}.get(loss)
         metric = "fbeta" if beta else loss
-        if paper:
+        if paper and rest != "text":
             quirks = ("released_soft_sets", *quirks)
             method = Method("released", {"metric": metric, "step": shape, "beta": beta})
         else:
             grid = [i / 10 for i in range(1, 10)] if loss == "auroc" else 0.5
-            method = Method("metric", {**METRIC, "metric": metric, "step": shape, "beta": beta, "threshold": grid})
+            slope = slope_of(rest)
+            stage = replace(stage, step="sigmoid" if "k" in slope else stage.step)
+            options = {**METRIC, "metric": metric, "step": stage.step, "beta": beta, "threshold": grid, **slope}
+            method = Method("metric", options)
     elif loss == "bce":
         method, stage = Method("cross_entropy", {}), replace(ENTROPY, epochs=epochs)
     elif loss == "dice":
@@ -101,6 +104,15 @@ def btg(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
         raise ValueError(f"btg-{table}: no plan for {cell!r}")
     training = Training((stage,), batch, class_weight=table == "s9", oversample=table == "s11")
     return {"method": method, "network": BTG_NETWORK, "training": training, "quirks": quirks, "decide_for": decide_for}
+
+
+def slope_of(rest: str) -> dict[str, float]:
+    """
+    >>> slope_of("delta-0_1"), slope_of("k-20"), slope_of("linear")
+    ({'delta': 0.1}, {'k': 20.0}, {})
+    """
+    name, _, value = rest.partition("-")
+    return {name: float(value.replace("_", "."))} if name in ("delta", "k") and value else {}
 
 
 def east(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
@@ -219,9 +231,12 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
         for name in content["datasets"]:
             if name in IMAGES:
                 continue
-            extra = paper == "checks" or (row.get("extra", False) and cell in EXTRA)
+            of_btg = (paper, table) in (("checks", "text"), ("checks", "slope"))
+            extra = (paper == "checks" and not of_btg) or (row.get("extra", False) and cell in EXTRA)
             protocols: list[Protocol] = (
-                ["honest"] if extra and not (paper == "east" and cell == "forest") else ["paper", "honest"]
+                list(content.get("protocols", ["paper", "honest"]))
+                if of_btg
+                else (["honest"] if extra and not (paper == "east" and cell == "forest") else ["paper", "honest"])
             )
             for protocol in protocols:
                 inputs = "both" if extra and cell not in ("forest", "boosting") else "standard"
@@ -229,7 +244,7 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                 if extra and protocol == "honest":
                     parts = ours(cell, rows, "binary" if classes == 2 else "macro")
                 else:
-                    parts = (btg if paper == "btg" else east)(table, cell, name, protocol)
+                    parts = (btg if paper == "btg" or of_btg else east)(table, cell, name, protocol)
                 where = f"{paper}/{table}/{protocol}/{name}.{cell}"
                 full = {"network": None, "training": None, "grid": None, **parts}
                 config = Config(
@@ -246,7 +261,7 @@ def larger_budgets(where: str, config: Config) -> Iterator[tuple[Path, Config]]:
     """Credit card: the printed protocol but for the small batches; F1 also that of the positive class."""
     full = at_printed_budget(config)
     assert full.grid is not None
-    larger = replace(full, cell=f"{where}@larger", grid=replace(full.grid, batch_size=(2048, 8192)))
+    larger = replace(full, cell=f"{where}@larger", grid=replace(full.grid, batch_size=(8192,)))
     yield HERE / f"{where}@larger.json", larger
     if config.method.options.get("metric") == "f1":
         method = replace(config.method, options={**config.method.options, "average": "binary"})

@@ -5,13 +5,14 @@ rows read once. A method that lacks a set is left out there.
 """
 
 from collections.abc import Mapping
+from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
-from evalign_papers.analysis.significance import Comparison, holm, over_splits
+from evalign_papers.analysis.significance import LEVEL, TEST_TO_TRAIN, Comparison, holm, over_splits
 from evalign_papers.render.documents import markdown_table
 from evalign_papers.render.wording import NONE, signed
 
@@ -86,7 +87,7 @@ def metric_block(results: Results) -> str:
     rows = []
     for (name, rule), (judged, p) in compared.items():
         common = pairs[name, rule][0].scores.keys() & pairs[name, rule][1].scores.keys()
-        both = [_mean({split: one.scores[split] for split in common}) for one in pairs[name, rule]]
+        both = [corrected_mean({split: one.scores[split] for split in common}) for one in pairs[name, rule]]
         rows.append([name, str(len(common)), DECISIONS[rule], *both, signed(judged.difference, judged.error, p)])
     head = ["data", "splits", "decision", "cross-entropy + metric", "cross-entropy", "difference"]
     return f"{markdown_table(head, rows)}\n\n{_family(len(compared))}"
@@ -112,7 +113,7 @@ def rivals_block(results: Results) -> str:
         for method in dict.fromkeys(key[1] for key in compared if key[0] == name):
             cells = [compared.get((name, method, rule)) for rule in rules]
             shown = [NONE if cell is None else signed(cell[0].difference, cell[0].error, cell[1]) for cell in cells]
-            rows.append([name, _mean(ours.scores), method, *shown])
+            rows.append([name, corrected_mean(ours.scores), method, *shown])
     head = ["data", "EASTBooster", "minus", *(DECISIONS[rule] for rule in rules)]
     return f"{markdown_table(head, rows)}\n\n{_family(len(compared))}"
 
@@ -125,23 +126,30 @@ def best_block(results: Results) -> str:
         ours = [entry for entry in entries.values() if _is_ours(entry)]
         if ours and theirs:
             pairs[name] = (max(ours, key=lambda entry: entry.mean), max(theirs, key=lambda entry: entry.mean))
-    rows, ahead, level = [], [], []
-    for name, (own, rival) in pairs.items():
-        gaps = [own.scores[split] - rival.scores[split] for split in sorted(own.scores.keys() & rival.scores.keys())]
-        if len(gaps) < 2:
-            continue
-        difference, plain = fmean(gaps), stdev(gaps) / len(gaps) ** 0.5
-        judged = over_splits(own.scores, rival.scores)
-        gap, corrected = signed(difference, plain, 1.0), NONE if judged is None else f"{judged.error:.3f}"
-        rows.append([name, own.title, _mean(own.scores), rival.title, _mean(rival.scores), gap, corrected])
-        ahead += [name] if difference > 2 * plain else []
-        level += [name] if difference >= -plain else []
-    if not rows:
+    compared = _judged({name: over_splits(own.scores, rival.scores) for name, (own, rival) in pairs.items()})
+    if not compared:
         return NOTHING
-    head = ["data", "best of ours", "F1", "best rival", "F1", "difference ± standard error", "corrected"]
+    rows = []
+    for name, (judged, p) in compared.items():
+        own, rival = pairs[name]
+        gap = signed(judged.difference, judged.error, p)
+        rows.append(
+            [
+                name,
+                own.title,
+                corrected_mean(own.scores),
+                rival.title,
+                corrected_mean(rival.scores),
+                gap,
+                f"{judged.p:.2f}",
+            ]
+        )
+    head = ["data", "best of ours", "F1", "best rival", "F1", "difference", "p, uncorrected"]
+    ahead = [name for name, (judged, p) in compared.items() if p < LEVEL and judged.difference > 0]
+    behind = [name for name, (judged, p) in compared.items() if p < LEVEL and judged.difference < 0]
     note = (
-        f"Ahead or within one standard error on {len(level)} of {len(rows)} sets ({', '.join(level) or 'none'}), ahead "
-        f"beyond two on {len(ahead)} ({', '.join(ahead) or 'none'})."
+        f"Clearly ahead on {len(ahead)} of {len(rows)} sets ({', '.join(ahead) or 'none'}), clearly behind on "
+        f"{len(behind)} ({', '.join(behind) or 'none'}). {_family(len(rows))}"
     )
     return f"{markdown_table(head, rows)}\n\n{note}"
 
@@ -168,8 +176,9 @@ def _family(comparisons: int) -> str:
     return f"{comparisons} paired comparisons, corrected (Holm) as one family."
 
 
-def _mean(scores: Mapping[int, float]) -> str:
+def corrected_mean(scores: Mapping[int, float]) -> str:
+    """Mean over splits and its standard error, corrected for splits that share rows."""
     values = list(scores.values())
     if len(values) < 2:
         return f"{fmean(values):.3f}"
-    return f"{fmean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
+    return f"{fmean(values):.3f} ± {sqrt(1 / len(values) + TEST_TO_TRAIN) * stdev(values):.3f}"

@@ -1,41 +1,97 @@
-"""Documents whose numbers are generated: prose by hand, with blocks between marks that are written from reports.
+"""Documents written from reports: Jinja templates in which every measured or printed number is looked up.
 
-<!-- begin f1 -->
-… written anew each time …
-<!-- end f1 -->
+Nothing is typed: a sentence takes its numbers from the same reports as the tables, so it cannot outlive them.
 """
 
-import re
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from evalign.storage.atomic import write_atomically
+from evalign_papers.analysis.filled import Measured, measure, read_report
+from evalign_papers.analysis.significance import over_splits
+from evalign_papers.engine.printed import load_table
+from evalign_papers.render.wording import NONE, REDUCED, signed
 
-_BLOCK = re.compile(r"<!-- begin (?P<name>[\w-]+) -->\n.*?<!-- end (?P=name) -->", re.DOTALL)
+CIFAR10_ROWS = "printed_budget_cifar10.jsonl"
 
 
-def refreshed(text: str, blocks: Mapping[str, str]) -> str:
-    """The document with every block replaced; a block that has no content, or no place, is an error.
+class Numbers:
+    """Look-ups of a template. A cell is named by its path, as `btg/1/honest/adult.f1`; what was not run is a dash."""
 
-    >>> refreshed("a\\n<!-- begin x -->\\nold\\n<!-- end x -->\\nb", {"x": "new"})
-    'a\\n<!-- begin x -->\\n\\nnew\\n\\n<!-- end x -->\\nb'
-    """
-    places = [match["name"] for match in _BLOCK.finditer(text)]
-    if sorted(places) != sorted(blocks):
-        raise ValueError(
-            f"the document must have the blocks {', '.join(sorted(blocks))}, once each, it has "
-            f"{', '.join(sorted(places)) or 'none'}; add <!-- begin NAME --> and <!-- end NAME --> lines"
+    def __init__(self, papers: Path, benchmarks: Path | None = None) -> None:
+        self.papers = papers
+        rows = None if benchmarks is None else benchmarks / CIFAR10_ROWS
+        self.cifar10_rows: list[dict[str, Any]] = (
+            [json.loads(line) for line in rows.read_text().splitlines()] if rows is not None and rows.exists() else []
         )
-    return _BLOCK.sub(lambda match: _framed(match["name"], blocks[match["name"]]), text)
+
+    def score(self, cell: str, metric: str = "f1", decision: str | None = None, digits: int = 2) -> str:
+        """Mean over trials, marked where the run is below the printed budget."""
+        found = self._measured(cell, metric, decision)
+        return NONE if found.mean is None else f"{found.mean:.{digits}f}{REDUCED if found.reduced else ''}"
+
+    def printed(self, table: str, label: str, dataset: str, metric: str = "f1") -> str:
+        content = load_table(self.papers, table)
+        (row,) = (row for row in content.rows if row.label == label)
+        return f"{row.printed[dataset][metric].mean:.{content.decimals[0]}f}"
+
+    def versus(self, cell: str, rival: str, decisions: Sequence[str] = ("argmax", "argmax"), metric: str = "f1") -> str:
+        """Mean difference over the splits both have, its corrected standard error, and p."""
+        scores = [
+            self._measured(one, metric, decision).scores
+            for one, decision in zip((cell, rival), decisions, strict=True)
+        ]  # fmt: skip
+        found = over_splits(*scores)
+        return NONE if found is None else f"{signed(found.difference, found.error, 1.0)}, p = {found.p:.2f}"
+
+    def cifar10(self, loss: str, metric: str = "f1") -> str:
+        """A score of EAST on CIFAR-10 at the printed patience, at the learning rate of the lowest validation loss."""
+        own = [row for row in self.cifar10_rows if row["loss"] == loss]
+        best = min(own, key=lambda row: row["validation_loss"], default=None)
+        return NONE if best is None else f"{best['test'][metric]:.3f}"
+
+    def cifar10_epochs(self) -> str:
+        """Most epochs of these runs, and whether patience ended all of them."""
+        if not self.cifar10_rows:
+            return NONE
+        ended = all(row["stopped_by"] == "patience" for row in self.cifar10_rows)
+        return f"{max(row['epochs'] for row in self.cifar10_rows)} epochs" + ("" if ended else ", when time was up")
+
+    def trials(self, cell: str) -> str:
+        report = read_report(self.papers / f"{cell}.report.json")
+        return NONE if report is None else str(len(report.trials))
+
+    def epochs(self, cell: str) -> str:
+        """Fewest and most epochs of a trial."""
+        report = read_report(self.papers / f"{cell}.report.json")
+        if report is None or not report.trials:
+            return NONE
+        counts = sorted(trial.epochs for trial in report.trials)
+        return str(counts[0]) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+
+    def _measured(self, cell: str, metric: str, decision: str | None) -> Measured:
+        rule = decision or ("paper" if "/paper/" in cell else "argmax")
+        return measure(read_report(self.papers / f"{cell}.report.json"), rule, metric)
 
 
-def write_document(path: Path, blocks: Mapping[str, str], *, check: bool = False) -> bool:
-    """Refresh a document in place, or only look (`check`); whether it was up to date."""
-    old = path.read_text(encoding="utf-8")
-    new = refreshed(old, blocks)
-    if not check and new != old:
-        write_atomically(path, new)
-    return new == old
+def render_document(name: str, papers: Path, blocks: Mapping[str, str], benchmarks: Path | None = None) -> str:
+    """A document from its template, with blocks of tables in it."""
+    environment = Environment(
+        loader=PackageLoader("evalign_papers.render"), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    return environment.get_template(f"{name}.j2").render(blocks=blocks, n=Numbers(papers, benchmarks))
+
+
+def write_document(path: Path, text: str, *, check: bool = False) -> bool:
+    """Write a document, or only compare it (`check`); whether it was up to date."""
+    current = path.exists() and path.read_text(encoding="utf-8") == text
+    if not check and not current:
+        write_atomically(path, text)
+    return current
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -48,7 +104,3 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, *rows]
     text = [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
     return "\n".join([text[0], "|---" * len(head) + "|", *text[1:]])
-
-
-def _framed(name: str, content: str) -> str:
-    return f"<!-- begin {name} -->\n\n{content.strip()}\n\n<!-- end {name} -->"

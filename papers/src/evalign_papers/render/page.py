@@ -1,5 +1,6 @@
 """Every table on one HTML page that needs nothing else: printed, the paper's protocol and honest, side by side."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,13 +10,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from evalign.storage.atomic import write_atomically
+from evalign_papers.analysis.distance import VERDICTS
 from evalign_papers.analysis.facts import Fact, count_facts
 from evalign_papers.analysis.filled import FilledTable, fill
 from evalign_papers.engine.printed import all_tables
 from evalign_papers.render.figure_parts import Drawn
 from evalign_papers.render.figures import imbalance, trade_off
 from evalign_papers.render.step_figures import STEP_FIGURES
-from evalign_papers.render.wording import LEGEND, columns, mark, measured_number, not_run, printed_number, state_of
+from evalign_papers.render.wording import (
+    LEGEND,
+    columns,
+    mark,
+    measured_number,
+    not_run,
+    printed_number,
+    reduced_notes,
+    state_of,
+)
 
 TRADE_OFFS = ("btg-4", "btg-s6")
 
@@ -31,7 +42,7 @@ def render_page(
     filled: Sequence[FilledTable], facts: Mapping[str, Sequence[Fact]] | None = None, created: str | None = None
 ) -> str:
     environment = Environment(
-        loader=PackageLoader("evalign_papers.render", "."), autoescape=True, undefined=StrictUndefined,
+        loader=PackageLoader("evalign_papers.render"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template("page.html.j2").render(
@@ -46,15 +57,21 @@ def render_page(
 def summary(filled: Sequence[FilledTable]) -> str:
     """What the page shows in a sentence that does not flatter."""
     runs = [state for one in filled for protocol in one.table.protocols for state in one.states(protocol).values()]
-    tested = [p for one in filled for (*_, protocol), p in one.adjusted.items() if protocol == "paper"]
     begin = f"{runs.count('complete')} of {len(runs)} runs are complete."
-    if not tested:
+    counts = Counter(dict.fromkeys(VERDICTS, 0))
+    for one in filled:
+        counts.update(distance_counts(one))
+    total = counts.total()
+    if not total:
         return f"{begin} No printed number has been measured under the paper's protocol yet."
-    off = sum(p < 0.05 for p in tested)
-    return (
-        f"{begin} Of {len(tested)} printed numbers measured under the paper's protocol, {len(tested) - off} came out "
-        f"with no clear difference and {off} clearly different."
-    )
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return f"{begin} Of {total} printed numbers measured under the paper's protocol: {listed}."
+
+
+def distance_counts(filled: FilledTable) -> dict[str, int]:
+    """How many printed numbers of a table are in each class of distance; empty where none was measured."""
+    found = Counter(cell.distance.verdict for cell in filled.cells if cell.distance is not None)
+    return {name: found[name] for name in VERDICTS} if found else {}
 
 
 def _figures(filled: Sequence[FilledTable]) -> list[Drawn]:
@@ -80,6 +97,8 @@ def _table(filled: FilledTable, facts: Sequence[Fact]) -> dict[str, Any]:
         "blocks": [] if table.kind == "facts" else [_block(filled, dataset) for dataset in table.datasets],
         "facts": facts,
         "not_run": not_run(filled),
+        "reduced": reduced_notes(filled),
+        "distances": distance_counts(filled),
     }
 
 

@@ -7,13 +7,17 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
+import pandas as pd
+
+from evalign_papers.analysis.distance import VERDICTS
 from evalign_papers.analysis.filled import FilledTable, Measured, Number, fill, measure, read_report, report_path
 from evalign_papers.analysis.significance import LEVEL, against_printed, holm
 from evalign_papers.engine.printed import all_tables
-from evalign_papers.render.documents import markdown_table
+from evalign_papers.render.documents import CIFAR10_ROWS, markdown_table
 from evalign_papers.render.wording import NONE, measured_number, not_run, printed_number
 
 WITHOUT = "-without-"
+SHOWN = ("f1", "accuracy", "mcc")
 LEAST = 0.0005  # an effect below is none at three decimals
 
 
@@ -27,12 +31,15 @@ class Effect(NamedTuple):
     without: Measured
 
 
-def reproduction_blocks(papers: Path) -> dict[str, str]:
+def reproduction_blocks(papers: Path, benchmarks: Path | None = None) -> dict[str, str]:
     everything = [fill(papers, table) for table in all_tables(papers)]
     filled = [one for one in everything if one.adjusted]
     moved = [effect for one in filled for effect in effects(papers, one)]
     return {
         "reached": reached_block(filled),
+        "budgets": budgets_block(filled),
+        "cifar10": cifar10_block(benchmarks),
+        "adult": adult_block(filled),
         "fit": fit_block(moved),
         "quirks": quirks_block(moved),
         "missed": missed_block(filled, moved),
@@ -58,21 +65,104 @@ def effects(papers: Path, filled: FilledTable) -> Iterator[Effect]:
 
 
 def reached_block(filled: Sequence[FilledTable]) -> str:
-    """A line for each table: how many numbers were measured, how many are clearly off, and the median distance."""
+    """A line for each table: how many printed numbers are in each class of distance, and the median distance."""
+    numbers = pd.DataFrame(
+        [
+            (one.table.name, cell.distance.verdict, abs(cell.distance.difference))
+            for one in filled
+            for cell in one.cells
+            if cell.distance is not None
+        ],
+        columns=["table", "verdict", "gap"],
+    )
+    if numbers.empty:
+        return "No table has been run under the paper's protocol yet."
+    counts = numbers.groupby(["table", "verdict"]).size().unstack(fill_value=0).reindex(columns=VERDICTS, fill_value=0)
+    gaps = numbers.groupby("table")["gap"].agg(["median", "max"])
     rows = []
     for one in filled:
-        tested = [cell for cell in one.cells if cell.tests.get("paper")]
-        if not tested:
+        if one.table.name not in counts.index:
             continue
-        off = sum(_off(one, cell) for cell in tested)
-        gaps = [abs(test.difference) for cell in tested if (test := cell.tests["paper"])]
+        own, gap = counts.loc[one.table.name], gaps.loc[one.table.name]
         printed = sum(cell.printed is not None for cell in one.cells)
-        rows.append([one.table.name, f"{len(tested)} of {printed}", str(len(tested) - off), str(off),
-                     f"{median(gaps):.3f}", f"{max(gaps):.3f}", f"`{one.table.command}`"])  # fmt: skip
-    if not rows:
-        return "No table has been run under the paper's protocol yet."
-    head = ["table", "numbers measured", "no clear difference", "clearly off", "median distance", "largest", "command"]
+        rows.append([one.table.name, f"{own.sum()} of {printed}", *(str(own[name]) for name in VERDICTS),
+                     f"{gap['median']:.3f}", f"{gap['max']:.3f}", f"`{one.table.command}`"])  # fmt: skip
+    total = counts.sum()
+    rows.append(["all", str(total.sum()), *(str(total[name]) for name in VERDICTS), f"{numbers.gap.median():.3f}",
+                 f"{numbers.gap.max():.3f}", ""])  # fmt: skip
+    head = ["table", "numbers measured", *VERDICTS, "median distance", "largest", "command"]
     return markdown_table(head, rows)
+
+
+def budgets_block(filled: Sequence[FilledTable]) -> str:
+    """A line for each table and kind of reduction: which runs are below the printed budget, and how."""
+    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for one in filled:
+        for cell in one.cells:
+            found = cell.measured.get("paper")
+            if found is None or not found.scores or cell.row.extra:
+                continue
+            kind = re.sub(r", reached by [^;]*", ", reached", "; ".join(found.reduced)) or "none"
+            runs = groups.setdefault((one.table.name, kind), {})
+            rows = runs.setdefault(cell.dataset, [])
+            if cell.row.label not in rows:
+                rows.append(cell.row.label)
+    if not groups:
+        return "No table has been run under the paper's protocol yet."
+    rows = [
+        [table, reduction, "; ".join(f"{dataset} ({', '.join(labels)})" for dataset, labels in runs.items())]
+        for (table, reduction), runs in groups.items()
+    ]
+    return markdown_table(["table", "smaller than printed in", "runs"], rows)
+
+
+def cifar10_block(benchmarks: Path | None) -> str:
+    """Darknet-19 trained by EAST at the printed patience: rows of `benchmarks/printed_budget.py`."""
+    path = None if benchmarks is None else benchmarks / CIFAR10_ROWS
+    if path is None or not path.exists():
+        return "Nothing has been run yet: `python benchmarks/printed_budget.py cifar10`."
+    found = pd.read_json(path, lines=True).sort_values(
+        ["loss", "learning_rate", "trial"], ascending=[True, False, True]
+    )
+    printed = {"f1": "F1\\*", "accuracy": "Acc\\*", "mcc": "MCC\\*", "ce": "cross-entropy"}
+    rows = [
+        [printed.get(row.loss, row.loss), f"{row.learning_rate:g}", str(row.trial), str(row.epochs), row.stopped_by,
+         f"{row.seconds:.0f}", f"{row.validation_loss:.3f}", *(f"{row.test[name]:.3f}" for name in SHOWN)]
+        for row in found.itertuples()
+    ]  # fmt: skip
+    head = ["trained on", "learning rate", "trial", "epochs", "stopped by", "seconds", "validation loss",
+            "F1", "accuracy", "MCC"]  # fmt: skip
+    device = found.environment.iloc[0]["device"]
+    note = (
+        f"Darknet-19, batches of {', '.join(map(str, sorted(set(found.batch_size))))}, patience 50 a temperature, "
+        f"cooling by 0.9, no augmentation; scores of the epoch of lowest validation loss, on {device}. Where time "
+        "stopped a run, it is still below the printed budget. `python benchmarks/printed_budget.py cifar10`"
+    )
+    return f"{markdown_table(head, rows)}\n\n{note}"
+
+
+def adult_block(filled: Sequence[FilledTable]) -> str:
+    """Printed numbers on Adult beside the runs with the quirk of its loader, and the same without `test_chooses`."""
+    rows, seen = [], set()
+    for one in filled:
+        for cell in one.cells:
+            found = cell.measured.get("paper")
+            place = (cell.row.folder, cell.row.cell, cell.metric, cell.printed)
+            if found is None or "adult_first_line" not in found.quirks or place in seen:
+                continue
+            if cell.printed is None or cell.distance is None:
+                continue
+            seen.add(place)
+            rows.append([one.table.name, cell.row.label, one.table.metrics[cell.metric],
+                         printed_number(cell.printed, cell.decimals), measured_number(found),
+                         found.without_test.get(cell.metric, NONE), cell.distance.verdict,
+                         measured_number(cell.measured["honest"]) if "honest" in cell.measured else NONE])  # fmt: skip
+    if not rows:
+        return "Nothing has been run with this quirk yet."
+    head = ["table", "row", "metric", "printed", "with the quirk", "and without test_chooses", "class", "honest"]
+    counts = Counter(row[6] for row in rows)
+    listed = ", ".join(f"{counts[name]} {name}" for name in VERDICTS)
+    return f"Of {len(rows)} printed numbers on Adult: {listed}.\n\n{markdown_table(head, rows)}"
 
 
 def fit_block(moved: Sequence[Effect]) -> str:
@@ -124,7 +214,7 @@ def quirks_block(moved: Sequence[Effect]) -> str:
 
 
 def missed_block(filled: Sequence[FilledTable], moved: Sequence[Effect]) -> str:
-    """Every printed number that is clearly off under the paper's protocol, largest distance first."""
+    """Every printed number that is off under the paper's protocol, largest distance first."""
     largest: dict[tuple[str, str, str, str], Effect] = {}
     for effect in moved:
         place = (effect.table, effect.cell.row.label, effect.cell.dataset, effect.cell.metric)
@@ -133,9 +223,10 @@ def missed_block(filled: Sequence[FilledTable], moved: Sequence[Effect]) -> str:
     rows, seen = [], set()
     for one in filled:
         for cell in one.cells:
-            test = cell.tests.get("paper")
+            test = cell.distance
             number = (cell.row.folder, cell.row.cell, cell.dataset, cell.metric, cell.printed)
-            if test is not None and _off(one, cell) and number not in seen:  # a row may stand in two tables
+            # A row may stand in two tables.
+            if test is not None and test.verdict in ("off", "far off") and number not in seen:
                 seen.add(number)
                 moving = largest.get((one.table.name, cell.row.label, cell.dataset, cell.metric))
                 mover = (
@@ -143,12 +234,13 @@ def missed_block(filled: Sequence[FilledTable], moved: Sequence[Effect]) -> str:
                 )
                 line = [one.table.name, cell.row.label, cell.dataset, one.table.metrics[cell.metric],
                         printed_number(cell.printed, cell.decimals), measured_number(cell.measured["paper"]),
-                        _signed(test.difference), mover, measured_number(cell.measured["honest"])]  # fmt: skip
+                        _signed(test.difference), test.verdict, mover,
+                        measured_number(cell.measured["honest"])]  # fmt: skip
                 rows.append((abs(test.difference), line))
     if not rows:
-        return "No measured number is clearly off."
-    head = ["table", "row", "data", "metric", "printed", "paper protocol", "difference", "quirk that moves it most",
-            "honest"]  # fmt: skip
+        return "No measured number is off."
+    head = ["table", "row", "data", "metric", "printed", "paper protocol", "difference", "class",
+            "quirk that moves it most", "honest"]  # fmt: skip
     return markdown_table(head, [line for _, line in sorted(rows, key=lambda row: -row[0])])
 
 
@@ -169,10 +261,6 @@ def not_run_block(filled: Sequence[FilledTable]) -> str:
 def _run(cell: Number) -> tuple[str, ...]:
     """What tells a measured number, whichever table shows it."""
     return cell.row.folder, cell.row.cell, cell.dataset, cell.metric
-
-
-def _off(filled: FilledTable, cell: Number) -> bool:
-    return filled.adjusted[cell.row.label, cell.dataset, cell.metric, "paper"] < LEVEL
 
 
 def _signed(value: float) -> str:

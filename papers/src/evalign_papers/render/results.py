@@ -10,11 +10,12 @@ from pathlib import Path
 from statistics import fmean
 
 from evalign_papers.analysis.contests import ANCHORED, Contender, Duel, duels, tally
-from evalign_papers.analysis.filled import FilledTable, fill
+from evalign_papers.analysis.filled import FilledTable, fill, measure, read_report
 from evalign_papers.analysis.significance import holm, over_splits
+from evalign_papers.datasets import find_card
 from evalign_papers.engine.printed import find_papers, load_table
 from evalign_papers.render.benchmarks import tree_blocks
-from evalign_papers.render.documents import markdown_table, write_document
+from evalign_papers.render.documents import markdown_table, render_document, write_document
 from evalign_papers.render.reproduction import reproduction_blocks
 from evalign_papers.render.wording import NONE, measured_number, signed
 
@@ -27,6 +28,7 @@ CONTESTS: tuple[tuple[str, str, Contender], ...] = (
     ("mcc-paper", "mcc", Contender("mcc", "argmax", "MCC as in the paper, argmax")),
     ("auroc-paper", "auroc", Contender("auroc", "argmax", "AUROC as in the paper")),
 )
+VACUOUS = "no-dynamic-threshold"  # a softmax of two classes is cut at one half, dynamic or not
 NOTHING = "Nothing has been run for this comparison yet."
 
 
@@ -34,8 +36,12 @@ def results_blocks(papers: Path) -> dict[str, str]:
     contests = [(name, metric, ours, duels(papers, ours, metric)) for name, metric, ours in CONTESTS]
     blocks = {name: contest_block(found, ours) for name, _, ours, found in contests}
     blocks["glance"] = glance_block([(metric, ours, found) for _, metric, ours, found in contests])
-    for name, reference in (("ablation", "full"), ("imbalance", "cross-entropy"), ("cooling", "none")):
+    checks = (
+        ("ablation", "full"), ("imbalance", "cross-entropy"), ("cooling", "none"), ("slope", "linear, delta = 0.1"),
+    )  # fmt: skip
+    for name, reference in checks:
         blocks[name] = check_block(fill(papers, load_table(papers, f"checks-{name}")), reference)
+    blocks["imbalance-decided"] = decided_block(papers)
     tail = fill(papers, load_table(papers, "checks-longtail"))
     blocks["longtail-balanced"] = check_block(tail, "logit-adjusted cross-entropy", "balanced_accuracy")
     blocks["longtail-rare"] = check_block(tail, "logit-adjusted cross-entropy", "rare_recall")
@@ -110,7 +116,9 @@ def check_block(filled: FilledTable, reference: str, metric: str = "f1") -> str:
         line = [row.label]
         for dataset in table.datasets:
             text = measured_number(filled.cell(row, dataset, metric).measured["honest"])
-            if compared := found.get((row.label, dataset)):
+            if row.cell == VACUOUS and _two_classes(dataset):
+                text = "(two classes: nothing to remove)"
+            elif compared := found.get((row.label, dataset)):
                 text += f" ({signed(compared.difference, None, corrected[row.label, dataset])})"
             line.append(text)
         rows.append(line)
@@ -123,6 +131,32 @@ def check_block(filled: FilledTable, reference: str, metric: str = "f1") -> str:
     return f"{markdown_table([table.metrics[metric], *table.datasets], rows)}\n\n{note}"
 
 
+def _two_classes(dataset: str) -> bool:
+    return find_card(dataset.partition("-")[0]).num_classes == 2
+
+
+def decided_block(papers: Path) -> str:
+    """Anchored minus cross-entropy at every imbalance, each with the same decision rule."""
+    table = load_table(papers, "checks-imbalance")
+    compared = {}
+    for dataset in table.datasets:
+        for decision in ("argmax", "tuned", "plug_in"):
+            paths = [papers / table.folder / "honest" / f"{dataset}.{cell}.report.json" for cell in ("anchored", "ce")]
+            both = [measure(read_report(path), decision, "f1").scores for path in paths]
+            if found := over_splits(*both):
+                compared[dataset, decision] = found
+    if not compared:
+        return NOTHING
+    corrected = dict(zip(compared, holm([one.p for one in compared.values()]), strict=True))
+    rows = []
+    for dataset in dict.fromkeys(dataset for dataset, _ in compared):
+        own = {rule: compared.get((dataset, rule)) for rule in ("argmax", "tuned", "plug_in")}
+        rows.append([dataset, *(NONE if one is None else signed(one.difference, one.error, corrected[dataset, rule])
+                                for rule, one in own.items())])  # fmt: skip
+    note = f"{len(compared)} paired comparisons, corrected (Holm) as one family."
+    return f"{markdown_table(['F1', 'argmax', 'tuned', 'plug-in'], rows)}\n\n{note}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--papers", type=Path, help="the folder of tables and reports")
@@ -133,11 +167,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, fail where a document is out of date")
     args = parser.parse_args(arguments)
     papers = find_papers(args.papers)
-    documents = {
+    blocks = {
         "results.md": results_blocks(papers) | tree_blocks(args.benchmarks),
-        "reproduction.md": reproduction_blocks(papers),
+        "reproduction.md": reproduction_blocks(papers, args.benchmarks),
     }
-    current = [write_document(args.docs / name, blocks, check=args.check) for name, blocks in documents.items()]
+    current = [
+        write_document(args.docs / name, render_document(name, papers, own, args.benchmarks), check=args.check)
+        for name, own in blocks.items()
+    ]
     return int(args.check and not all(current))
 
 

@@ -16,6 +16,7 @@ from evalign_papers.render.wording import (
     measured_number,
     not_run,
     printed_number,
+    reduced_notes,
     state_of,
 )
 
@@ -31,6 +32,8 @@ def show(filled: FilledTable, console: Console, facts: Sequence[Fact] = ()) -> N
         console.print(grid)
     if any(cell.tests[protocol] for cell in filled.cells for protocol in table.protocols):
         console.print(f"[dim]{LEGEND}[/dim]", highlight=False)
+    for line in reduced_notes(filled):
+        console.print(f"[dim]{line}[/dim]", highlight=False)
     if any(lacking.state == "not run" for lacking in not_run(filled)):
         console.print(f"{NONE} is not run yet; run it with: {table.command}", highlight=False)
 

@@ -6,15 +6,27 @@ from evalign_papers.analysis.filled import FilledTable, Measured, Number
 from evalign_papers.analysis.significance import PRINTED_TRIALS
 from evalign_papers.engine.printed import Printed, Table
 
-NONE = "–"
+NONE, REDUCED = "–", "†"
 STARS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 LEGEND = (
     "▲ and ▼: above or below the printed number by Welch's test against ten printed trials, p corrected (Holm) for all "
     "numbers of the table under that protocol; * p < 0.05, ** p < 0.01, *** p < 0.001; ≈ no clear difference; ≠ what "
     "was printed is another quantity (macro F1, F1 of the other class, balanced accuracy called AUROC). A printed "
     "deviation of 0.00 counts as half a unit of its last place, and half a unit of the printed mean's last "
-    "place is no difference."
+    "place is no difference. † is a run below the printed budget: the notes say in which respect."
 )
+
+
+def reduced_notes(filled: FilledTable) -> list[str]:
+    """A line for each kind of reduction in a table, with the runs that it concerns."""
+    groups: dict[str, list[str]] = {}
+    for cell in filled.cells:
+        found = cell.measured.get("paper")
+        if found is not None and found.reduced:
+            runs = groups.setdefault("; ".join(found.reduced), [])
+            if (run := f"{cell.dataset}: {cell.row.label}") not in runs:
+                runs.append(run)
+    return [f"{REDUCED} {reduction} ({', '.join(runs)})" for reduction, runs in groups.items()]
 
 
 def printed_number(printed: Printed | None, decimals: tuple[int, int]) -> str:
@@ -30,7 +42,7 @@ def printed_number(printed: Printed | None, decimals: tuple[int, int]) -> str:
 
 
 def measured_number(found: Measured, *, trials: bool = True) -> str:
-    """Mean and deviation over trials; fewer trials than planned, or than the papers' ten, are said.
+    """Mean and deviation over trials; fewer trials than planned, or than the papers' ten, are said, † a reduced run.
 
     >>> measured_number(Measured({0: 0.5, 1: 0.6}, "partial", 10)), measured_number(Measured({}))
     ('0.550 ± 0.071 (2 of 10)', '–')
@@ -40,6 +52,7 @@ def measured_number(found: Measured, *, trials: bool = True) -> str:
     if found.mean is None:
         return NONE
     text = f"{found.mean:.3f}" if found.std is None else f"{found.mean:.3f} ± {found.std:.3f}"
+    text += REDUCED if found.reduced else ""
     if found.state == "partial" and trials:
         return f"{text} ({len(found.scores)}{f' of {found.planned}' if found.planned else ' so far'})"
     if trials and len(found.scores) < PRINTED_TRIALS:

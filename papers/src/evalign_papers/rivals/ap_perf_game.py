@@ -273,4 +273,4 @@ def _highspy() -> Any:
     try:
         return importlib.import_module("highspy")
     except ImportError as error:
-        raise ImportError("AP-Perf needs highspy, which is not installed; pip install 'evalign[rivals]'") from error
+        raise ImportError("AP-Perf needs highspy, which is not installed; pip install highspy") from error

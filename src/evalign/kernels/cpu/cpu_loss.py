@@ -21,13 +21,14 @@ from evalign.kernels.plan import (
     AGREEMENTS,
     ClosedForm,
     Counts,
+    Eager,
     FivePoints,
     Lines,
     Plan,
     Settings,
     Slopes,
     closed_form,
-    first_order_only,
+    twice_differentiable,
 )
 from evalign.kernels.private_apis import fast_apply
 
@@ -275,11 +276,13 @@ class CompiledLoss(torch.autograd.Function):
         points: FivePoints,
         plan: Plan,
         hook: "CountsHook | None" = None,
+        eager: Eager | None = None,
     ) -> Tensor:
         detached = logits.detach()
         rows = not plan.thresholds and logits.dim() == 2
         saved = strided_rows(detached) if rows else detached.contiguous(), y.contiguous(), weight.contiguous()
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*saved, logits)
+        ctx.eager = eager
         ctx.settings, ctx.two_classes, totals = plan.settings(points), plan.two_classes, NO_TOTALS
         classes = 2 if plan.two_classes else logits.shape[1]
         vector = np.zeros(3 * classes + 2)
@@ -304,7 +307,8 @@ class CompiledLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
-        saved, settings, factor = ctx.saved_tensors, ctx.settings, by_loss.item()
+        *saved, logits = ctx.saved_tensors
+        settings, factor = ctx.settings, by_loss.item()
         with np.errstate(over="ignore", invalid="ignore"):  # a gradient scaler tries factors that are too large
             slopes = (factor * ctx.slopes).astype(np.float32)
             by_losses = np.float32(factor * ctx.by_losses)
@@ -317,7 +321,8 @@ class CompiledLoss(torch.autograd.Function):
             gradient = entry_gradient(saved, settings, by_tp, by_predicted, by_losses)
         else:
             gradient = column_gradient(saved, settings, by_tp[:, None], by_predicted[:, None], by_losses)
-        return first_order_only(gradient), None, None, None, None, None
+        gradient = twice_differentiable(gradient, (logits, saved[1], saved[2]), (by_loss,), ctx.eager)
+        return gradient, None, None, None, None, None, None
 
 
 _apply: Any = fast_apply(CompiledLoss)
@@ -330,6 +335,7 @@ def fused_loss(
     points: FivePoints,
     plan: Plan,
     hook: "CountsHook | None" = None,
+    eager: Eager | None = None,
 ) -> Tensor:
     """See `dispatch.fused_loss`."""
     if logits.dim() == 3:
@@ -337,7 +343,7 @@ def fused_loss(
             logits, y, weight = rows_of_images(logits), rows_of_images(y), rows_of_images(weight)
         elif not plan.thresholds and (logits.shape[1] > DENSE_CLASSES or not logits.is_contiguous()):
             logits = rows_of_images(logits)
-    return _apply(logits, y, weight, points, plan, hook)  # type: ignore[no-any-return]
+    return _apply(logits, y, weight, points, plan, hook, eager)  # type: ignore[no-any-return]
 
 
 def run_all_loops() -> None:

@@ -232,7 +232,7 @@ class LongRowNode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
         z, y, weight, *saved = ctx.saved_tensors
-        return first_order_only(ctx.how.backward((z, y, weight), saved, by_loss)), None, None, None
+        return first_order_only(ctx.how.backward((z, y, weight), saved, by_loss), z, by_loss), None, None, None
 
 
 _apply: Any = fast_apply(LongRowNode)

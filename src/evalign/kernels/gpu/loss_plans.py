@@ -298,7 +298,7 @@ class FusedNode(torch.autograd.Function):
                 saved_at, found.data_ptr(),
             )  # fmt: skip
             start(*(at + back.last))
-        return (first_order_only(found) if is_grad_enabled() else found), None
+        return (first_order_only(found, z, by_loss) if is_grad_enabled() else found), None
 
 
 _fused_node: Any = fast_apply(FusedNode)

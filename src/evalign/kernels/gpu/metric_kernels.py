@@ -240,15 +240,16 @@ class LossOfCounts(torch.autograd.Function):
         loss, slopes = loss_and_slopes(
             tp, predicted, c.actual, c.total, metric, per_label=c.multilabel, present=c.present
         )
-        ctx.save_for_backward(slopes)
+        ctx.save_for_backward(slopes, tp, predicted)
         return loss
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
-        (slopes,) = ctx.saved_tensors
+        slopes, *counts = ctx.saved_tensors
         with torch.no_grad():
             by_tp, by_predicted = (by_loss * slopes[:-1]).chunk(2)
-        return first_order_only(by_tp), first_order_only(by_predicted), None, None
+        sources = *counts, by_loss
+        return first_order_only(by_tp, *sources), first_order_only(by_predicted, *sources), None, None
 
 
 def loss_of_counts(c: Confusion, metric: ClosedForm) -> Tensor:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from evalign.tables.columns import TableError
+from evalign.tables.files import TableError
 from evalign.tables.read import read_table
 from evalign_papers.datasets.base import Card, DataError, Dataset, File, Protocol, Version
 from evalign_papers.datasets.folders import Store

@@ -1,0 +1,185 @@
+"""Adapting: `adapt` and `predict_jointly` of every classifier, for new rows whose class shares differ from training."""
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from evalign.decision.calibration import fit_calibration
+from evalign.decision.rule import Floats, Labels, Rule
+from evalign.decision.shift import Reference, Shift, find_shift, given_shares, reweighted, sampled_rows
+
+COLUMNS = 64  # of features that are kept, at most
+CATEGORIES = 8  # of a text column, at most
+
+
+@dataclass(frozen=True)
+class FeatureView:
+    """Columns of a table as numbers, for comparing distributions: text becomes one column a frequent category."""
+
+    columns: tuple[tuple[int, str | None], ...]  # (position, category); None is the number itself
+
+    @classmethod
+    def of(cls, X: Any) -> "FeatureView | None":
+        """View of the columns of a table or array; None of a sparse matrix."""
+        if hasattr(X, "tocsr") or np.ndim(X) != 2:
+            return None
+        table = pd.DataFrame(X)
+        found: list[tuple[int, str | None]] = []
+        for j in range(table.shape[1]):
+            column = table.iloc[:, j]
+            if _is_number(column):
+                found.append((j, None))
+            else:
+                found += [(j, str(name)) for name in column.astype(str).value_counts().index[:CATEGORIES]]
+        step = max(1, -(-len(found) // COLUMNS))
+        return cls(tuple(found[::step]))
+
+    def __call__(self, X: Any) -> Floats:
+        """Columns (n, F); missing numbers come below all others."""
+        table = pd.DataFrame(X)
+        made = []
+        for j, category in self.columns:
+            column = table.iloc[:, j]
+            if category is not None:
+                made.append((column.astype(str) == category).to_numpy(np.float64))
+            else:
+                values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+                made.append(np.nan_to_num(values, nan=-1e300, posinf=1e300, neginf=-1e299))
+        return np.stack(made, axis=1) if made else np.zeros((len(table), 0))
+
+
+def _is_number(column: "pd.Series[Any]") -> bool:
+    if pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
+        return True
+    return column.dtype == object and bool(pd.to_numeric(column.dropna(), errors="coerce").notna().all())
+
+
+class Adapting:
+    """Mixin: a fitted classifier that has kept a sample of held-out rows adapts to other class shares."""
+
+    classes_: NDArray[Any]
+    decision_: Rule
+    reference_: Reference
+    view_: FeatureView | None
+    shift_: Shift
+
+    # -- what a classifier has ----------------------------------------------------------------------------------
+
+    def _decision_probabilities(self, X: Any) -> Floats:
+        """Probabilities with classes in the order of the rule."""
+        raise NotImplementedError
+
+    def _decision_classes(self) -> NDArray[Any]:
+        """Classes in the order of the rule."""
+        return self.classes_
+
+    def _learned_rule(self, p: Floats, labels: Labels, weight: Floats) -> Rule:
+        """The rule that `fit` would learn from these held-out rows."""
+        raise NotImplementedError
+
+    def _plug_in(self, p: Floats) -> Rule:
+        """The plug-in rule of calibrated probabilities."""
+        raise NotImplementedError
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    def adapt(self, X: Any = None, *, prevalence: Mapping[Any, float] | None = None) -> Self:
+        """A copy that decides for other class shares: those found in new rows `X`, or those that are given.
+
+        With `X`, two tests come first: have the class shares changed, and is that all that has? If not, the copy
+        decides as before; `shift_` says what was found and why (`print(adapted.shift_)`). `prevalence` maps labels
+        to shares; classes that are left out keep their proportions among each other. Probabilities of the copy are
+        those of the original: only decisions change.
+
+        >>> import numpy as np
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> from evalign import MetricDecision
+        >>> rng = np.random.default_rng(0)
+        >>> y = (rng.random(2000) < 0.1).astype(int)
+        >>> X = rng.normal(size=(2000, 2)) + 2 * y[:, None]
+        >>> model = MetricDecision(LogisticRegression(), "f1").fit(X, y)
+        >>> later = (rng.random(500) < 0.5).astype(int)
+        >>> adapted = model.adapt(rng.normal(size=(500, 2)) + 2 * later[:, None])
+        >>> adapted.shift_.kind, round(adapted.shift_.shares[1], 1)
+        ('shares', 0.5)
+        >>> known = model.adapt(prevalence={1: 0.02})
+        >>> bool((known.predict(X) == 1).sum() < (model.predict(X) == 1).sum())
+        True
+        """
+        if not hasattr(self, "reference_"):
+            raise ValueError(
+                f"this {type(self).__name__} kept no held-out rows (not fitted, decision='argmax' or an old file), "
+                "so it cannot adapt; fit it again"
+            )
+        if X is None and prevalence is None:
+            raise ValueError("adapt needs new rows X, or prevalence={label: share}, got neither")
+        p = None if X is None else self._decision_probabilities(X)
+        if prevalence is not None:
+            shift = given_shares(self.reference_, self._shares(prevalence), self._decision_classes().tolist())
+        else:
+            shift = self._find_shift(p, X, intervals=True)
+        adapted = copy(self)
+        adapted.shift_ = shift
+        if shift.adapts:
+            adapted.decision_ = self._adapted_rule(shift, p)
+        return adapted
+
+    def _find_shift(self, p: Any, X: Any, *, intervals: bool) -> Shift:
+        features = None if self.view_ is None else self.view_(X)
+        names = self._decision_classes().tolist()
+        return find_shift(self.reference_, p, features, classes=names, intervals=intervals)
+
+    def _joint_rule(self, p: Floats, X: Any) -> Rule:
+        """The plug-in rule of these very rows, after a change of shares where there is evidence of one."""
+        if hasattr(self, "reference_") and len(p):
+            shift = self._find_shift(p, X, intervals=False)
+            if shift.adapts:
+                return self._adapted_rule(shift, p)
+        return self._plug_in(p)
+
+    def _adapted_rule(self, shift: Shift, p: Floats | None) -> Rule:
+        reference, ratios = self.reference_, shift.ratios
+        calibration = fit_calibration(reference.p, reference.y, np.ones(len(reference.y)))
+        if p is None or getattr(self, "subject_to", None) is not None or getattr(self, "costs", None) is not None:
+            # Constraints rest on labels: the held-out rows, each weighted by how much more frequent its class is now.
+            q = reweighted(calibration(reference.p), ratios)
+            rule = self._learned_rule(q, reference.y, ratios[reference.y])
+        else:
+            rule = self._plug_in(reweighted(calibration(p), ratios))
+        # The rule may calibrate q once more: (z / T + o) / T' + o' = z / (T T') + o / T' + o'.
+        first = np.asarray(calibration.offsets) + np.log(np.maximum(ratios, 1e-12))
+        second = np.zeros(len(first)) if rule.offsets is None else np.asarray(rule.offsets)
+        return replace(
+            rule,
+            temperature=float(np.multiply(calibration.temperature, rule.temperature)),
+            offsets=tuple((first / np.asarray(rule.temperature) + second).tolist()),
+            floor=calibration.floor,
+        )
+
+    def _shares(self, prevalence: Mapping[Any, float]) -> Floats:
+        names = {str(label): k for k, label in enumerate(self._decision_classes().tolist())}
+        if unknown := [str(label) for label in prevalence if str(label) not in names]:
+            raise ValueError(f"prevalence names the class {unknown[0]!r}, but the classes are {', '.join(names)}")
+        given = {names[str(label)]: float(share) for label, share in prevalence.items()}
+        left = 1 - sum(given.values())
+        others = [k for k in range(len(names)) if k not in given]
+        if min(given.values(), default=0.0) < 0 or left < -1e-9 or (not others and abs(left) > 1e-6):
+            raise ValueError(
+                f"shares must be at least 0 and add up to {'at most ' if others else ''}1, got {prevalence}"
+            )
+        shares = np.bincount(self.reference_.y, minlength=len(names)) / len(self.reference_.y)
+        shares[others] *= max(left, 0.0) / max(shares[others].sum(), 1e-12)
+        shares[list(given)] = list(given.values())
+        return shares
+
+    def _keep_reference(self, p: Floats, labels: Labels, weight: Floats | None, take: Callable[[Labels], Any]) -> None:
+        """Keep a sample of held-out rows; `take` returns the features of some of them."""
+        rows = sampled_rows(p, np.ones(len(p)) if weight is None else weight)
+        X = take(rows)
+        self.view_ = FeatureView.of(X)
+        self.reference_ = Reference(p[rows], labels[rows], None if self.view_ is None else self.view_(X))

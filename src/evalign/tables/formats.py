@@ -1,0 +1,301 @@
+"""Numbers and dates written as text: detect their format where it is certain, and convert.
+
+A column is converted only if every entry fits one format. Otherwise it stays text, and a note says why.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+Note = Callable[[str], None]
+NUMBER = re.compile(
+    r"(?P<sign>[-+\u2212]?)\s*(?P<before>[$€£¥₹]|[A-Z]{3}(?=[\s\d]))?\s*(?P<sign2>[-+\u2212]?)"
+    r"(?P<body>\d[\d.,'’ \u00a0\u202f]*|[.,]\d+)(?P<exponent>[eE][-+]?\d+)?\s*(?P<after>%|[$€£¥₹]|[A-Z]{3})?"
+)
+CURRENCIES = {"USD", "EUR", "GBP", "CHF", "JPY", "INR", "CNY", *"$€£¥₹"}
+SPACES = str.maketrans({"\u00a0": " ", "\u202f": " ", "’": "'", "\u2212": "-"})
+# Words for a missing value, letters only; a spreadsheet's errors among them.
+MISSING_WORDS = {
+    "", "na", "nan", "null", "none", "nil", "missing", "unknown", "notavailable", "notapplicable", "nodata", "tbd",
+    "div", "ref", "value", "name", "num",
+}  # fmt: skip
+MOSTLY = 0.8  # share of numbers above which a column of categories was probably meant as numbers
+SAMPLE = 500
+DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?")
+DATES = ("ISO8601", "%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+TIMES = ("", " %H:%M", " %H:%M:%S")
+PARTS = ("days", "month", "day", "weekday", "hour")
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How a column writes numbers: decimal and thousands separator; symbols around them are dropped.
+
+    >>> NumberFormat(",", ".").parse(pd.Series(["1.234,5", None, "7"])).tolist()
+    [1234.5, nan, 7.0]
+    """
+
+    decimal: str = "."
+    thousands: str = ""
+    kind: str = "number"
+
+    def matches(self, body: str) -> bool:
+        """Whether digits and separators are a number in this format."""
+        d, t = re.escape(self.decimal), re.escape(self.thousands)
+        plain = rf"\d*({d}\d*)?"
+        grouped = rf"|[1-9]\d{{0,2}}({t}\d{{3}})+({d}\d*)?" if self.thousands else ""
+        return re.fullmatch(plain + grouped, body) is not None
+
+    def parse(self, column: "pd.Series[Any]") -> "pd.Series[Any]":
+        """Numbers as float64, nan for missing words; raises ValueError for anything else."""
+        values = {text: self._value(text) for text in column.dropna().unique()}
+        return column.map(values).astype(np.float64)
+
+    def _value(self, text: str) -> float:
+        match = NUMBER.fullmatch(clean(text))
+        if match is None:
+            if is_missing_word(text):
+                return np.nan
+            raise ValueError(f"{text!r} is not a number")
+        if not self.matches(match["body"].strip()):
+            raise ValueError(f"{text!r} is not a number with the decimal separator {self.decimal!r}")
+        body = match["body"].strip()
+        body = body.replace(self.thousands, "") if self.thousands else body
+        number = float(body.replace(self.decimal, ".") + (match["exponent"] or ""))
+        return -number if "-" in (match["sign"], match["sign2"]) else number
+
+
+@dataclass(frozen=True)
+class DateFormat:
+    """How a column writes dates, as `strptime` reads it."""
+
+    pattern: str
+    kind: str = "date"
+
+    def parse(self, column: "pd.Series[Any]") -> "pd.Series[Any]":
+        text = column.astype(object).where(column.notna(), None)
+        return pd.to_datetime(text.str.strip(), format=self.pattern, utc=True).dt.tz_localize(None)
+
+
+ColumnFormat = NumberFormat | DateFormat
+
+
+def format_from_json(data: Mapping[str, Any]) -> ColumnFormat:
+    """The format that `dataclasses.asdict` wrote."""
+    fields = {name: str(value) for name, value in data.items()}
+    return DateFormat(**fields) if fields.get("kind") == "date" else NumberFormat(**fields)
+
+
+def is_text(column: "pd.Series[Any]") -> bool:
+    """Whether a column holds text and missing values only."""
+    if column.dtype == object:
+        return pd.api.types.infer_dtype(column, skipna=True) == "string"
+    return isinstance(column.dtype, pd.StringDtype) and bool(column.notna().any())
+
+
+def clean(text: str) -> str:
+    return text.translate(SPACES).strip()
+
+
+def is_missing_word(text: str) -> bool:
+    """Whether an entry means that there is no value.
+
+    >>> [is_missing_word(text) for text in ("n/a?", "--", "#DIV/0!", "low")]
+    [True, True, True, False]
+    """
+    return not re.search(r"\d", text.replace("#DIV/0!", "")) and (
+        re.sub(r"[\W\d_]", "", text).casefold() in MISSING_WORDS
+    )
+
+
+def convert(
+    frame: pd.DataFrame,
+    *,
+    known: Mapping[str, ColumnFormat],
+    text: Any = (),
+    decimal: str | None = None,
+    delimiter: str = ",",
+    note: Note,
+) -> dict[str, ColumnFormat]:
+    """Convert text columns that hold numbers or dates in place; returns the format of each.
+
+    `known` formats, of the training file, are applied before any are detected; `text` columns stay as they are.
+    """
+    formats: dict[str, ColumnFormat] = {}
+    for name in frame.columns:
+        column = frame[name]
+        if name in text or not is_text(column):
+            continue
+        if name in known:
+            try:
+                frame[name], formats[name] = known[name].parse(column), known[name]
+                continue
+            except ValueError:  # another format than in training: detect it
+                pass
+        found = detect_number(column, name, decimal, delimiter, note) or detect_date(column, name, note)
+        if found is not None:
+            frame[name], formats[name] = found.parse(column), found
+    return formats
+
+
+def detect_number(
+    column: "pd.Series[Any]", name: str, decimal: str | None, delimiter: str, note: Note
+) -> NumberFormat | None:
+    """The one format in which every entry is a number or a word for a missing value; None if there is none."""
+    counts = column.value_counts()
+    texts = [str(text) for text in counts.index]
+    if sum(NUMBER.fullmatch(clean(text)) is not None for text in texts[:SAMPLE]) < 0.5 * len(texts[:SAMPLE]):
+        return None
+    matches = {text: NUMBER.fullmatch(clean(text)) for text in texts}
+    words = [text for text, match in matches.items() if match is None]
+    others = [text for text in words if not is_missing_word(text)]
+    found = [match for match in matches.values() if match is not None]
+    symbols = {symbol for match in found for symbol in (match["before"], match["after"]) if symbol}
+    bodies = [match["body"].strip() for match in found]
+    unclear = None
+    if others:
+        share = 1 - counts[others].sum() / counts.sum()
+        if share >= MOSTLY:
+            unclear = (
+                f"holds numbers in {share:.0%} of its rows but also text such as {others[0]!r}, and is used as "
+                f"categories; if that means missing, add --na {others[0]!r}"
+            )
+    elif symbols - CURRENCIES - {"%"} or len(symbols) > 1 or ("%" in symbols and any(not m["after"] for m in found)):
+        unclear = f"mixes units ({', '.join(sorted(symbols)) or 'none'}), and is used as categories; convert it to one"
+    else:
+        fits = _formats_of(bodies, decimal, delimiter)
+        if len(fits) == 1:
+            _tell(name, column, fits[0], words, symbols, bodies, note)
+            return fits[0]
+        if fits:
+            example = next(body for body in bodies if "," in body)
+            unclear = (
+                f"writes numbers as {example!r}, which may be a decimal or a thousands separator, and is used as "
+                "categories; say --decimal , or --decimal ."
+            )
+    if unclear is not None:
+        note(f"column {name!r} {unclear}")
+    return None
+
+
+def _formats_of(bodies: list[str], decimal: str | None, delimiter: str) -> list[NumberFormat]:
+    """All formats that fit, of which those are left out that another one makes redundant."""
+    pairs = [(".", ""), (",", "")] + [(d, t) for d in ".," for t in ",. '" if d != t]
+    fits = [NumberFormat(d, t) for d, t in pairs if all(NumberFormat(d, t).matches(body) for body in bodies)]
+    fits = [one for one in fits if not one.thousands or any(one.thousands in body for body in bodies)]
+    if decimal is not None:
+        return ([one for one in fits if one.decimal == decimal] or fits)[:1]
+    if any(one.decimal == "." and not one.thousands for one in fits):  # what a reader of plain numbers understands
+        return [NumberFormat()]
+    if {NumberFormat(".", ","), NumberFormat(",", "")} <= set(fits):  # "12,345": both fit
+        return [NumberFormat(".", ",")] if delimiter == "," else fits
+    return fits[:1]
+
+
+def _tell(
+    name: str, column: "pd.Series[Any]", found: NumberFormat, words: list[str], symbols: set[str], bodies: list[str],
+    note: Note,
+) -> None:  # fmt: skip
+    said = []
+    if found.decimal == "," and any("," in body for body in bodies):
+        said.append("a decimal comma")
+    elif found.decimal == "." and not (found.thousands or symbols or words):
+        said.append("a decimal point")
+    if found.thousands:
+        said.append(f"{found.thousands!r} between thousands")
+    if symbols:
+        said.append(f"the unit {symbols.copy().pop()}")
+    if words:
+        rows = int(column.isin(words).sum())
+        said.append(f"{', '.join(map(repr, words[:3]))} for missing values in {rows} row{'s' * (rows > 1)}")
+    note(f"column {name!r} was read as numbers with {' and '.join(said)}")
+
+
+def detect_date(column: "pd.Series[Any]", name: str, note: Note) -> DateFormat | None:
+    """The one date format that every entry fits; None if there is none, or day and month cannot be told apart."""
+    texts = pd.Series([str(text).strip() for text in column.dropna().unique()])
+    if not texts.iloc[:SAMPLE].map(lambda text: DATE.fullmatch(text) is not None).all():
+        return None
+    fits: list[tuple[str, pd.Series[Any]]] = []
+    for pattern in (date + time for date in DATES for time in (TIMES if "%" in date else ("",))):
+        parsed = pd.to_datetime(texts, format=pattern, errors="coerce", utc=True)
+        if parsed.notna().all() and not any(parsed.equals(other) for _, other in fits):
+            fits.append((pattern, parsed))
+    if len(fits) > 1:
+        note(
+            f"column {name!r} holds dates such as {texts[0]!r} in which day and month cannot be told apart, and is "
+            "used as categories; write them as YYYY-MM-DD"
+        )
+    return DateFormat(fits[0][0]) if len(fits) == 1 else None
+
+
+def expand_dates(frame: pd.DataFrame, *, features: Any = (), note: Note = lambda text: None) -> pd.DataFrame:
+    """Replace date columns by numbers: days since 1970, month, day of the month, weekday (Monday is 0), hour.
+
+    The hour is left out if every time is midnight. `features`, the names of training, decide at prediction. Times of
+    day and time spans become seconds.
+
+    >>> frame = pd.DataFrame({"day": pd.to_datetime(["2024-02-29", "1970-01-02"])})
+    >>> expand_dates(frame).to_dict("list")
+    {'day:days': [19782.0, 1.0], 'day:month': [2.0, 1.0], 'day:day': [29.0, 2.0], 'day:weekday': [3.0, 4.0]}
+    """
+    expanded: dict[str, Any] = {}
+    known = set(features)
+    found: list[str] = []
+    changed = False
+    for name in frame.columns:
+        column = frame[name]
+        kind = _time_kind(column)
+        changed = changed or kind is not None
+        if kind is None:
+            expanded[name] = column
+        elif kind == "date":
+            parts = _date_parts(pd.to_datetime(column, utc=True).dt.tz_localize(None))
+            if known:
+                parts = {part: values for part, values in parts.items() if f"{name}:{part}" in known}
+            elif not (parts["hour"].fillna(0) != 0).any():
+                del parts["hour"]
+            expanded |= {f"{name}:{part}": values for part, values in parts.items()}
+            found.append(str(name))
+        else:
+            expanded[name] = _seconds(column, kind)
+    if not changed:
+        return frame
+    if found:
+        names = ", ".join(map(repr, found))
+        note(f"the dates in {names} were turned into days, month, day of the month, weekday and (with times) hour")
+    result = pd.DataFrame(expanded, index=frame.index)
+    result.attrs = frame.attrs
+    return result
+
+
+def _time_kind(column: "pd.Series[Any]") -> str | None:
+    kind = getattr(column.dtype, "kind", "")
+    if kind in "Mm":
+        return {"M": "date", "m": "timedelta"}[kind]
+    if column.dtype != object:
+        return None
+    inferred = pd.api.types.infer_dtype(column, skipna=True)
+    return {"date": "date", "datetime": "date", "time": "time", "timedelta": "timedelta"}.get(inferred)
+
+
+def _date_parts(dates: "pd.Series[Any]") -> dict[str, "pd.Series[Any]"]:
+    days = (dates - pd.Timestamp("1970-01-01")) / pd.Timedelta(days=1)
+    named = {"month": dates.dt.month, "day": dates.dt.day, "weekday": dates.dt.day_of_week}
+    hour = dates.dt.hour + dates.dt.minute / 60
+    return {"days": days} | {part: values.astype(np.float64) for part, values in named.items()} | {"hour": hour}
+
+
+def _seconds(column: "pd.Series[Any]", kind: str) -> "pd.Series[Any]":
+    if kind == "timedelta":
+        return pd.to_timedelta(column).dt.total_seconds()
+    seconds = [np.nan if pd.isna(t) else 3600 * t.hour + 60 * t.minute + t.second for t in column]
+    return pd.Series(seconds, index=column.index, dtype=np.float64)
+
+
+def formats_to_json(formats: Mapping[str, ColumnFormat]) -> dict[str, Any]:
+    return {name: asdict(one) for name, one in formats.items()}

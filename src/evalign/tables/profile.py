@@ -1,0 +1,118 @@
+"""Profile a table: column types, missing values, constants, duplicates, suspected leaks, class shares."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from evalign.tables.columns import column_kind, factorized, floats
+from evalign.tables.files import quoted
+
+ID_VALUES = 64  # a text column with more distinct values than this, and in over half the rows, names the rows
+FEW_ROWS = 5  # of a class or a value: below this, a column may separate the classes by chance
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """One feature column; `leak` says how it gives the target away, if it does."""
+
+    name: str
+    kind: str
+    missing: int
+    distinct: int
+    id_like: bool = False
+    leak: str | None = None
+
+    @property
+    def constant(self) -> bool:
+        return self.distinct == 1 and self.missing == 0
+
+
+@dataclass(frozen=True)
+class TableProfile:
+    """What is known about a table before training.
+
+    >>> frame = pd.DataFrame({"age": [1, 2, None, 4], "planet": "earth"})
+    >>> profile = profile_table(frame, np.array(["a", "b", "a", "b"]))
+    >>> profile.columns[0].missing, profile.columns[1].constant, profile.classes
+    (1, True, {'a': 2, 'b': 2})
+    """
+
+    rows: int
+    columns: tuple[ColumnProfile, ...]
+    classes: dict[str, int]
+    duplicate_rows: int
+    conflicting_rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The profile in plain types, with the share of each class."""
+        shares = {name: count / self.rows for name, count in self.classes.items()}
+        columns = [asdict(column) | {"constant": column.constant} for column in self.columns]
+        return asdict(self) | {"columns": columns, "class_shares": shares}
+
+    def notes(self) -> list[str]:
+        """What a user should know, one sentence each."""
+        said = [f"{column.leak}; if it is not known when predicting, ignore it with --drop {column.name!r}"
+                for column in self.columns if column.leak]  # fmt: skip
+        if constant := [column.name for column in self.columns if column.constant]:
+            said.append(f"constant columns carry no information: {quoted(constant)}")
+        if ids := [column.name for column in self.columns if column.id_like]:
+            said.append(
+                f"nearly every row has a different text in {quoted(ids)}; if it identifies the row, ignore it "
+                "with --drop"
+            )
+        if self.conflicting_rows:
+            said.append(f"{self.conflicting_rows} rows equal another row that has another label")
+        return said
+
+
+def profile_table(X: pd.DataFrame, y: NDArray[Any]) -> TableProfile:
+    """Profile features and labels."""
+    codes, labels = pd.factorize(y, sort=True)
+    counts = np.bincount(codes, minlength=len(labels))
+    hashes = pd.util.hash_pandas_object(X, index=False).to_numpy()
+    rows = pd.DataFrame({"row": hashes, "label": codes})
+    conflicting = rows.groupby("row")["label"].transform("nunique") > 1
+    return TableProfile(
+        rows=len(X),
+        columns=tuple(_profile_column(X[name], str(name), codes, labels) for name in X.columns),
+        classes={str(label): int(count) for label, count in zip(labels.tolist(), counts, strict=True)},
+        duplicate_rows=int(rows.duplicated().sum()),
+        conflicting_rows=int(conflicting.sum()),
+    )
+
+
+def _profile_column(column: "pd.Series[Any]", name: str, target: NDArray[Any], labels: Any) -> ColumnProfile:
+    kind = column_kind(column, name)
+    codes, values = factorized(column)
+    present = codes >= 0
+    distinct = len(np.unique(codes[present]))
+    id_like = kind == "text" and distinct > max(ID_VALUES, len(column) / 2)
+    leak = None
+    if kind != "empty" and distinct > 1:
+        leak = _leak(column, name, kind, codes, values, target, labels)
+    return ColumnProfile(name, kind, int((~present).sum()), distinct, id_like, leak)
+
+
+def _leak(
+    column: "pd.Series[Any]", name: str, kind: str, codes: NDArray[Any], values: NDArray[Any], target: NDArray[Any],
+    labels: Any,
+) -> str | None:  # fmt: skip
+    """How a column determines the target: it is a copy, each value has one label, or ranges do not overlap."""
+    if np.bincount(target).min() < FEW_ROWS:
+        return None
+    pairs = len(np.unique(codes.astype(np.int64) * len(labels) + target))
+    places = len(np.unique(codes))
+    if pairs == places and len(codes) >= FEW_ROWS * places:
+        spelled, wanted = (np.array([str(value) for value in listed]) for listed in (values, labels))
+        if (codes >= 0).all() and (spelled[codes] == wanted[target]).all():
+            return f"column {name!r} is a copy of the target"
+        return f"column {name!r} determines the target: all rows with the same value have the same label"
+    if kind == "number" and (codes >= 0).all():
+        x = floats(column, name)
+        ends = pd.DataFrame({"x": x, "y": target}).groupby("y")["x"].agg(["min", "max"]).sort_values("min")
+        if (ends["min"].to_numpy()[1:] > ends["max"].to_numpy()[:-1]).all():
+            return f"column {name!r} determines the target: the ranges of its values in the classes do not overlap"
+    return None

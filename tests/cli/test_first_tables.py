@@ -1,0 +1,134 @@
+"""Tables as people have them, through fit and predict: formats, dates, labels, leaks, folders of Parquet files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from commands import FAST, Said, animals, assert_refused, call
+
+
+def fit(path: Path, *options: object) -> Said:
+    return call("fit", path, "-t", "kind", "-o", path.parent / "run", *FAST, *options)
+
+
+def result(folder: Path) -> dict:
+    return dict(json.loads((folder / "run" / "result.json").read_text()))
+
+
+def test_odd_numbers_and_dates_are_used_alike_in_fit_and_predict(tmp_path: Path) -> None:
+    plain = animals()
+    plain["income"] = (1000 * (plain["weight"] + 5)).round(2)
+    odd = plain.assign(
+        income=[f"{value:,.2f}".translate(str.maketrans(",.", ".,")) for value in plain["income"]],
+        share=[f"{abs(value):.1f}%" for value in plain["height"]],
+        price=[f"${abs(value):.2f}" for value in plain["weight"]],
+        day=[f"{i % 28 + 1:02d}.{i % 12 + 1:02d}.2024" for i in range(len(plain))],
+    )
+    odd.to_csv(tmp_path / "train.csv", index=False)
+    said = fit(tmp_path / "train.csv")
+    assert said.code == 0, said.err
+    for words in ("'income' was read as numbers", "the unit %", "the unit $", "the dates in 'day'"):
+        assert words in said.err
+    kinds = {column["name"]: column["kind"] for column in result(tmp_path)["data"]["profile"]["columns"]}
+    assert set(kinds) == {"weight", "height", "colour", "income", "share", "price",
+                          "day:days", "day:month", "day:day", "day:weekday"}  # fmt: skip
+    assert [name for name, kind in kinds.items() if kind != "number"] == ["colour"]
+    # One row alone could be read in other ways: "1.234,00" without a comma is 1.234.
+    one = odd.head(1).assign(income="6.000", day="01.02.2024")
+    one.to_csv(tmp_path / "one.csv", index=False)
+    said = call("predict", tmp_path / "run", tmp_path / "one.csv")
+    assert said.code == 0, said.err
+    one.assign(income="6.000,00").to_csv(tmp_path / "same.csv", index=False)
+    assert call("predict", tmp_path / "run", tmp_path / "same.csv").out == said.out
+
+
+def test_labels_are_kept_as_written(tmp_path: Path) -> None:
+    frame = animals(90)
+    frame["kind"] = np.tile(["001", "01", "1"], 30)
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    assert fit(tmp_path / "train.csv", "-q").code == 0
+    assert result(tmp_path)["classes"] == ["001", "01", "1"]
+    said = call("predict", tmp_path / "run", tmp_path / "train.csv", "--target", "kind", "--no-proba")
+    assert set(said.out.split()[1:]) <= {"001", "01", "1"}
+
+
+def test_fractions_are_labels_if_it_is_said(tmp_path: Path) -> None:
+    frame = animals(90)
+    frame["kind"] = np.tile([0.5, 1.5, 2.0], 30)
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    assert_refused(fit(tmp_path / "train.csv"), "--task classification")
+    assert fit(tmp_path / "train.csv", "--task", "classification", "-q").code == 0
+    assert result(tmp_path)["classes"] == ["0.5", "1.5", "2.0"]
+
+
+def test_rows_without_a_label_are_dropped_if_it_is_said(tmp_path: Path) -> None:
+    frame = animals(100)
+    frame.loc[:4, "kind"] = None
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    assert_refused(fit(tmp_path / "train.csv"), "--drop-unlabelled")
+    assert "5 of 100 rows have no label" in fit(tmp_path / "train.csv", "--drop-unlabelled").err
+    assert result(tmp_path)["data"]["rows"] == 95
+
+
+def test_options_of_reading_hold_for_predict_too(tmp_path: Path) -> None:
+    frame = animals(100).assign(height=lambda f: f["height"].astype(object).where(f.index % 9 > 0, "-999"))
+    frame.to_csv(tmp_path / "train.csv", index=False, sep=";", decimal=",", encoding="cp1252")
+    assert fit(tmp_path / "train.csv", "--decimal", ",", "--na", "-999", "--encoding", "cp1252", "-q").code == 0
+    columns = {column["name"]: column for column in result(tmp_path)["data"]["profile"]["columns"]}
+    assert columns["height"]["missing"] == 12
+    assert columns["weight"]["kind"] == "number"
+    said = call("predict", tmp_path / "run", tmp_path / "train.csv")
+    assert (said.code, len(said.out.splitlines())) == (0, 101), said.err
+
+
+def test_a_leak_is_noted(tmp_path: Path) -> None:
+    animals().assign(answer=lambda f: f["kind"]).to_csv(tmp_path / "train.csv", index=False)
+    assert "note: column 'answer' is a copy of the target" in fit(tmp_path / "train.csv").err
+    assert any("'answer'" in note for note in result(tmp_path)["notes"])
+
+
+def test_classes_of_two_rows_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("x,kind\n1,a\n2,a\n3,b\n4,b\n")
+    for options in (FAST, ["--model", "boost"]):
+        said = call("fit", tmp_path / "train.csv", "-t", "kind", "-o", tmp_path / "run", "-q", *options)
+        assert_refused(said, "leaves none to test on")
+
+
+@pytest.mark.parametrize("name", ["train.xlsx", "train.feather", "train.jsonl"])
+def test_other_formats(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("openpyxl")
+    write = {".xlsx": pd.DataFrame.to_excel, ".feather": pd.DataFrame.to_feather}.get(Path(name).suffix)
+    if write is None:
+        animals().to_json(tmp_path / name, orient="records", lines=True)
+    else:
+        write(animals(), tmp_path / name, **({"index": False} if name.endswith("xlsx") else {}))
+    assert fit(tmp_path / name, "-q").code == 0
+    said = call("predict", tmp_path / "run", tmp_path / name)
+    assert (said.code, len(said.out.splitlines())) == (0, 121), said.err
+
+
+def test_predict_takes_the_folder_of_parquet_files_that_fit_takes(tmp_path: Path) -> None:
+    animals().to_csv(tmp_path / "train.csv", index=False)
+    assert fit(tmp_path / "train.csv", "-q").code == 0
+    (tmp_path / "parts").mkdir()
+    new = animals(50, 3)
+    new[:20].to_parquet(tmp_path / "parts" / "a.parquet")
+    new[20:].to_parquet(tmp_path / "parts" / "b.parquet")
+    new.to_parquet(tmp_path / "whole.parquet")
+    parts = call("predict", tmp_path / "run", tmp_path / "parts")
+    assert parts.code == 0, parts.err
+    assert parts.out == call("predict", tmp_path / "run", tmp_path / "whole.parquet").out
+
+
+@pytest.mark.slow
+def test_two_splits_have_no_p_values(tmp_path: Path) -> None:
+    animals().to_csv(tmp_path / "train.csv", index=False)
+    words = ["compare", tmp_path / "train.csv", "-t", "kind", "-o", tmp_path / "run", "--splits", "2"]
+    said = call(*words, "--epochs", "2", "--hidden", "4", "--folds", "1", "--device", "cpu")
+    assert said.code == 0, said.err
+    header = next(line for line in said.out.splitlines() if "training + decision" in line)
+    assert header.split()[-1] != "p"
+    assert all(row["p"] is None for row in result(tmp_path)["table"])

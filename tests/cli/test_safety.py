@@ -1,0 +1,228 @@
+"""Nothing is overwritten, lost or half-written; what is wrong is refused in one sentence before training."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from commands import FAST, animals, assert_refused, call, command
+from evalign.storage import atomic
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("safety")
+    animals().to_csv(path / "train.csv", index=False)
+    animals(60, 1).to_csv(path / "new.csv", index=False)
+    said = call("fit", path / "train.csv", "-t", "kind", "-o", path / "run", "-q", *FAST)
+    assert said == (0, "", "")  # --quiet prints nothing but errors
+    return path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# -- overwriting ------------------------------------------------------------------------------------------------------
+
+
+def test_predict_refuses_to_overwrite_its_input(folder: Path) -> None:
+    before = content(folder)
+    new = folder / "new.csv"
+    for force in ([], ["--force"]):
+        assert_refused(call("predict", folder / "run", new, "--out", new, *force), "is the file to read")
+    (folder / "link.csv").symlink_to(new)
+    assert_refused(call("predict", folder / "run", new, "--out", folder / "link.csv", "--force"), "the file to read")
+    (folder / "link.csv").unlink()
+    assert content(folder) == before
+
+
+def test_predict_overwrites_with_force_only(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.csv"
+    out.write_text("years of work")
+    assert_refused(call("predict", folder / "run", folder / "new.csv", "--out", out), "--force")
+    assert out.read_text() == "years of work"
+    assert call("predict", folder / "run", folder / "new.csv", "--out", out, "--force").code == 0
+    assert len(pd.read_csv(out)) == 60
+
+
+@pytest.mark.parametrize("name", ["fit", "compare"])
+def test_a_run_is_overwritten_with_force_only(folder: Path, name: str) -> None:
+    before = content(folder / "run")
+    said = call(name, folder / "train.csv", "-t", "kind", "-o", folder / "run")
+    assert_refused(said, "holds an earlier run; choose another folder, or overwrite it: --force")
+    assert content(folder / "run") == before
+
+
+def test_force_replaces_a_run_as_a_whole(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert call("fit", folder / "train.csv", "-t", "kind", "-o", out, *FAST, "--seed", 1, "-q").code == 0
+    before = content(out)
+    assert call("fit", folder / "train.csv", "-t", "kind", "-o", out, *FAST, "--seed", 2, "-q", "--force").code == 0
+    after = content(out)
+    assert after.keys() == before.keys()
+    assert all(after[name] != before[name] for name in after)
+
+
+# -- --out is checked first, failures leave nothing -------------------------------------------------------------------
+
+
+def test_out_is_checked_before_training(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalign.comparison.run.evaluate", lambda *arguments, **options: pytest.fail("trained"))
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/evalign/run")):
+        assert_refused(call("fit", folder / "train.csv", "-t", "kind", "-o", out, *FAST))
+    monkeypatch.setattr("evalign.cli.predict.load_model", lambda *arguments: pytest.fail("loaded"))
+    for out in (tmp_path / "file" / "p.csv", Path("/proc/p.csv"), tmp_path / "p.docx", tmp_path):
+        assert_refused(call("predict", folder / "run", folder / "new.csv", "-o", out))
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_fails_leaves_nothing_and_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    def failing(handle: int) -> None:
+        if (calls := next(count)) > 0:  # the first write is the check before training
+            raise OSError(reason, os.strerror(reason))
+        assert calls == 0
+
+    for name, arguments in {
+        "run": ["fit", folder / "train.csv", "-t", "kind", *FAST],
+        "p.csv": ["predict", folder / "run", folder / "new.csv"],
+        "p.parquet": ["predict", folder / "run", folder / "new.csv"],
+    }.items():
+        count = iter(range(99))
+        monkeypatch.setattr(atomic.os, "fsync", failing)
+        said = call(*arguments, "-q", "--out", tmp_path / name)
+        monkeypatch.undo()
+        assert_refused(said, f"{tmp_path / name} cannot be written ({os.strerror(reason)})")
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
+@pytest.mark.slow
+def test_a_full_disk(folder: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("may not mount")
+    try:
+        said = call("fit", folder / "train.csv", "-t", "kind", "-q", "--out", disk / "run", *FAST, "--hidden", "256")
+        assert_refused(said, f"{disk / 'run'} cannot be written (No space left on device)")
+        assert list(disk.iterdir()) == []
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        said = call("fit", folder / "train.csv", "-t", "kind", "-q", "--out", disk / "run", *FAST)
+        assert_refused(said, "Read-only file system")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_an_error_after_training_leaves_no_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ValueError("no page")
+
+    monkeypatch.setattr("evalign.report.render", fail)
+    assert call("fit", folder / "train.csv", "-t", "kind", "-q", "-o", tmp_path / "a" / "run", *FAST).code != 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fit", "predict"])
+def test_a_kill_at_any_moment_leaves_whole_files(folder: Path, tmp_path: Path, name: str) -> None:
+    """Ten moments each of fit and predict: every file that has its final name is whole."""
+    out = tmp_path / ("run" if name == "fit" else "p.csv")
+    arguments = {
+        "fit": ["fit", folder / "train.csv", "-t", "kind", "-o", out, "--force", *FAST],
+        "predict": ["predict", folder / "run", folder / "new.csv", "-o", out, "--force"],
+    }[name]
+    words = [sys.executable, "-m", "evalign", *map(str, arguments)]
+    started = time.monotonic()
+    assert subprocess.run(words, capture_output=True, check=True).returncode == 0
+    whole, seconds = content(tmp_path), time.monotonic() - started
+    for share in np.random.default_rng(0).uniform(0.3, 1.05, 10):
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(share * seconds)
+        process.kill()
+        process.wait()
+        found = {name: data for name, data in content(tmp_path).items() if "/." not in f"/{name}"}
+        assert found.keys() <= whole.keys()
+        if name == "predict":
+            assert found == whole  # the same predictions every time
+        elif "run/result.json" in found:
+            json.loads(found["run/result.json"])
+            assert call("predict", out, folder / "new.csv", "-q").code == 0
+    assert call(*arguments, "-q").code == 0  # and the next run is none the worse
+    assert not list(tmp_path.rglob(".writing-*"))
+
+
+# -- options that contradict each other -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--test", "train.csv"], "is the training file"),
+        (["--test", "copy.csv"], "is the training file"),
+        (["--test", "new.csv", "--test-size", "0.3"], "give only one"),
+        (["--model", "boost", "--ensemble", "3"], "--ensemble is an option of networks"),
+        (["--model", "boost", "--hidden", "3"], "--hidden is an option of networks"),
+        (["--seed", "99999999999999999999"], "--seed"),
+        (["--seed", "-1"], "--seed"),
+        (["--drop", "kind"], "names the target"),
+        (["--task", "regression"], "--task must be classification"),
+        (["--decimal", ";"], "--decimal must be . or ,"),
+        (["--encoding", "klingon"], "--encoding must name a text encoding"),
+    ],
+)
+def test_contradictions_are_refused(folder: Path, tmp_path: Path, options: list[str], words: str) -> None:
+    (folder / "copy.csv").write_bytes((folder / "train.csv").read_bytes())
+    options = [str(folder / word) if word.endswith(".csv") else word for word in options]
+    assert_refused(call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *options), words)
+    assert not (tmp_path / "run").exists()
+
+
+# -- speed ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_file_is_refused_before_torch_is_imported(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("")
+    code = (
+        "import sys\nfrom evalign.cli.app import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit as stopped:\n"
+        "    slow = {'torch', 'pandas', 'pyarrow', 'sklearn', 'scipy'} & set(sys.modules)\n"
+        "    sys.exit(f'imported {slow}' if slow else stopped.code)"
+    )
+    for words, message in {
+        ("fit", "empty.csv", "-t", "kind", "-o", "run"): "is empty",
+        ("compare", "empty.csv", "-t", "kind", "-o", "run"): "is empty",
+        ("advise", "empty.csv", "-t", "kind"): "is empty",
+        ("predict", str(folder / "run"), "empty.csv"): "is empty",
+        ("fit", str(folder / "train.csv"), "-t", "knid", "-o", "run"): "did you mean 'kind'?",
+        ("fit", str(folder / "train.csv"), "-t", "kind", "-o", str(folder / "run")): "earlier run",
+    }.items():
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+
+
+@pytest.mark.slow
+def test_an_empty_file_is_refused_within_a_second(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("")
+    arguments = ["fit", tmp_path / "empty.csv", "-t", "kind", "-o", tmp_path / "run"]
+    assert_refused(command(*arguments), "is empty")
+    before = os.times()
+    command(*arguments)
+    after = os.times()  # of the processor: the wall clock also counts whoever else is busy
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 1.0

@@ -1,0 +1,135 @@
+"""`adapt` and `predict_jointly` of classifiers, after the class shares changed and where they did not."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+
+from evalign import MetricDecision
+from evalign.estimators.adapting import FeatureView
+
+
+def rows(rng, n, share):
+    y = (rng.random(n) < share).astype(int)
+    X = rng.normal(size=(n, 3)) + np.outer(y, [2.0, 1.0, 0.0])
+    return X, np.where(y == 1, "fraud", "fine")
+
+
+@pytest.fixture(scope="module")
+def model():
+    X, y = rows(np.random.default_rng(0), 2000, 0.1)
+    # The positive class is the last in the order of labels: fraud.
+    return MetricDecision(LogisticRegression(), "f1", decision="tuned").fit(X, y)
+
+
+def score(y, predicted):
+    return f1_score(y, predicted, pos_label="fraud")
+
+
+def test_regains_what_changed_shares_cost(model):
+    X, y = rows(np.random.default_rng(1), 1500, 0.5)
+    adapted = model.adapt(X)
+    known = MetricDecision(LogisticRegression(), "f1").fit(X, y)  # knows the shares, and the labels
+    assert adapted.shift_.kind == "shares"
+    assert score(y, adapted.predict(X)) > score(y, model.predict(X)) + 0.02
+    assert score(y, adapted.predict(X)) > score(y, known.predict(X)) - 0.01
+    np.testing.assert_array_equal(adapted.predict(X), model.predict_jointly(X))
+    np.testing.assert_array_equal(adapted.predict_proba(X), model.predict_proba(X))
+    assert not hasattr(model, "shift_")
+
+
+def test_decides_as_before_where_nothing_changed(model):
+    X, _ = rows(np.random.default_rng(2), 1000, 0.1)
+    adapted = model.adapt(X)
+    assert adapted.shift_.kind == "none"
+    assert adapted.decision_ == model.decision_
+
+
+def test_refuses_other_changes(model):
+    X, _ = rows(np.random.default_rng(3), 1000, 0.1)
+    adapted = model.adapt(X[X[:, 2] > 0])  # a feature that says nothing about the class
+    assert adapted.shift_.kind == "other"
+    assert "feature 2" in adapted.shift_.reason
+    assert adapted.decision_ == model.decision_
+
+
+def test_given_prevalence_moves_the_threshold(model):
+    X, _ = rows(np.random.default_rng(4), 1000, 0.1)
+    found = [(model.adapt(prevalence={"fraud": share}).predict(X) == "fraud").sum() for share in (0.01, 0.1, 0.5, 0.9)]
+    assert found == sorted(found)
+    assert found[0] < found[-1]
+    # Training's own share changes next to nothing.
+    assert abs(found[1] - (model.predict(X) == "fraud").sum()) <= 30
+
+
+def test_constraints_hold_after_adapting():
+    X, y = rows(np.random.default_rng(0), 4000, 0.1)
+    careful = MetricDecision(LogisticRegression(), "recall", subject_to="precision >= 0.8").fit(X, y)
+    new, labels = rows(np.random.default_rng(5), 4000, 0.02)
+    adapted = careful.adapt(prevalence={"fraud": 0.02})
+    flagged = adapted.predict(new) == "fraud"
+    before = careful.predict(new) == "fraud"
+    assert (labels[flagged] == "fraud").mean() > 0.7
+    assert (labels[before] == "fraud").mean() < 0.6
+
+
+def test_errors(model):
+    with pytest.raises(ValueError, match="got neither"):
+        model.adapt()
+    with pytest.raises(ValueError, match="'spam', but the classes are fine, fraud"):
+        model.adapt(prevalence={"spam": 0.1})
+    for wrong in ({"fraud": 1.2}, {"fraud": -0.1}, {"fraud": 0.3, "fine": 0.3}):
+        with pytest.raises(ValueError, match="shares must be"):
+            model.adapt(prevalence=wrong)
+    X, y = rows(np.random.default_rng(0), 100, 0.5)
+    with pytest.raises(ValueError, match="kept no held-out rows"):
+        MetricDecision(LogisticRegression(), decision="argmax").fit(X, y).adapt(X)
+
+
+def test_view_of_mixed_columns():
+    table = pd.DataFrame({"a": [1.0, np.nan, 3.0], "b": ["x", "y", "x"], "c": pd.Categorical(["u", "u", "v"])})
+    view = FeatureView.of(table)
+    assert view is not None
+    assert view.columns == ((0, None), (1, "x"), (1, "y"), (2, "u"), (2, "v"))
+    np.testing.assert_array_equal(view(table)[:, 1:], [[1, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]])
+    assert view(table)[1, 0] < -1e299
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_wrapped_pipeline_as_onnx(tmp_path, text):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("skl2onnx")
+    from sklearn.datasets import load_iris
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    X, y = load_iris(return_X_y=True)
+    X = X.astype(np.float32)
+    labels = np.array(["setosa", "versicolor", "virginica"])[y] if text else y * 10
+    model = MetricDecision(
+        make_pipeline(StandardScaler(), LogisticRegression(C=0.05)), "fbeta", beta=[1.0, 3.0, 1.0]
+    ).fit(X, labels)
+    path = model.export_onnx(tmp_path / "model.onnx", X)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    p, decided = session.run(["probabilities", "label"], {"X": X})
+    np.testing.assert_allclose(p, model.predict_proba(X), atol=1e-5)
+    assert (decided != model.predict(X)).sum() <= 1  # rounding to 32 bits
+
+
+def test_wrapped_pipeline_of_a_table_as_onnx(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("skl2onnx")
+    from sklearn.compose import make_column_transformer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    rng = np.random.default_rng(0)
+    y = (rng.random(300) < 0.2).astype(int)
+    table = pd.DataFrame({"a": rng.normal(y), "kind": np.where(rng.random(300) < 0.3 + 0.4 * y, "u", "v")})
+    columns = make_column_transformer((StandardScaler(), ["a"]), (OneHotEncoder(), ["kind"]))
+    model = MetricDecision(make_pipeline(columns, LogisticRegression()), "f1").fit(table, y)
+    session = onnxruntime.InferenceSession(model.export_onnx(tmp_path / "m.onnx", table))
+    rows = {"a": table[["a"]].to_numpy(), "kind": table[["kind"]].to_numpy(dtype=object)}
+    (decided,) = session.run(["label"], rows)
+    assert (decided != model.predict(table)).sum() <= 1

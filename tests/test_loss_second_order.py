@@ -1,0 +1,68 @@
+"""Second derivatives: of fused losses by the eager form, or an error; never a first-order answer."""
+
+import pytest
+import torch
+from torch.autograd.functional import hessian, hvp
+
+from evalign import MetricLoss
+from test_losses import batch
+
+KINDS = [
+    ("f1", "multiclass", {"anchor": 1.0}),
+    ("mcc", "multiclass", {"temperature": 0.3}),
+    ("gmean", "multiclass", {"anchor": 0.5}),  # counts are fused, the metric is not
+    ("f1", "binary", {"anchor": 1.0}),
+    ("f1", "binary", {"threshold": [0.3, 0.6], "anchor": 1.0}),
+    ("jaccard", "multilabel", {"anchor": 1.0}),
+    ("mcc", "multilabel", {"label_smoothing": 0.1}),
+]
+DTYPES = [torch.float32, torch.float64]  # compiled, and by torch's operations
+
+
+def losses(metric, task, options, dtype):
+    z, y = batch(task)
+    fused, eager = (MetricLoss(metric, task=task, backend=b, **options) for b in ("auto", "eager"))
+    return z.to(dtype), y, fused, eager
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("metric", "task", "options"), KINDS)
+def test_hessian_and_hvp_are_those_of_the_eager_form(metric, task, options, dtype):
+    z, y, fused, eager = losses(metric, task, options, dtype)
+    w = torch.ones((), dtype=dtype)
+    direction = torch.ones_like(w)
+    of = {name: lambda w, loss=loss: loss(w * z, y) for name, loss in (("fused", fused), ("eager", eager))}
+    expected = hessian(of["eager"], w)
+    assert expected.abs() > 1e-4
+    tolerance = {"rtol": 1e-3, "atol": 1e-5}
+    torch.testing.assert_close(hessian(of["fused"], w), expected, **tolerance)
+    torch.testing.assert_close(hvp(of["fused"], w, direction)[1], expected, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_of_maml_has_the_gradient_of_the_eager_form(dtype):
+    z, y, fused, eager = losses("f1", "multiclass", {"anchor": 1.0}, dtype)
+    gradients = []
+    for loss in (fused, eager):
+        w = torch.eye(4, dtype=dtype, requires_grad=True)
+        (inner,) = torch.autograd.grad(loss(z @ w, y), w, create_graph=True)
+        outer = loss(z @ (w - 0.5 * inner), y)
+        outer.backward(inputs=[w])
+        gradients.append(w.grad)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("task", ["multiclass", "binary", "multilabel"])
+def test_gradgradcheck_of_the_default_backend(task):
+    z, y = batch(task, n=6, classes=3)
+    loss = MetricLoss("f1", task=task, anchor=0.5)
+    assert torch.autograd.gradgradcheck(lambda z: loss(z, y), z.requires_grad_())
+
+
+def test_a_remembered_batch_refuses_a_second_derivative():
+    z, y = batch("multiclass")
+    loss = MetricLoss("f1", memory=0.5)
+    w = torch.ones((), requires_grad=True)
+    (first,) = torch.autograd.grad(loss(w * z.float(), y), w, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(first, w)
