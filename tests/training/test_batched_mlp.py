@@ -130,7 +130,8 @@ def test_other_networks_are_left_to_autograd(network: nn.Module):
     assert BatchedMLP.of(with_shared_dropout(network, None), 1, 4) is None
 
 
-def test_a_stack_trains_alike_with_and_without_them(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("front", [False, True])
+def test_a_stack_trains_alike_with_and_without_them(front: bool, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(1)
     x = torch.randn(700, 5, dtype=torch.float64)
     rows = Rows.of(x, (x[:, 0] + 0.3 * torch.randn(700) > 1).long())
@@ -138,18 +139,24 @@ def test_a_stack_trains_alike_with_and_without_them(monkeypatch: pytest.MonkeyPa
     trials = [Trial(order[100 * s :], order[: 100 + s], find_recipe("anchored").limited(3), seed=s) for s in range(2)]
     objective = Objective("f1", "multiclass", StepChoice("annealed"), average="binary")
 
+    def network() -> nn.Module:
+        body = mlp(6 if front else 5, 2, (9, 4), 0.4)
+        return (nn.Sequential(nn.Sequential(nn.Linear(5, 6), nn.Tanh()), body) if front else body).double()
+
     def trained() -> list[dict[str, Tensor]]:
         results = train_trials(
-            lambda: mlp(5, 2, (9, 4), 0.4).double(), rows, trials, objective, lambda p, y, w: p[:, 1].mean(),
+            network, rows, trials, objective, lambda p, y, w: p[:, 1].mean(),
             batch_size=350,
         )  # fmt: skip
         return [copy.deepcopy(result.state) for result in results]
 
     ours, uses = [], []
     of = BatchedMLP.of
-    monkeypatch.setattr(BatchedMLP, "of", classmethod(lambda cls, *given: uses.append(of(*given)) or uses[-1]))
+    monkeypatch.setattr(
+        BatchedMLP, "of", classmethod(lambda cls, *given, **options: uses.append(of(*given, **options)) or uses[-1])
+    )
     ours = trained()
-    monkeypatch.setattr(BatchedMLP, "of", classmethod(lambda cls, *given: None))
+    monkeypatch.setattr(BatchedMLP, "of", classmethod(lambda cls, *given, **options: None))
     theirs = trained()
     assert uses
     assert uses[0] is not None

@@ -93,11 +93,18 @@ class BatchedMLP:
 
     @torch.no_grad()
     def backward(
-        self, slope: Tensor, parameters: dict[str, Tensor], scales: Sequence[Tensor], out: dict[str, Tensor]
-    ) -> None:
+        self,
+        slope: Tensor,
+        parameters: dict[str, Tensor],
+        scales: Sequence[Tensor],
+        out: dict[str, Tensor],
+        *,
+        by_input: bool = False,
+    ) -> Tensor | None:
         """Write d loss / d parameter into `out`, for the loss's gradient by the logits of the last forward pass.
 
-        `scales` (s, 1, 1) are the 1 / (1 - rate) of each dropout layer. To be called once per forward pass.
+        `scales` (s, 1, 1) are the 1 / (1 - rate) of each dropout layer. Returns d loss / d x if `by_input`. To be
+        called once per forward pass.
         """
         if self.input is None:
             raise RuntimeError("a backward pass needs the outputs of a forward pass, which the last one overwrote")
@@ -113,3 +120,4 @@ class BatchedMLP:
                 room = self.scratch[: below.numel()].view(below.shape)
                 torch.bmm(slope.mul_(scales[layer - 1]), parameters[f"{name}.weight"], out=room)
                 slope = torch.ops.aten.threshold_backward.grad_input(room, below, 0, grad_input=below)
+        return torch.bmm(slope, parameters[f"{self.names[0]}.weight"]) if by_input else None

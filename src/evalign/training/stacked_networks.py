@@ -58,9 +58,11 @@ class FlatParameters:
         named = zip(self.shapes.items(), parts, strict=True)
         return {name: part.view(len(flat), *shape[1:]) for (name, shape), part in named}
 
-    def leaves(self, own: slice) -> dict[str, Tensor]:
-        """The parameters of some of the networks, to take a gradient by."""
-        return {name: view[own].detach().requires_grad_() for name, view in self.views.items()}
+    def leaves(self, own: slice, prefix: str = "") -> dict[str, Tensor]:
+        """Parameters of some of the networks, those whose names have the prefix, to take a gradient by."""
+        return {
+            name: view[own].detach().requires_grad_() for name, view in self.views.items() if name.startswith(prefix)
+        }
 
 
 class StackedAdamW:
@@ -147,9 +149,16 @@ class StackedNetworks:
         # than their arithmetic, and pays with memory.
         self.at_once = self.count
         self.mlp: BatchedMLP | None = None
+        self.front: nn.Module | None = None
         if self.device.type == "cpu":
             self.at_once = max(1, min(self.count, GROUP_SIZE // max(1, rows * drawn)))
-            self.mlp = BatchedMLP.of(networks[0], self.at_once, rows)
+            whole = networks[0]
+            # A module in front of a perceptron, such as an embedding, is left to autograd.
+            if type(whole) is nn.Sequential and len(whole) == 2:
+                self.mlp = BatchedMLP.of(whole[1], self.at_once, rows, prefix="1.")
+                self.front = self.skeleton[0] if self.mlp is not None else None
+            else:
+                self.mlp = BatchedMLP.of(whole, self.at_once, rows)
             if self.mlp is None:
                 self.at_once = 1
         self.open_groups([True] * self.count)
@@ -183,7 +192,7 @@ class StackedNetworks:
             return self._mlp_logits(self.mlp, own, index, masks)
         leaves = self.parameters.leaves(own)
         self.skeleton.train()
-        logits = self._vmapped(own, index, leaves, masks)
+        logits = self._vmapped(self.skeleton, own, index, leaves, masks)
 
         def gradient(slope: Tensor) -> Tensor:
             parts = torch.autograd.grad(logits, list(leaves.values()), slope)
@@ -198,12 +207,25 @@ class StackedNetworks:
         scales = [1 / (1 - self.buffers[f"{name}.rate"][own, None, None]) for name in mlp.dropouts]
         chosen = [masks[f"{name}.keep"].mul_(scale) for name, scale in zip(mlp.dropouts, scales, strict=True)]
 
+        front = self.parameters.leaves(own, "0.") if self.front is not None else {}
+        features = self._features(own, index, front)
+
         def gradient(slope: Tensor) -> Tensor:
             found = self.gradient[: len(slope)]
-            mlp.backward(slope, parameters, scales, self.parameters.views_of(found))
+            views = self.parameters.views_of(found)
+            towards = mlp.backward(slope, parameters, scales, views, by_input=bool(front))
+            if towards is not None:
+                for name, part in zip(front, torch.autograd.grad(features, list(front.values()), towards), strict=True):
+                    views[name].copy_(part)
             return found
 
-        return mlp.forward(self.x[index], parameters, chosen), gradient
+        return mlp.forward(features.detach(), parameters, chosen), gradient
+
+    def _features(self, own: slice, index: Tensor, parameters: dict[str, Tensor]) -> Tensor:
+        """The input of the perceptrons: rows of the table, through the module in front if there is one."""
+        if self.front is None:
+            return self.x[index]
+        return self._vmapped(self.front, own, index, parameters, {}, "0.")
 
     @torch.no_grad()
     def logits(self, own: slice, index: Tensor) -> Tensor:
@@ -211,22 +233,36 @@ class StackedNetworks:
         views = {name: view[own] for name, view in self.evaluated_views.items()}
         mlp = self.mlp
         if mlp is not None:
+            front = {name: view for name, view in views.items() if name.startswith("0.")}
             pieces = torch.split(index, mlp.rows, 1)
-            return joined((mlp.forward(self.x[places], views) for places in pieces), index.shape[1], dim=1)
+            found = (mlp.forward(self._features(own, places, front), views) for places in pieces)
+            return joined(found, index.shape[1], dim=1)
         self.skeleton.eval()
         keep = {f"{name}.keep": self.drawn.new_empty(len(index), 0) for name in self.widths}
         if self.device.type != "cpu":
-            return self._vmapped(own, index, views, keep)
+            return self._vmapped(self.skeleton, own, index, views, keep)
         pieces = torch.split(index, rows_at_once(self.device), 1)
-        return joined((self._vmapped(own, places, views, keep) for places in pieces), index.shape[1], dim=1)
+        return joined(
+            (self._vmapped(self.skeleton, own, places, views, keep) for places in pieces), index.shape[1], dim=1
+        )
 
-    def _vmapped(self, own: slice, index: Tensor, params: dict[str, Tensor], keep: dict[str, Tensor]) -> Tensor:
-        buffers = {name: buffer[own] for name, buffer in self.buffers.items()} | keep
+    def _vmapped(
+        self,
+        module: nn.Module,
+        own: slice,
+        index: Tensor,
+        parameters: dict[str, Tensor],
+        keep: dict[str, Tensor],
+        prefix: str = "",
+    ) -> Tensor:
+        """Outputs of a module, whose parameters and buffers have this prefix in the network."""
+        buffers = {name: buffer[own] for name, buffer in self.buffers.items() if name.startswith(prefix)} | keep
+        state = {name.removeprefix(prefix): value for name, value in {**parameters, **buffers}.items()}
 
-        def one(params, buffers, x):  # type: ignore[no-untyped-def]
-            return functional_call(self.skeleton, (params, buffers), (x,))
+        def one(state, x):  # type: ignore[no-untyped-def]
+            return functional_call(module, state, (x,))
 
-        return vmap(one, randomness="different")(params, buffers, self.x[index])  # type: ignore[no-any-return]
+        return vmap(one, randomness="different")(state, self.x[index])  # type: ignore[no-any-return]
 
     def _masks(self, own: slice, shape: torch.Size) -> dict[str, Tensor]:
         """What every dropout layer keeps of a batch; on a CPU drawn by each network's generator, for its rows only."""
