@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evalign import annealing, curves, decision, membership, metrics, steps
     from evalign.confusion import Confusion
-    from evalign.estimators.blend import EASTBlend
+    from evalign.estimators.blend import EASTBlend, fit
     from evalign.estimators.boosted import EASTBooster
     from evalign.estimators.decided import MetricDecision
     from evalign.estimators.network import EASTClassifier
@@ -22,6 +22,7 @@ __all__ = [
     "annealing",
     "curves",
     "decision",
+    "fit",
     "membership",
     "metric_loss",
     "metrics",
@@ -34,6 +35,7 @@ _FOUND_IN = {
     "EASTClassifier": "estimators.network",
     "MetricDecision": "estimators.decided",
     "MetricLoss": "losses",
+    "fit": "estimators.blend",
     "metric_loss": "losses",
 }
 

@@ -350,6 +350,12 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
         confusion = Confusion.hard(labels, target, len(self.classes_), sample_weight=weights)
         return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(confusion))
 
+    def _score_matrix(self, matrix: Floats) -> float:
+        """The metric of a confusion matrix (C, C), rows by label."""
+        cells = torch.from_numpy(matrix)
+        counts = Confusion(cells.diagonal(), cells.sum(1), cells.sum(0), cells.sum(), matrix=cells)
+        return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(counts))
+
     # -- what follows from the options --------------------------------------------------------------------------
 
     @property

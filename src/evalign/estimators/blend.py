@@ -1,20 +1,56 @@
-"""How much each member of a blend counts: weights in quarters, by log-loss on rows that all of them held out."""
+"""EASTBlend: the weighted mean of cross-fitted members, deciding for a metric; the classifier to reach for."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike
 
 from evalign import _checks as checks
-from evalign.estimators.base import Arrays, BetaByLabel, Decision, Floats, MetricClassifier, OnEpoch, TrainingRows
+from evalign.boosting.libraries import is_installed
+from evalign.boosting.tree_table import TreeTable
+from evalign.estimators import presets
+from evalign.estimators.base import (
+    LEAST,
+    Arrays,
+    BetaByLabel,
+    Codes,
+    Decision,
+    Floats,
+    HeldOutPredictions,
+    MetricClassifier,
+    OnEpoch,
+    TrainingRows,
+    log_loss,
+)
 from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.forest import EASTForest
+from evalign.estimators.lanes import clock, few_threads, side_by_side
+from evalign.estimators.linear import EASTLinear
 from evalign.estimators.network import EASTClassifier
+from evalign.estimators.presets import PRESETS, Preset, Shape
 from evalign.metrics import Average, MetricFunction
+from evalign.tables import TableEncoder
 
-STEPS = 4  # quarters: finer steps follow the noise of the held-out rows
-LEAST = 1e-5  # of a probability; trees say 0 of what they have not seen, and one such row would decide alone
+CLASSES: dict[str, type[MetricClassifier]] = {
+    "linear": EASTLinear,
+    "forest": EASTForest,
+    "boost": EASTBooster,
+    "network": EASTClassifier,
+}
+WEIGHTS = ("auto", "equal")
+BLENDED = ("metric", "average", "beta", "pos_label", "folds", "random_state", "decision", "subject_to", "class_weight")
+PASSED_ON = ("metric", "average", "beta", "pos_label", "validation_fraction", "class_weight", "device")
+PRIOR_ROWS = 100  # held-out rows at which weights are half way between equal ones and the best ones
+NEGLIGIBLE = 0.03  # a weight below which a member is dropped: it costs time to predict and changes little
+LARGE = 500_000  # rows x classes from which a product is shared among threads
+RESERVED = 0.12  # of a time limit, for encoding, the decision and what a member has begun
 
 
 def blended(probabilities: Sequence[Floats], weights: Sequence[float]) -> Floats:
@@ -28,43 +64,31 @@ def blended(probabilities: Sequence[Floats], weights: Sequence[float]) -> Floats
     return total
 
 
-def best_weights(
-    probabilities: Sequence[Floats], codes: NDArray[np.int64], row_weight: Floats
-) -> tuple[tuple[float, ...], float]:
-    """Weights of least held-out log-loss, and that loss; of equals the most even ones.
+def mixture_weights(
+    probabilities: Sequence[Floats], labels: Codes, weight: Floats, *, prior_rows: float = PRIOR_ROWS
+) -> tuple[float, ...]:
+    """Weights of least held-out log-loss of the mean, shrunk to equal ones where rows are few.
+
+    w = a w* + (1 - a) / k with a = n / (n + `prior_rows`). The optimum w* of this convex problem is found by
+    expectation maximisation, w_j <- mean of w_j p_j(y) / sum_i w_i p_i(y).
 
     >>> sure, unsure = np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([[0.5, 0.5], [0.5, 0.5]])
-    >>> best_weights([sure, unsure], np.array([0, 1]), np.ones(2))[0]
-    (1.0, 0.0)
+    >>> [round(w, 2) for w in mixture_weights([sure, unsure], np.array([0, 1]), np.ones(2), prior_rows=0)]
+    [1.0, 0.0]
+    >>> [round(w, 2) for w in mixture_weights([sure, unsure], np.array([0, 1]), np.ones(2))]
+    [0.51, 0.49]
     """
-    at_label = [p[np.arange(len(codes)), codes] for p in probabilities]
-
-    def loss(weights: tuple[float, ...]) -> float:
-        p = sum(w * p for w, p in zip(weights, at_label, strict=True))
-        return float((row_weight * -np.log(np.maximum(p, LEAST))).sum() / row_weight.sum())
-
-    return min(((w, loss(w)) for w in sorted(shares(len(at_label)), key=max)), key=lambda found: found[1])
-
-
-def shares(members: int, left: int = STEPS) -> Iterator[tuple[float, ...]]:
-    """Every way to share 1 among members in steps of 1 / `STEPS`.
-
-    >>> list(shares(2))
-    [(0.0, 1.0), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25), (1.0, 0.0)]
-    """
-    if members == 1:
-        yield (left / STEPS,)
-        return
-    for own in range(left + 1):
-        for rest in shares(members - 1, left - own):
-            yield (own / STEPS, *rest)
-
-
-BLENDED = ("metric", "average", "beta", "pos_label", "folds", "random_state", "decision", "subject_to", "class_weight")
-
-
-CLASSES: dict[str, type[Any]] = {"boost": EASTBooster, "forest": EASTForest, "network": EASTClassifier}
-DEFAULTS: dict[str, dict[str, Any]] = {"boost": {}, "forest": {}, "network": {"network": "embedding"}}
+    at_label = np.stack([np.maximum(p[np.arange(len(labels)), labels], LEAST) for p in probabilities])
+    w = np.full(len(at_label), 1 / len(at_label))
+    for _ in range(500):
+        mixed = w @ at_label
+        new = w * (at_label @ (weight / mixed)) / weight.sum()
+        done = np.abs(new - w).max() < 1e-6
+        w = new / new.sum()
+        if done:
+            break
+    share = len(labels) / (len(labels) + prior_rows)
+    return tuple((share * w + (1 - share) / len(w)).tolist())
 
 
 def make_member(name: str, shared: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
@@ -76,45 +100,54 @@ def make_member(name: str, shared: Mapping[str, Any], given: Mapping[str, Any]) 
     known = CLASSES[name]().get_params()
     for option in given:
         checks.check_choice(f"option of {name}", option, sorted(set(known) - set(BLENDED)))
-    options = {**DEFAULTS[name], **{option: value for option, value in shared.items() if option in known}, **given}
-    return CLASSES[name](**options)
+    return CLASSES[name](**{option: value for option, value in shared.items() if option in known}, **given)
 
 
-MEMBERS = ("boost", "forest", "network")
-WEIGHTS = ("auto", "equal")
-PASSED_ON = (  # to every member that has it
-    "metric", "average", "beta", "pos_label", "recipe", "folds", "validation_fraction", "class_weight", "device",
-    "n_jobs", "verbose",
-)  # fmt: skip
+def fit(X: Any, y: ArrayLike, metric: str | MetricFunction = "f1", **options: Any) -> "EASTBlend":
+    """Fit the classifier to reach for: `EASTBlend(metric, **options).fit(X, y)`.
+
+    >>> from sklearn.datasets import load_iris
+    >>> model = fit(*load_iris(return_X_y=True), metric="mcc", preset="quick", random_state=0)
+    >>> model.score(*load_iris(return_X_y=True)) > 0.9
+    True
+    """
+    return EASTBlend(metric, **options).fit(X, y)
 
 
 class EASTBlend(MetricClassifier):
-    """The mean of what several classifiers say, each good at what the others miss, deciding for a metric.
+    """The weighted mean of a linear model, randomised trees, boosted trees and a network, deciding for a metric.
 
-    Every member is trained on the same folds, so that all of them held out the same rows in the same order: there the
-    weights of the mean are chosen, by log-loss, and the decision is learned on the mean. See docs/research/boosting.md.
+    Every member is cross-fitted on the same folds, so that all have predicted the same rows without having trained on
+    them. Those predictions choose the members' weights, by log-loss and shrunk to equal ones where rows are few, and
+    then the decision. Members train on cross-entropy: beside a good decision rule, training them on the metric gains
+    nothing that could be measured (docs/research/metric_training.md).
 
     Parameters
     ----------
-    metric, average, beta, pos_label, recipe, subject_to, class_weight, device: as in `EASTClassifier`; the forest has
-        no recipe.
-    decision: as there.
-    members: some of "boost" (`EASTBooster`), "forest" (`EASTForest`) and "network" (`EASTClassifier`).
-    weights: "auto" are those of least log-loss on held-out rows, in quarters; a member of weight 0 is dropped.
-        "equal" gives all the same.
-    folds: of every member.
-    boost, forest, network: mappings of further options of a member, such as {"rounds": 300}. The network is one with
-        embeddings unless told otherwise: {"network": "mlp"}.
-    n_jobs: threads of trees; -1 is all cores.
+    metric, average, beta, pos_label, decision, subject_to, class_weight, device: as in `EASTClassifier`.
+    preset: "quick" leaves the network out, "default" has all members, "best" grows more trees and trains two
+        networks a fold for twice as long.
+    time_limit: seconds that `fit` may take. Members are sized and stopped by it; what does not fit is left out. The
+        model then depends on the machine's speed, without it on the seed alone.
+    recipe: "auto" is "cross_entropy", or "anchored" with decision="argmax", where training on the metric does help.
+        Others are those of `EASTBooster` and `EASTClassifier`, which both get it.
+    members: names of members to use, of "linear", "forest", "boost" and "network"; None is the preset's.
+    weights: "auto", or "equal" for the plain mean.
+    folds: of every member; "auto" is 5, on more than 20,000 rows 3, and on more than 60,000 rows one division where it
+        holds out 100 rows or more of each class.
+    linear, forest, boost, network: mappings of further options of a member, such as {"rounds": 300}.
+    n_jobs: cores; -1 is all. With two or more, the network trains beside the other members.
+    verbose: 1 prints an estimate of the time, and members as they are done.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `weights_` (by member), `members_` (those with a
     weight, fitted), `decision_`, `history_` (of the members, one after the other), `encoder_` and `temperature_` (of
-    the first member that has one), and after `fit` only `held_out_predictions_`.
+    the first member that has one), and after `fit` only `held_out_predictions_`. `leaderboard()` has what each member
+    is worth.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
-    >>> model = EASTBlend("f1", members=["boost", "forest"], boost={"rounds": 20}, forest={"trees": 20}, random_state=0)
-    >>> sum(model.fit(X, y).weights_.values()), model.predict_proba(X).shape
+    >>> model = EASTBlend("f1", members=["linear", "forest"], forest={"trees": 20}, random_state=0).fit(X, y)
+    >>> round(sum(model.weights_.values()), 6), model.predict_proba(X).shape
     (1.0, (150, 3))
     """
 
@@ -127,14 +160,17 @@ class EASTBlend(MetricClassifier):
         average: Average | None = None,
         beta: BetaByLabel = None,
         pos_label: Any = None,
-        recipe: str = "anchored",
         decision: Decision = "plug_in",
         subject_to: str | Sequence[str] | None = None,
-        members: Sequence[str] = MEMBERS,
+        preset: Preset = "default",
+        time_limit: float | None = None,
+        recipe: str = "auto",
+        members: Sequence[str] | None = None,
         weights: Literal["auto", "equal"] = "auto",
-        folds: int = 5,
-        boost: Mapping[str, Any] | None = None,
+        folds: int | Literal["auto"] = "auto",
+        linear: Mapping[str, Any] | None = None,
         forest: Mapping[str, Any] | None = None,
+        boost: Mapping[str, Any] | None = None,
         network: Mapping[str, Any] | None = None,
         validation_fraction: float = 0.2,
         class_weight: Any = None,
@@ -147,14 +183,17 @@ class EASTBlend(MetricClassifier):
         self.average = average
         self.beta = beta
         self.pos_label = pos_label
-        self.recipe = recipe
         self.decision = decision
         self.subject_to = subject_to
+        self.preset = preset
+        self.time_limit = time_limit
+        self.recipe = recipe
         self.members = members
         self.weights = weights
         self.folds = folds
-        self.boost = boost
+        self.linear = linear
         self.forest = forest
+        self.boost = boost
         self.network = network
         self.validation_fraction = validation_fraction
         self.class_weight = class_weight
@@ -163,25 +202,181 @@ class EASTBlend(MetricClassifier):
         self.n_jobs = n_jobs
         self.verbose = verbose
 
+    def fit(
+        self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None, *, on_epoch: OnEpoch | None = None
+    ) -> Self:
+        """Cross-fit every member, choose their weights and learn the decision; `on_epoch` gets every member's epochs.
+
+        Members train in threads, so `on_epoch` may be called from another thread, but never twice at once. Ctrl-C
+        ends training and keeps the members that are there.
+        """
+        self._started = time.monotonic()
+        try:
+            return super().fit(X, y, sample_weight, on_epoch=on_epoch)
+        finally:
+            del self._started
+
+    def leaderboard(self) -> pd.DataFrame:
+        """Members by weight: held-out log-loss, held-out score with a decision of their own, and seconds to fit.
+
+        The blend is the last row. Scores are known after `fit` only, since held-out predictions are not saved.
+        """
+        rows = [dict(row) for row in self.leaderboard_]
+        held_out = getattr(self, "held_out_predictions_", None)
+        for row in rows:
+            p = None if held_out is None else self._member_predictions.get(row["member"], held_out.probabilities)
+            row["score"] = float("nan") if p is None else self._held_out_score(p)
+        return pd.DataFrame(rows)[["member", "weight", "score", "log_loss", "seconds"]]
+
+    def _held_out_score(self, p: Floats) -> float:
+        held_out = self.held_out_predictions_
+        told = HeldOutPredictions(p, held_out.labels, held_out.weight, held_out.rows, held_out.fold)
+        return self._score_codes(self._rule(told).predict(p), held_out.labels, held_out.weight)
+
+    # -- the parts of fit ---------------------------------------------------------------------------------------
+
+    def _check_options(self) -> None:
+        self._check_metric_and_decision()
+        checks.check_choice("preset", self.preset, PRESETS)
+        checks.check_choice("weights", self.weights, WEIGHTS)
+        if self.folds != "auto":
+            checks.check_number("folds", self.folds, low=1)
+        if self.time_limit is not None:
+            checks.check_number("time_limit", self.time_limit, low=0.0, open_low=True)
+        names = PRESETS[self.preset] if self.members is None else self.members
+        if isinstance(names, str) or not len(names) or len(set(names)) < len(names):
+            raise ValueError(f"members must be different ones of {', '.join(CLASSES)}, got {names!r}")
+        for name in names:
+            checks.check_choice("member", name, CLASSES)
+            make_member(name, self._shared(0), getattr(self, name) or {})
+
+    def _fold_count(self, codes: Codes) -> int:
+        return presets.automatic_folds(codes, self.validation_fraction) if self.folds == "auto" else int(self.folds)
+
+    def _shared(self, seed: int) -> dict[str, Any]:
+        recipe = self.recipe if self.recipe != "auto" else "anchored" if self.decision == "argmax" else "cross_entropy"
+        folds = 5 if self.folds == "auto" else self.folds  # only checked: members get the folds themselves
+        return {**{name: getattr(self, name) for name in PASSED_ON}, "recipe": recipe, "folds": folds,
+                "random_state": seed, "verbose": 0}  # fmt: skip
+
+    def _planned(self, data: TrainingRows) -> dict[str, tuple[MetricClassifier, float]]:
+        """Unfitted members in the order of training, with an estimate of their seconds on one core."""
+        names = list(PRESETS[self.preset] if self.members is None else self.members)
+        if self.members is None and not is_installed("lightgbm"):
+            names.remove("boost")
+        width = len(data.encoder(TableEncoder, numeric="both").feature_names_out)
+        shape = Shape(len(data.rows), data.fitted["n_features_in_"], width, data.classes, len(data.divisions))
+        budget = None
+        if self.time_limit is not None:
+            budget = max(0.05, (self.time_limit * (1 - RESERVED) - self._elapsed) * (0.8 if self._cores > 1 else 0.4))
+        shared, planned = self._shared(data.seed), {}
+        for name in names:
+            options = presets.member_options(name, self.preset, shape, budget)
+            given = {**options, **(getattr(self, name) or {})}
+            seconds = presets.estimated_seconds(name, given, shape)
+            planned[name] = (make_member(name, shared, given), seconds)
+        return planned
+
+    def _lanes(self, planned: Mapping[str, tuple[Any, float]]) -> list[list[str]]:
+        """Members that train one after the other, beside those of the other lane: the slowest one against the rest."""
+        names = list(planned)
+        if self._cores < 2 or len(names) < 2:
+            return [names]
+        slowest = max(names, key=lambda name: planned[name][1])
+        return [[slowest], [name for name in names if name != slowest]]
+
+    @property
+    def _cores(self) -> int:
+        return self.n_jobs if self.n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + self.n_jobs)
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
     def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
-        """Fit every member on the same folds and choose their weights; `on_epoch` gets those of each in turn."""
-        shared = {**{name: getattr(self, name) for name in PASSED_ON}, "random_state": data.seed}
-        fitted = {name: make_member(name, shared, getattr(self, name) or {}) for name in self.members}
-        for member in fitted.values():
-            member.fit_prepared(data, on_epoch)
-        held_out = [member.held_out_predictions_ for member in fitted.values()]
-        for member in fitted.values():
-            del member.held_out_predictions_
-        p = [one.probabilities for one in held_out]
-        weights: Sequence[float] = [1 / len(p)] * len(p)
-        if self.weights == "auto":
-            weights, _ = best_weights(p, held_out[0].labels, held_out[0].weight)
+        planned = self._planned(data)
+        self._say_plan(planned)
+        data.encoded(TreeTable)  # before there are threads
+        data.encoded(TableEncoder, numeric="both")
+        lanes = self._lanes(planned)
+        cores = max(1, self._cores // len(lanes))
+        stop, lock, seconds = threading.Event(), threading.Lock(), dict[str, float]()
+
+        def run(names: list[str]) -> None:
+            torch.set_num_threads(cores)  # of this thread
+            left = sum(planned[name][1] for name in names)
+            for name in names:
+                member, expected = planned[name]
+                if "n_jobs" in member.get_params():
+                    member.set_params(n_jobs=cores)
+                began = time.monotonic()
+                until = self._deadline(expected / left if left else 1.0)
+                left -= expected
+                if stop.is_set() or (until is not None and until < began):
+                    continue
+                try:
+                    member.fit_prepared(data, clock(on_epoch, until, stop, lock))
+                except KeyboardInterrupt:  # stopped before it had anything to keep
+                    continue
+                seconds[name] = time.monotonic() - began
+                if self.verbose:
+                    print(f"{name}: {seconds[name]:.1f} s; about {max(0.0, left):.0f} s left")
+
+        with few_threads(cores if data.codes.size * data.classes > LARGE else 1):
+            side_by_side([partial(run, names) for names in lanes], stop)
+        fitted = {name: planned[name][0] for name in planned if name in seconds}
+        if not fitted:
+            if stop.is_set():
+                raise KeyboardInterrupt
+            fitted = {"linear": self._fallback(data)}
+            seconds["linear"] = 0.0
+        return self._weighted(fitted, seconds)
+
+    def _weighted(self, fitted: dict[str, Any], seconds: Mapping[str, float]) -> Floats:
+        """Choose weights, keep the members that have one, and return what their mean says of the held-out rows."""
+        held_out = {name: member.held_out_predictions_ for name, member in fitted.items()}
+        first, p = next(iter(held_out.values())), {name: own.probabilities for name, own in held_out.items()}
+        weights = [1 / len(p)] * len(p)
+        if self.weights == "auto" and len(p) > 1:
+            found = np.array(mixture_weights(list(p.values()), first.labels, first.weight))
+            found[found < NEGLIGIBLE] = 0.0
+            weights = (found / found.sum()).tolist()
         self.weights_ = dict(zip(fitted, weights, strict=True))
         self.members_ = {name: member for name, member in fitted.items() if self.weights_[name]}
+        for member in fitted.values():
+            del member.held_out_predictions_
         self.history_ = [row for member in self.members_.values() for row in member.history_]
         temperatures = [member.temperature_ for member in self.members_.values()]
         self.temperature_ = next((t for t in temperatures if t is not None), None)
-        return blended(p, weights)
+        mean = blended(list(p.values()), weights)
+        self._member_predictions = p
+        losses = {name: log_loss(own, first.labels, first.weight) for name, own in [*p.items(), ("blend", mean)]}
+        self.leaderboard_ = [
+            {"member": name, "weight": self.weights_.get(name, 1.0), "log_loss": losses[name],
+             "seconds": seconds.get(name, self._elapsed)}
+            for name in sorted(losses, key=lambda name: (name == "blend", -self.weights_.get(name, 1.0)))
+        ]  # fmt: skip
+        return mean
+
+    def _fallback(self, data: TrainingRows) -> MetricClassifier:
+        """One linear model of one strength, for time limits that nothing else fits in."""
+        member: EASTLinear = make_member("linear", self._shared(data.seed), {"strength": 0.2, "max_iter": 20})
+        return member.fit_prepared(data)
+
+    def _deadline(self, share: float) -> float | None:
+        """When a member must end that may use this share of its lane's time left."""
+        if self.time_limit is None:
+            return None
+        end = self._started + self.time_limit * (1 - RESERVED)
+        now = time.monotonic()
+        return now + share * (end - now)
+
+    def _say_plan(self, planned: Mapping[str, tuple[Any, float]]) -> None:
+        if self.verbose:
+            parts = ", ".join(f"{name} {seconds:.1f} s" for name, (_, seconds) in planned.items())
+            print(f"estimated time on one core: {parts}")
+
+    # -- the fitted blend ---------------------------------------------------------------------------------------
 
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
         """The weighted mean of the members'."""
@@ -205,24 +400,13 @@ class EASTBlend(MetricClassifier):
         for name, member in self.members_.items():
             own, members[name] = member.content()
             arrays |= {f"{name}.{key}": value for key, value in own.items()}
-        return arrays, {"weights": self.weights_, "members": members}
+        return arrays, {"weights": self.weights_, "members": members, "leaderboard": self.leaderboard_}
 
     def _set_content(self, arrays: Arrays, fitted: dict[str, Any]) -> None:
-        self.weights_ = fitted["weights"]
+        self.weights_, self.leaderboard_ = fitted["weights"], fitted["leaderboard"]
         self.members_ = {
             name: CLASSES[name].from_content(
                 {key.removeprefix(f"{name}."): a for key, a in arrays.items() if key.startswith(f"{name}.")}, own
             )
             for name, own in fitted["members"].items()
         }
-
-    # -- the parts of fit ---------------------------------------------------------------------------------------
-
-    def _check_options(self) -> None:
-        self._check_metric_and_decision()
-        checks.check_choice("weights", self.weights, WEIGHTS)
-        checks.check_number("folds", self.folds, low=1)
-        if isinstance(self.members, str) or not len(self.members) or len(set(self.members)) < len(self.members):
-            raise ValueError(f"members must be different ones of {', '.join(MEMBERS)}, got {self.members!r}")
-        for name in self.members:
-            checks.check_choice("member", name, MEMBERS)

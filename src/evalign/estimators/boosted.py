@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from evalign import _checks as checks
 from evalign.boosting.growth import Monitor, Rows, Trained, TreeOptions, Trees, train_folds
-from evalign.boosting.libraries import LIBRARIES, Library, find_library, prior_scores
+from evalign.boosting.libraries import LIBRARIES, Library, cross_fit, find_library, prior_scores
 from evalign.boosting.objective import BoostRecipe, ScoreObjective, cooling, find_recipe
 from evalign.boosting.tree_table import TreeTable
 from evalign.decision import Rule
@@ -32,6 +32,7 @@ FEW = 5  # held-out rows: decided otherwise all one way, a sign test could not t
 MARGIN = 1e-4  # of the metric, below which two rules are one
 MONITORS = ("score", "loss", "entropy")
 SHARES = (1.0, 0.5)  # of columns a tree, to choose from
+STOCK_COLUMNS = 0.7  # share of columns a tree that "auto" is with the library's own objective
 MANY = 4  # columns, below which half of them is not worth a try
 
 
@@ -49,7 +50,8 @@ class EASTBooster(MetricClassifier):
         tuned rule that decides otherwise than argmax for five held-out rows at most, or with the same score, gives
         way to it.
     recipe: "anchored" (cross-entropy + metric), "cross_entropy", "paper" or "btg" (the metric alone), or a
-        `BoostRecipe`.
+        `BoostRecipe`. "cross_entropy" uses the library's own objective, which is several times as fast; `floor` and the
+        choice of `columns` then have no part in it.
     library: "lightgbm" or "xgboost"; both come with the extra `boost`.
     folds: 1 holds out `validation_fraction` once, as `EASTClassifier` does, in a fifth of the time.
     rounds: at most so many trees for a score.
@@ -131,6 +133,23 @@ class EASTBooster(MetricClassifier):
 
     def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
         self.encoder_ = data.encoder(TreeTable)
+        plain = find_recipe(self.recipe).metric == 0 and self.monitor != "score"
+        return (self._grow_on_entropy if plain else self._grow_on_metric)(data, self._listener(on_epoch))
+
+    def _grow_on_entropy(self, data: TrainingRows, on_round: OnEpoch) -> Floats:
+        """By the library's own objective, which is several times as fast as gradients from outside."""
+        self.columns_ = STOCK_COLUMNS if self.columns == "auto" else float(self.columns)
+        fitted = cross_fit(
+            data.encoded(TreeTable), data.codes, data.divisions, self._tree_options(data.seed, self.columns_),
+            categorical=self.encoder_.categorical, library=self.library, rounds=self.rounds, patience=self.patience,
+            score=self._score_matrix, on_round=on_round,
+        )  # fmt: skip
+        self.trees_: list[Trees] = fitted.trees
+        self.start_, self.rounds_ = fitted.start, fitted.rounds
+        self.history_ = [vars(epoch) for epoch in fitted.history]
+        return fitted.held_out
+
+    def _grow_on_metric(self, data: TrainingRows, on_round: OnEpoch) -> Floats:
         x = data.encoded(TreeTable)
 
         def part(rows: Codes, weight: Floats) -> Rows:
@@ -138,7 +157,7 @@ class EASTBooster(MetricClassifier):
 
         folds = [(part(d.train, d.train_weight), part(d.valid, d.valid_weight)) for d in data.divisions]
         self.start_ = prior_scores(np.bincount(data.codes, data.weight, minlength=data.classes))
-        trained = self._grow(find_library(self.library), folds, data.seed, self._listener(on_epoch))
+        trained = self._grow(find_library(self.library), folds, data.seed, on_round)
         self.rounds_ = trained.rounds
         self.history_ = [vars(epoch) for epoch in trained.history]
         self.temperature_ = trained.history[trained.rounds - 1].temperature
@@ -159,7 +178,7 @@ class EASTBooster(MetricClassifier):
         self.encoder_ = TreeTable.from_json(fitted["encoder"])
         self.rounds_, self.columns_, self.start_ = fitted["rounds"], fitted["columns"], np.array(fitted["start"])
         read = find_library(self.library).trees.from_text
-        self.trees_: list[Trees] = [read(container.array_as_text(arrays[f"trees_{i}"])) for i in range(len(arrays))]
+        self.trees_ = [read(container.array_as_text(arrays[f"trees_{i}"])) for i in range(len(arrays))]
 
     # -- the parts of fit ---------------------------------------------------------------------------------------
 

@@ -164,8 +164,10 @@ class EASTForest(MetricClassifier):
         x = _bounded(data.encoded(TreeTable))
         forests = self._grown(x, data.codes, data.divisions, data.seed, on_epoch)
         self.forests_ = [TreeArrays.of(forest, data.classes) for forest in forests]
-        p = [forest.probabilities(x[d.valid]) for forest, d in zip(self.forests_, data.divisions, strict=True)]
-        return np.concatenate(p)
+        held_out = np.zeros((len(data.held_out), data.classes))
+        p = [forest.predict_proba(x[d.valid]) for forest, d in zip(forests, data.divisions, strict=True)]
+        held_out[:, forests[0].classes_] = np.concatenate(p)
+        return held_out
 
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
         x = _bounded(self.encoder_.transform(X))

@@ -6,11 +6,12 @@ from evalign.estimators.base import MetricClassifier
 from evalign.estimators.blend import EASTBlend
 from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.forest import EASTForest
+from evalign.estimators.linear import EASTLinear
 from evalign.estimators.network import EASTClassifier
 from evalign.storage import container
 
 KINDS: dict[str, type[MetricClassifier]] = {
-    kind.FORMAT: kind for kind in (EASTBlend, EASTBooster, EASTForest, EASTClassifier)
+    kind.FORMAT: kind for kind in (EASTBlend, EASTBooster, EASTForest, EASTLinear, EASTClassifier)
 }
 
 

@@ -1,0 +1,115 @@
+"""Settings of a blend's members for a table of some size, and the time they take: a cost model, not a clock.
+
+Settings follow from the size alone, so that a seed gives the same model on any machine; `benchmarks/bench_fit.py` holds
+the estimates against measured times.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Preset = Literal["quick", "default", "best"]
+PRESETS: dict[Preset, tuple[str, ...]] = {
+    "quick": ("linear", "forest", "boost"),
+    "default": ("linear", "forest", "boost", "network"),
+    "best": ("linear", "forest", "boost", "network"),
+}
+TREES = {"quick": 30, "default": 60, "best": 200}
+EPOCHS = {"quick": 20, "default": 60, "best": 120}
+SECONDS = {"quick": 8.0, "default": 40.0, "best": 400.0}  # of one core for boosted trees, and for the network
+MANY, LARGE = 20_000, 60_000  # rows from which there are three folds, and one where every class is frequent
+RARE = 100  # held-out rows of the rarest class, below which one division is a lottery
+FLOPS = 1.2e10  # of one core in a network's products, dropout and optimiser included
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the cost of training depends on; `width` counts the columns of the encoded table."""
+
+    rows: int
+    columns: int
+    width: int
+    classes: int
+    folds: int
+
+    @property
+    def trained(self) -> float:
+        """Rows that all folds train on, together."""
+        return self.rows * (self.folds - 1 if self.folds > 1 else 0.8)
+
+    @property
+    def outputs(self) -> int:
+        return 1 if self.classes == 2 else self.classes
+
+
+def automatic_folds(labels: NDArray[np.int64], fraction: float) -> int:
+    """5, on large tables 3, and 1 where a single division holds out enough rows of every class.
+
+    >>> [automatic_folds(np.repeat([0, 1], [n, rare]), 0.2) for n, rare in ((900, 90), (30_000, 90), (90_000, 900))]
+    [5, 3, 1]
+    """
+    if len(labels) <= MANY:
+        return 5
+    counts = np.bincount(labels)
+    return 1 if len(labels) > LARGE and fraction * counts[counts > 0].min() >= RARE else 3
+
+
+def member_options(name: str, preset: Preset, shape: Shape, budget: float | None = None) -> dict[str, Any]:
+    """Options of a member; `budget` is in seconds of one core, instead of the preset's.
+
+    >>> member_options("boost", "default", Shape(1500, 9, 18, 3, 5))["leaves"]
+    7
+    """
+    rows = shape.trained / max(1, shape.folds - 1)
+    seconds = budget or SECONDS[preset] * max(1.0, shape.rows / 25_000)
+    if name == "forest":
+        return {"trees": TREES[preset], "columns": shape.columns**-0.5, "min_rows": 2}
+    if name == "boost":
+        leaves = 7 if rows < 2000 else 15 if rows < 10_000 else 31
+        options = {"leaves": leaves, "columns": 0.7, "rows": 0.8, "patience": 15 if preset == "quick" else 30}
+        per_round = boost_seconds(shape, leaves)
+        rounds = int(min(1000.0, max(20.0, seconds / per_round)))
+        # Fewer rounds than trees usually need are made up for by larger steps.
+        return {**options, "rounds": rounds, "learning_rate": min(0.3, max(0.1, 0.1 * 200 / rounds))}
+    if name == "network":
+        hidden = (256, 128)
+        epochs = int(min(EPOCHS[preset], max(8.0, seconds / network_seconds(shape, hidden))))
+        ensemble = {"ensemble": 2} if preset == "best" else {}
+        return {"hidden": hidden, "epochs": epochs, **ensemble}
+    return {}
+
+
+def estimated_seconds(name: str, options: Mapping[str, Any], shape: Shape) -> float:
+    """Seconds of one core to fit a member on all folds.
+
+    >>> round(estimated_seconds("forest", {"trees": 60}, Shape(1500, 9, 18, 3, 5)), 1)
+    1.0
+    """
+    if name == "linear":
+        return 2e-8 * shape.trained * shape.width * shape.outputs + 0.02
+    if name == "forest":
+        tree = 15e-9 * (shape.trained / shape.folds) * math.log2(shape.rows + 2) * math.sqrt(shape.columns) + 3e-3
+        return shape.folds * options.get("trees", 200) * tree
+    if name == "boost":
+        usual = min(options.get("rounds", 1000), 150 + options.get("patience", 30))
+        return usual * boost_seconds(shape, options.get("leaves", 31)) + 2e-8 * shape.rows * shape.columns
+    epochs, hidden = options.get("epochs") or 200, options.get("hidden", (512, 256, 128))
+    return float(epochs * options.get("ensemble", 1) * network_seconds(shape, hidden) + 0.3)
+
+
+def boost_seconds(shape: Shape, leaves: int) -> float:
+    """A round of every fold."""
+    cells = shape.trained * shape.columns * 8e-9 * math.log2(leaves) / 5
+    return shape.outputs * (cells + shape.folds * 2e-5 * leaves)
+
+
+def network_seconds(shape: Shape, hidden: tuple[int, ...]) -> float:
+    """An epoch of every fold."""
+    sizes = (shape.width, *hidden, shape.classes)
+    weights = sum(a * b for a, b in itertools.pairwise(sizes))
+    return 6 * weights * shape.trained / FLOPS + 0.02
