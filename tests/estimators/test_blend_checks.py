@@ -1,4 +1,4 @@
-"""scikit-learn's own checks of EASTBlend and EASTForest, every one of them."""
+"""scikit-learn's own checks of EASTBlend, EASTForest and EASTLinear, every one of them."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from evalign.estimators.blend import EASTBlend
 from evalign.estimators.forest import EASTForest
+from evalign.estimators.linear import EASTLinear
 
 # Leaves of ten rows: in pure ones no class weight has a say, and the checks give scikit-learn's forests large ones too.
 SMALL = {"boost": {"rounds": 15}, "forest": {"trees": 15, "min_rows": 10}, "n_jobs": 1}
@@ -16,6 +17,7 @@ NETWORK = {"hidden": (32,), "dropout": 0.0, "epochs": 40, "learning_rate": 1e-2}
 @parametrize_with_checks(
     [
         EASTForest(trees=15, folds=2, min_rows=10, n_jobs=1),
+        EASTLinear(folds=2),
         EASTBlend(folds=2, members=("boost", "forest"), **SMALL),
         EASTBlend(folds=2, members=("forest", "network"), network=NETWORK, **SMALL),
     ]
