@@ -26,7 +26,7 @@ from sklearn.model_selection import train_test_split
 from stacked_splits import average_and_labels
 
 from evalign import EASTBooster, EASTClassifier, decision
-from evalign.estimators.blend import best_weights, blended
+from evalign.estimators.blend import blended, mixture_weights
 from evalign.estimators.forest import EASTForest
 
 FOLDS = 5
@@ -113,7 +113,7 @@ def report(folder: Path, name: str, blends: Sequence[str]) -> Iterator[str]:
                 told = [stored[part, k] for part in parts]
                 weights: Sequence[float] = [1 / len(parts)] * len(parts)
                 if how == "auto":
-                    weights, _ = best_weights([t.held_out for t in told], told[0].labels, told[0].weight)
+                    weights = mixture_weights([t.held_out for t in told], told[0].labels, told[0].weight)
                 own = scores(told, weights)
                 gaps.append(own if blend == BASE else own - scores([stored[BASE, k]], [1.0]))
                 shares.append(weights)

@@ -221,7 +221,7 @@ class EASTBlend(MetricClassifier):
 
         The blend is the last row. Scores are known after `fit` only, since held-out predictions are not saved.
         """
-        rows = [dict(row) for row in self.leaderboard_]
+        rows: list[dict[str, Any]] = [dict(row) for row in self.leaderboard_]
         held_out = getattr(self, "held_out_predictions_", None)
         for row in rows:
             p = None if held_out is None else self._member_predictions.get(row["member"], held_out.probabilities)

@@ -94,10 +94,10 @@ def estimated_seconds(name: str, options: Mapping[str, Any], shape: Shape) -> fl
         return 2e-8 * shape.trained * shape.width * shape.outputs + 0.02
     if name == "forest":
         tree = 15e-9 * (shape.trained / shape.folds) * math.log2(shape.rows + 2) * math.sqrt(shape.columns) + 3e-3
-        return shape.folds * options.get("trees", 200) * tree
+        return float(shape.folds * options.get("trees", 200) * tree)
     if name == "boost":
         usual = min(options.get("rounds", 1000), 150 + options.get("patience", 30))
-        return usual * boost_seconds(shape, options.get("leaves", 31)) + 2e-8 * shape.rows * shape.columns
+        return float(usual * boost_seconds(shape, options.get("leaves", 31)) + 2e-8 * shape.rows * shape.columns)
     epochs, hidden = options.get("epochs") or 200, options.get("hidden", (512, 256, 128))
     return float(epochs * options.get("ensemble", 1) * network_seconds(shape, hidden) + 0.3)
 
