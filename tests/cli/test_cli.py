@@ -20,7 +20,7 @@ from evalign import EASTClassifier
 from evalign.cli.app import main
 from evalign.cli.console import Output
 
-FAST = ["--epochs", "4", "--hidden", "16", "--device", "cpu"]
+FAST = ["--model", "network", "--epochs", "4", "--hidden", "16", "--device", "cpu"]
 
 
 class Said(NamedTuple):
@@ -445,7 +445,9 @@ def test_compare_adds_trees_over_splits(folder: Path, call: Call, tmp_path: Path
     assert said.code == 0, said.err
     result = json.loads(said.out)
     pairs = {(row["contender"], row["decision"]) for row in result["table"]}
-    assert len(pairs) == 7 * 3 + 1  # both of ours, cross-entropy, LightGBM, XGBoost, forest, boosting; majority
+    assert (
+        len(pairs) == 9 * 3 + 1
+    )  # three of ours, cross-entropy, LightGBM, XGBoost, forest, boosting, linear; majority
     assert ("random_forest", "tuned") in pairs
     assert ("gradient_boosting", "plug_in") in pairs
     for row in result["table"]:

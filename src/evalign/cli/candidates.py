@@ -89,30 +89,31 @@ def _epochs(settings: Settings, model: str) -> int:
 
     if model in ("boost", "blend"):
         return settings.epochs or ROUNDS
-    return find_recipe(settings.recipe).limited(settings.epochs).epochs
+    return find_recipe(settings.recipe_of(model)).limited(settings.epochs).epochs
 
 
 def _ours(judge: Any, settings: Settings, model: str) -> Any:
     from evalign.comparison import contenders as c
 
     if model == "boost":
-        ours = c.ours_boosted(judge, recipe=settings.recipe, **settings.for_trees())
+        ours = c.ours_boosted(judge, recipe=settings.recipe_of("boost"), **settings.for_trees())
     elif model == "blend":
-        ours = c.ours_blended(judge, recipe=settings.recipe, **settings.for_blend())
+        ours = c.ours_blended(judge, recipe=settings.recipe_of("blend"), **settings.for_blend())
     else:
-        ours = c.ours(judge, recipe=settings.recipe, **settings.for_network())
+        ours = c.ours(judge, recipe=settings.recipe_of("network"), **settings.for_network())
     return replace(ours, decisions=(settings.decision_of(model),))
 
 
 def _rivals(judge: Any, settings: Settings, model: str) -> list[Any]:
-    """Baselines: the same model trained on cross-entropy, and the majority class."""
+    """Baselines: boosted trees beside a blend, else the same model trained on cross-entropy; the majority class."""
+    from evalign.boosting.libraries import is_installed
     from evalign.comparison import contenders as c
 
     own = settings.decision_of(model)
     if model == "boost":
         rival = c.boosted_cross_entropy(judge, **settings.for_trees())
     elif model == "blend":
-        rival = c.blended_cross_entropy(judge, **settings.for_blend())
+        rival = (c.stock_lightgbm if is_installed("lightgbm") else c.gradient_boosting)(judge)
     else:
-        rival = c.cross_entropy(judge, rival_of=settings.recipe, **settings.for_network())
+        rival = c.cross_entropy(judge, rival_of=settings.recipe_of("network"), **settings.for_network())
     return [replace(rival, decisions=tuple(dict.fromkeys(("argmax", "plug_in", own)))), c.majority(judge)]

@@ -37,15 +37,21 @@ def command(
     decimal: o.Decimal = None,
     na: o.Na = None,
     encoding: o.Encoding = None,
-    recipe: o.RecipeName = "anchored",
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="blend: our blend and other libraries; network: our network, boosted trees and blend as well.",
+            rich_help_panel=o.TRAINING,
+        ),
+    ] = "blend",
+    preset: o.Preset = "default",
+    time_limit: o.TimeLimit = None,
+    recipe: o.RecipeName = "auto",
     decision: o.Decision = None,
     epochs: o.Epochs = None,
     folds: o.Folds = "auto",
-    hidden: o.Hidden = "512,256,128",
-    blend: Annotated[
-        bool,
-        typer.Option("--blend", help="Include our blend; takes several times as long.", rich_help_panel=o.TRAINING),
-    ] = False,
+    hidden: o.Hidden = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     force: o.Force = False,
@@ -63,6 +69,7 @@ def command(
         metric=metric, average=average, beta=o.parse_beta(beta), positive=positive,
         subject_to=tuple(subject_to or ()), recipe=recipe, decision=decision, epochs=epochs,
         hidden=o.parse_hidden(hidden), seed=seed, device=device, folds=o.parse_folds(folds),
+        model=model, preset=preset, time_limit=time_limit,
     )  # fmt: skip
     reading = Reading(decimal, tuple(na or ()), encoding)
     source = Source(data, target, test, test_size, tuple(drop or ()), reading, drop_unlabelled, task)
@@ -72,7 +79,7 @@ def command(
     settings.check()
     with watch_interrupt() as interrupt:
         output = Output(quiet=quiet, as_json=json, words=context.obj)
-        run(NAME, load(source, output.note), settings, splits, folder, output, interrupt, blend=blend)
+        run(NAME, load(source, output.note), settings, splits, folder, output, interrupt)
 
 
 def run(
@@ -83,11 +90,8 @@ def run(
     folder: RunFolder,
     output: Output,
     interrupt: Interrupt,
-    *,
-    boosted: bool = True,
-    blend: bool = False,
 ) -> None:
-    """Compare on a loaded table and write the results; shared with `evalign demo`, which leaves out `boosted`."""
+    """Compare on a loaded table and write the results; shared with `evalign demo`."""
     import numpy as np
 
     from evalign.cli.data import note_classes, note_positive
@@ -98,16 +102,15 @@ def run(
     from evalign.training.recipes import find_recipe
 
     test_size = loaded.source.share
-    judge, shared = Judge(settings.aim(), loaded.table.y), settings.for_network()
+    judge, recipe = Judge(settings.aim(), loaded.table.y), settings.recipe_of("network")
     facts = loaded.describe()
     note_positive(judge, facts["classes"], output.note)
     listed = [
-        c.ours(judge, recipe=settings.recipe, **shared),
-        *(boosters(judge, settings, output.note, blend=blend) if boosted else ()),
-        c.cross_entropy(judge, rival_of=settings.recipe, **shared),
+        *own_models(judge, settings),
+        *stock_libraries(judge, output.note),
         *(c.rival(one, judge) for one in c.RIVALS),
     ]
-    epochs = find_recipe(settings.recipe).limited(settings.epochs).epochs
+    epochs = find_recipe(recipe).limited(settings.epochs).epochs
     with output.warnings_as_notes(), output.progress(len(listed) * splits, epochs, splits) as step:
         comparison = compare(
             loaded.table.X, loaded.table.y, listed, judge,
@@ -127,28 +130,43 @@ def run(
         "validation_rows": held_out,
         "test_rows": tested,
     }
-    folds = first.estimator.folds_
+    folds = len(np.unique(first.estimator.held_out_predictions_.fold))
     how = "the same ones for all" if folds == 1 else f"by {folds} folds, and by others than ours one part of them"
     protocol = (
         f"Mean over {comparison.splits} splits with {tested} test rows each, read once, at the end; decisions and "
         f"early stopping used {held_out} rows held out of the rest, {how}. Splits overlap, so "
         "standard errors are somewhat too small."
     )
-    own = settings.decision_of("network")
+    own = settings.decision_of(settings.model)
     finish(name, comparison, settings, facts, sizes, protocol, folder, output, decision=own)
 
 
-def boosters(judge: Any, settings: o.Settings, note: Any, *, blend: bool) -> list[Any]:
-    """Our boosted trees and blend, and the stock libraries; a note says which are not installed."""
+def own_models(judge: Any, settings: o.Settings) -> list[Any]:
+    """Our contenders, the reference first; a network trained on cross-entropy is the control of our network."""
+    from dataclasses import replace
+
+    from evalign.boosting.libraries import is_installed
+    from evalign.comparison import contenders as c
+
+    blend = c.ours_blended(judge, recipe=settings.recipe_of("blend"), **settings.for_blend())
+    if settings.model == "blend":
+        return [replace(blend, name=c.OURS)]
+    shared, recipe = settings.for_network(), settings.recipe_of("network")
+    boosted = [c.ours_boosted(judge, recipe=settings.recipe_of("boost"), **settings.for_trees())]
+    return [
+        c.ours(judge, recipe=recipe, **shared),
+        *(boosted if is_installed("lightgbm") else []),
+        blend,
+        c.cross_entropy(judge, rival_of=recipe, **shared),
+    ]
+
+
+def stock_libraries(judge: Any, note: Any) -> list[Any]:
+    """LightGBM and XGBoost as they come; a note says which are not installed."""
     from evalign.boosting.libraries import is_installed
     from evalign.comparison import contenders as c
 
     here = {name: is_installed(name) for name in c.BOOSTED}
     if lacking := [name for name, found in here.items() if not found]:
         note(f"{' and '.join(lacking)} not installed and left out; run pip install 'evalign[boost]'")
-    listed = []
-    if here["lightgbm"]:
-        listed = [c.ours_boosted(judge, recipe=settings.recipe, **settings.for_trees())]
-        if blend:
-            listed.append(c.ours_blended(judge, recipe=settings.recipe, **settings.for_blend()))
-    return listed + [make(judge) for name, make in c.BOOSTED.items() if here[name]]
+    return [make(judge) for name, make in c.BOOSTED.items() if here[name]]

@@ -43,8 +43,7 @@ def command(
     from evalign.cli.run_folder import RunFolder
     from evalign.storage.atomic import write_atomically
 
-    # A small table needs small layers, and one network instead of one per fold: half a minute in all.
-    settings = o.Settings(positive=POSITIVE, epochs=epochs, hidden=(128, 64), seed=seed, device="cpu", folds=1)
+    settings = o.Settings(positive=POSITIVE, epochs=epochs, seed=seed, device="cpu")
     out = out or next(path for path in new_names("evalign-demo") if force or not path.exists())
     output, folder = Output(quiet=quiet, as_json=json, words=context.obj), RunFolder(out, also=(FILE,), force=force)
     folder.check()
@@ -59,7 +58,7 @@ def command(
         loaded = load(Source(data, TARGET), output.note)
         # Two threads on batches this small took over ten minutes on a busy machine; one takes half a minute.
         with threadpool_limits(1):
-            run(NAME, loaded, settings, splits, folder, output, interrupt, boosted=False)
+            run(NAME, loaded, settings, splits, folder, output, interrupt)
     output.show(
         f"Next:   evalign fit {data} --target {TARGET} --positive {POSITIVE} --metric f1 --out my-run; "
         "then your own table"

@@ -37,15 +37,17 @@ def command(
     decimal: o.Decimal = None,
     na: o.Na = None,
     encoding: o.Encoding = None,
-    model: o.Model = "network",
+    model: o.Model = "blend",
+    preset: o.Preset = "default",
+    time_limit: o.TimeLimit = None,
     budget: o.Budget = 600.0,
-    recipe: o.RecipeName = "anchored",
+    recipe: o.RecipeName = "auto",
     decision: o.Decision = None,
     epochs: o.Epochs = None,
     network: o.Network = "mlp",
     ensemble: o.Ensemble = 1,
     folds: o.Folds = "auto",
-    hidden: o.Hidden = "512,256,128",
+    hidden: o.Hidden = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     stream: o.Stream = False,
@@ -69,7 +71,7 @@ def command(
         metric=metric, average=average, beta=o.parse_beta(beta), positive=positive,
         subject_to=tuple(subject_to or ()), recipe=recipe, decision=decision, epochs=epochs,
         hidden=o.parse_hidden(hidden), seed=seed, device=device, model=model, budget=budget, network=network,
-        ensemble=ensemble, folds=o.parse_folds(folds),
+        ensemble=ensemble, folds=o.parse_folds(folds), preset=preset, time_limit=time_limit,
     )  # fmt: skip
     reading = Reading(decimal, tuple(na or ()), encoding)
     source = Source(data, target, test, test_size, tuple(drop or ()), reading, drop_unlabelled, task)
@@ -103,7 +105,7 @@ def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output,
     parts = (loaded.table, loaded.test) if loaded.test is not None else split(loaded.table, source.share, settings.seed)
     facts = loaded.describe()
     data.note_positive(judge, facts["classes"], output.note)
-    recipe = find_recipe(settings.recipe)
+    recipe = find_recipe(settings.recipe_of("network"))
     batch_size = recipe.batch_size or default_batch_size(round(0.8 * len(parts[0])))
     data.note_batches(judge, facts["classes"], batch_size, output.note)
     del loaded  # the parts are copies, and the whole may be large
@@ -116,8 +118,8 @@ def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output,
     for part in (model, *getattr(model, "members_", {}).values()):
         if hasattr(part, "device"):
             part.device = "auto"  # the saved model may be loaded on another machine
-    held_out, folds = len(np.unique(model.held_out_predictions_.rows)), getattr(model, "folds_", 1)
-    if folds > 1:
+    held_out, folds = len(np.unique(model.held_out_predictions_.rows)), len(np.unique(model.held_out_predictions_.fold))
+    if folds > 1 and kept == "network":
         output.note(f"{folds} networks were trained, one per fold; predictions are their mean")
     sizes = {
         "test_from": str(source.test) if source.test else f"a stratified split, {source.share:g} of every class",
@@ -125,11 +127,7 @@ def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output,
         "validation_rows": held_out,
         "test_rows": len(parts[1]),
     }
-    how = (
-        "the same ones for all"
-        if folds == 1
-        else f"each of one of {folds} networks, by folds that are the same for all"
-    )
+    how = "the same ones for all" if folds == 1 else f"each by one of {folds} folds"
     protocol = (
         f"{len(parts[1])} test rows, read once, at the end; every choice was made on the other {len(parts[0])}, of "
         f"which {held_out} were held out for it, {how}. "

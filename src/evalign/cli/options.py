@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from evalign.comparison.aims import Aim
 
-MODELS = ("auto", "network", "boost", "blend")
+MODELS = ("blend", "network", "boost", "auto")
 NETWORK_OPTIONS = ("network", "ensemble", "folds", "hidden")
 DATA, GOAL, TRAINING, OUTPUT = "Data", "Metric to optimise", "Training", "Output"
 
@@ -94,7 +94,12 @@ SubjectTo = Annotated[
 ]
 RecipeName = Annotated[
     str,
-    typer.Option("--recipe", help="Training recipe: anchored, paper, btg or cross_entropy.", rich_help_panel=TRAINING),
+    typer.Option(
+        "--recipe",
+        help="Training recipe: cross_entropy, anchored, paper or btg. auto: cross_entropy in a blend unless argmax "
+        "decides, else anchored.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 Decision = Annotated[
     str | None,
@@ -108,8 +113,8 @@ Model = Annotated[
     str,
     typer.Option(
         "--model",
-        help="network; boost (boosted trees); blend (network, boosted and randomised trees averaged); or auto: train "
-        "all three and keep the best on held-out rows.",
+        help="blend (linear model, randomised and boosted trees and a network, averaged); network; boost (boosted "
+        "trees); or auto: train all three and keep the best on held-out rows.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -120,6 +125,14 @@ Budget = Annotated[
         help="Seconds for all models of --model auto together; a model that runs out of time keeps its best state.",
         rich_help_panel=TRAINING,
     ),
+]
+Preset = Annotated[
+    str,
+    typer.Option("--preset", help="Effort of a blend: quick, default or best.", rich_help_panel=TRAINING),
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", help="Seconds that the training of a blend may take.", rich_help_panel=TRAINING),
 ]
 Epochs = Annotated[
     int | None,
@@ -146,7 +159,7 @@ Folds = Annotated[
     ),
 ]
 Hidden = Annotated[
-    str, typer.Option("--hidden", help="Hidden layer widths, separated by commas.", rich_help_panel=TRAINING)
+    str | None, typer.Option("--hidden", help="Hidden layer widths, separated by commas.", rich_help_panel=TRAINING)
 ]
 Seed = Annotated[
     int,
@@ -181,17 +194,19 @@ class Settings:
     beta: float | dict[str, float] | None = None
     positive: str | None = None
     subject_to: tuple[str, ...] = ()
-    recipe: str = "anchored"
+    recipe: str = "auto"
     decision: str | None = None  # None: the default of the model
     epochs: int | None = None
-    hidden: tuple[int, ...] = (512, 256, 128)
+    hidden: tuple[int, ...] | None = None  # None: the default of the model
     seed: int = 0
     device: str = "auto"
-    model: str = "network"
+    model: str = "blend"
     budget: float = 600.0
     network: str = "mlp"
     ensemble: int = 1
     folds: int | str = "auto"  # or a number
+    preset: str = "default"
+    time_limit: float | None = None
 
     def check(self, context: typer.Context | None = None) -> None:
         """Raise for invalid options, and for options on the command line that the model does not use."""
@@ -213,12 +228,16 @@ class Settings:
             decision.parse_constraint(_without_label(constraint))
         if self.subject_to and self.decision == "argmax":
             raise ValueError("--subject-to needs --decision plug_in or tuned, got argmax")
-        find_recipe(self.recipe)
+        if self.recipe != "auto":
+            find_recipe(self.recipe)
+        checks.check_choice("preset", self.preset, ("quick", "default", "best"))
+        if self.time_limit is not None:
+            checks.check_number("time_limit", self.time_limit, low=0.0, open_low=True)
         checks.check_choice("model", self.model, MODELS)
         checks.check_choice("network", self.network, CURVES)
         checks.check_number("ensemble", self.ensemble, low=1)
         checks.check_number("budget", self.budget, low=0.0, open_low=True)
-        if self.model in ("boost", "blend") and not is_installed("lightgbm"):
+        if self.model == "boost" and not is_installed("lightgbm"):
             raise ValueError(
                 f"--model {self.model} needs LightGBM, which is not installed; pip install 'evalign[boost]'"
             )
@@ -244,7 +263,7 @@ class Settings:
             "network": self.network,
             "ensemble": self.ensemble,
             "folds": self.folds,
-            "hidden": self.hidden,
+            "hidden": self.hidden or (512, 256, 128),
             "epochs": self.epochs,
             "device": self.device,
             "decision": self.decision_of("network"),
@@ -258,13 +277,18 @@ class Settings:
     def for_blend(self) -> dict[str, Any]:
         """Options shared by EASTBlend and its cross-entropy baseline."""
         rounds = {} if self.epochs is None else {"rounds": self.epochs}
-        own = {"ensemble": self.ensemble, "hidden": self.hidden, "epochs": self.epochs}
-        # Beside trees a network with embeddings has most to add (docs/research/boosting.md).
-        network = {"network": "embedding" if self.network == "mlp" else self.network, **own}
-        folds = {} if self.folds == "auto" else {"folds": self.folds}
+        network: dict[str, Any] = {"network": self.network}
+        network |= {"ensemble": self.ensemble} if self.ensemble > 1 else {}
+        network |= {"hidden": self.hidden} if self.hidden is not None else {}
+        network |= {"epochs": self.epochs} if self.epochs is not None else {}
         return {
-            "decision": self.decision_of("blend"), "device": self.device, "boost": rounds, "network": network, **folds
+            "decision": self.decision_of("blend"), "device": self.device, "preset": self.preset,
+            "time_limit": self.time_limit, "folds": self.folds, "boost": rounds, "network": network,
         }  # fmt: skip
+
+    def recipe_of(self, model: str) -> str:
+        """The requested recipe, or the default of the model."""
+        return self.recipe if self.recipe != "auto" or model == "blend" else "anchored"
 
     def decision_of(self, model: str) -> str:
         """The requested decision rule, or the default of the model."""
@@ -324,12 +348,14 @@ def parse_folds(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
-def parse_hidden(text: str) -> tuple[int, ...]:
+def parse_hidden(text: str | None) -> tuple[int, ...] | None:
     """Parse --hidden: layer widths such as "512,256".
 
     >>> parse_hidden("32,16")
     (32, 16)
     """
+    if text is None:
+        return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and 0 < int(part) <= 2**16 for part in parts):
         raise ValueError(f"--hidden must be widths of layers such as 512,256,128, got {text!r}")

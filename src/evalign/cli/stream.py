@@ -43,8 +43,8 @@ def _run(
     data.note_positive(judge, counts, output.note)
     own = settings.decision_of("network")
     options = settings.for_network()
-    ours = replace(contenders.ours(judge, recipe=settings.recipe, **options), decisions=(own,))
-    rival = contenders.cross_entropy(judge, rival_of=settings.recipe, **options)
+    ours = replace(contenders.ours(judge, recipe=settings.recipe_of("network"), **options), decisions=(own,))
+    rival = contenders.cross_entropy(judge, rival_of=settings.recipe_of("network"), **options)
     rival = replace(rival, decisions=tuple(dict.fromkeys(("argmax", "plug_in", own))))
     trials = [_trial(ours, stream, judge, folder, settings, output, interrupt)]
     if not interrupt.pressed:

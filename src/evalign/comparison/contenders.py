@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
 from sklearn.utils import check_random_state
 
 from evalign import _checks as checks
@@ -206,7 +207,7 @@ def ours_boosted(
     return Contender(name, f"ours (boosted trees, {recipe})", make)
 
 
-def ours_blended(judge: Judge, *, recipe: str = "anchored", decision: str = "plug_in", **options: Any) -> Contender:
+def ours_blended(judge: Judge, *, recipe: str = "auto", decision: str = "plug_in", **options: Any) -> Contender:
     """`EASTBlend` for a judge's metric; `options` are the blend's other ones."""
 
     def make(seed: int) -> EASTBlend:
@@ -218,13 +219,7 @@ def ours_blended(judge: Judge, *, recipe: str = "anchored", decision: str = "plu
             **options,
         )
 
-    return Contender(OURS_BLENDED, f"ours (blend, {recipe})", make)
-
-
-def blended_cross_entropy(judge: Judge, **options: Any) -> Contender:
-    """The same members, folds and seed with cross-entropy alone."""
-    contender = ours_blended(judge, recipe="cross_entropy", **options)
-    return replace(contender, name="cross_entropy", title="cross-entropy, same blend")
+    return Contender(OURS_BLENDED, "ours (blend)" if recipe == "auto" else f"ours (blend, {recipe})", make)
 
 
 def boosted_cross_entropy(judge: Judge, **options: Any) -> Contender:
@@ -265,6 +260,11 @@ def gradient_boosting(judge: Judge) -> Contender:
     return Contender("gradient_boosting", "gradient boosting", stock_boosting)
 
 
+def logistic_regression(judge: Judge) -> Contender:
+    """Scikit-learn's logistic regression with its defaults."""
+    return Contender("logistic_regression", "logistic regression", lambda seed: LogisticRegression(max_iter=1000))
+
+
 def stock_lightgbm(judge: Judge) -> Contender:
     """LightGBM with its own objective and defaults, stopped by held-out log-loss."""
     return Contender("lightgbm", "LightGBM", lambda seed: StockBooster("lightgbm", random_state=seed))
@@ -281,6 +281,7 @@ BOOSTED: dict[str, Callable[[Judge], Contender]] = {"lightgbm": stock_lightgbm, 
 RIVALS: dict[str, Callable[[Judge], Contender]] = {
     "random_forest": random_forest,
     "gradient_boosting": gradient_boosting,
+    "logistic_regression": logistic_regression,
     "majority": majority,
 }
 

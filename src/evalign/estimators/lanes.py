@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import torch
@@ -30,23 +30,20 @@ def clock(on_epoch: OnEpoch | None, until: float | None, stop: threading.Event, 
 
 
 def side_by_side(lanes: Sequence[Callable[[], None]], stop: threading.Event) -> None:
-    """Run every lane in a thread, the last one in this; Ctrl-C ends all, an error of one is raised."""
-    if len(lanes) == 1:
-        lanes[0]()
-        return
-    with ThreadPoolExecutor(len(lanes) - 1) as pool:
-        others: list[Future[None]] = [pool.submit(lane) for lane in lanes[:-1]]
+    """Run every lane in a thread of its own; Ctrl-C asks all of them to stop, an error of one ends the others.
+
+    This thread only waits: Python raises KeyboardInterrupt in the main thread alone, wherever it is.
+    """
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        futures: list[Future[None]] = [pool.submit(lane) for lane in lanes]
         try:
-            lanes[-1]()
-            for other in others:
-                other.result()
+            wait(futures, return_when=FIRST_EXCEPTION)
         except KeyboardInterrupt:
             stop.set()
-        except BaseException:
+        if any(future.done() and future.exception() is not None for future in futures):
             stop.set()
-            raise
-    for other in others:
-        other.result()
+    for future in futures:
+        future.result()
 
 
 @contextmanager
