@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import pandas as pd
 import torch
-from bench_quality import load
+from bench_recipes import load
 
 from evalign.boosting import lightgbm as with_lightgbm
 from evalign.boosting import xgboost as with_xgboost

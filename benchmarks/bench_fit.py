@@ -32,7 +32,7 @@ import pandas as pd
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
-from bench_quality import load
+from bench_recipes import load
 from skorch import NeuralNetClassifier
 
 from evalign import EASTClassifier

@@ -1,4 +1,4 @@
-"""The trees of `bench_quality.py`, a process of one thread for every set, method and split, the longest first.
+"""The trees of `bench_recipes.py`, a process of one thread for every set, method and split, the longest first.
 
     python benchmarks/bench_trees.py --data-dir DIR --processes 14 --minutes 9     # all that is not stored yet
     python benchmarks/bench_trees.py --data-dir DIR --list                         # what that is, and how long it takes
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from bench_quality import BOOSTED, RESULTS, SETS, TREES, boosted_scores, decided, load, store, tree_probabilities
+from bench_recipes import BOOSTED, RESULTS, SETS, TREES, boosted_scores, decided, load, store, tree_probabilities
 from stacked_splits import parts
 
 OWN = RESULTS.with_name("bench_quality_boost.csv")

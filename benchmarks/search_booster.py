@@ -18,7 +18,7 @@ from unittest.mock import patch
 import lightgbm
 import numpy as np
 import pandas as pd
-from bench_quality import SETS, decided_by
+from bench_recipes import SETS, decided_by
 from numpy.typing import NDArray
 from search_blend import Told, fill, scores
 from search_folds import mean_and_error

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from bench_quality import decided_by, load
+from bench_recipes import decided_by, load
 from sklearn.metrics import f1_score
 from stacked_splits import Part, average_and_labels, network_probabilities, selections
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from bench_quality import SETS, decided_by, load
+from bench_recipes import SETS, decided_by, load
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.model_selection import train_test_split
 

@@ -1,6 +1,6 @@
 """Where metric training helps trees: blocks of docs/research/results.md from the rows of the quality benchmarks.
 
-The rows are those of `benchmarks/bench_trees.py` and `benchmarks/bench_quality.py`: ten splits, default settings, test
+The rows are those of `benchmarks/bench_trees.py` and `benchmarks/bench_recipes.py`: ten splits, default settings, test
 rows read once. A method that lacks a set is left out there.
 """
 
