@@ -61,7 +61,7 @@ def test_auto_keeps_the_better_on_held_out_rows_and_says_why(data, tmp_path):
     result = call("fit", data, "-t", "label", "-o", tmp_path / "run", "--model", "auto", *FAST)
     kept, why = result["model"]["kind"], result["model"]["chosen_because"]
     assert "rows that all held out" in why
-    titles = {"boost": "trees, anchored) ", "network": "(anchored) ", "blend": "(blend, anchored) "}
+    titles = {"boost": "trees, anchored) ", "network": "(anchored) ", "blend": "(blend) "}
     said = {name: float(why.split(title)[1][:6]) for name, title in titles.items()}
     assert said[kept] == max(said.values())
     names = [row["contender"] for row in result["table"]]
@@ -171,7 +171,7 @@ def replace_start(clock):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "trees"], "model must be one of auto, network, boost, blend"),
+        (["--model", "trees"], "model must be one of blend, network, boost, auto"),
         (["--budget", "0"], "budget must lie"),
         (["--decision", "plugin"], "did you mean 'plug_in'"),
     ],

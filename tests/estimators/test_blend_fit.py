@@ -175,7 +175,7 @@ def test_estimates_grow_with_the_table_and_settings_fit_a_budget():
 
 def test_the_linear_member_is_scikit_learns_logistic_regression():
     X, y = load_breast_cancer(return_X_y=True)
-    model = EASTLinear("f1", strength=0.2, max_iter=2000, folds=2, random_state=0).fit(X, y)
+    model = EASTLinear("f1", strength=0.2, iterations=2000, folds=2, random_state=0).fit(X, y)
     x = np.clip(model.encoder_.transform(X), -20, 20)
     for fold in (0, 1):
         own = model.held_out_predictions_

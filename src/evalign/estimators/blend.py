@@ -360,7 +360,7 @@ class EASTBlend(MetricClassifier):
 
     def _fallback(self, data: TrainingRows) -> MetricClassifier:
         """One linear model of one strength, for time limits that nothing else fits in."""
-        member: EASTLinear = make_member("linear", self._shared(data.seed), {"strength": 0.2, "max_iter": 20})
+        member: EASTLinear = make_member("linear", self._shared(data.seed), {"strength": 0.2, "iterations": 20})
         return member.fit_prepared(data)
 
     def _deadline(self, share: float) -> float | None:

@@ -42,7 +42,7 @@ class EASTLinear(MetricClassifier):
     metric, average, beta, pos_label, decision, subject_to, validation_fraction, class_weight: as in `EASTClassifier`.
     strength: inverse of the L2 penalty; "auto" takes the one of 0.02, 0.2 and 2 with the least held-out log-loss.
     folds: a model for each, and the decision is learned on what each says of its held-out rows.
-    max_iter: of the optimiser.
+    iterations: of the optimiser, at most.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `decision_`, `encoder_`, `strength_` (the one kept),
     `coefficients_` (folds, C, columns), `intercepts_` (folds, C), and after `fit` only `held_out_predictions_`.
@@ -65,7 +65,7 @@ class EASTLinear(MetricClassifier):
         decision: Decision = "plug_in",
         subject_to: str | Sequence[str] | None = None,
         strength: float | str = "auto",
-        max_iter: int = 200,
+        iterations: int = 200,
         folds: int = 5,
         validation_fraction: float = 0.2,
         class_weight: Any = None,
@@ -78,7 +78,7 @@ class EASTLinear(MetricClassifier):
         self.decision = decision
         self.subject_to = subject_to
         self.strength = strength
-        self.max_iter = max_iter
+        self.iterations = iterations
         self.folds = folds
         self.validation_fraction = validation_fraction
         self.class_weight = class_weight
@@ -86,7 +86,7 @@ class EASTLinear(MetricClassifier):
 
     def _check_options(self) -> None:
         self._check_metric_and_decision()
-        for name in ("folds", "max_iter"):
+        for name in ("folds", "iterations"):
             checks.check_number(name, getattr(self, name), low=1)
         if self.strength != "auto":
             checks.check_number("strength", self.strength, low=0.0, open_low=True)
@@ -100,7 +100,7 @@ class EASTLinear(MetricClassifier):
         for step, strength in enumerate(tried, start=1):
             try:
                 parts = [
-                    _fitted(x[d.train], data.codes[d.train], d.train_weight, strength, data.classes, self.max_iter)
+                    _fitted(x[d.train], data.codes[d.train], d.train_weight, strength, data.classes, self.iterations)
                     for d in data.divisions
                 ]
             except KeyboardInterrupt:

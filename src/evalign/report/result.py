@@ -1,5 +1,6 @@
 """Collect a comparison into one dictionary of plain JSON types that holds all a report shows."""
 
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -91,8 +92,9 @@ def thinned(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     >>> len(short) <= EPOCHS + 1, 7 in [row["epoch"] for row in short]
     (True, True)
     """
+    history = [row for row in history if not math.isnan(row.get("score", 0.0))]  # of trees no score is watched
     if len(history) <= EPOCHS:
-        return list(history)
+        return history
     keep = set(np.linspace(0, len(history) - 1, EPOCHS).round().astype(int).tolist())
     keep.add(max((i for i, row in enumerate(history) if row["best"]), default=0))
     return [history[i] for i in sorted(keep)]
