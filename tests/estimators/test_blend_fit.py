@@ -13,11 +13,8 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 
 import evalign
 from evalign import EASTBlend
-from evalign.boosting.growth import TreeOptions
-from evalign.boosting.native import grow_natively
 from evalign.estimators.linear import EASTLinear
 from evalign.estimators.presets import PRESETS, Shape, estimated_seconds, member_options
-from evalign.tables.split import fold_rows
 
 NETWORK = {"epochs": 3, "hidden": (16,)}
 SMALL = {"network": NETWORK, "forest": {"trees": 10}, "boost": {"rounds": 20}, "random_state": 0}
@@ -193,26 +190,3 @@ def test_the_linear_member_takes_text_gaps_and_a_class_without_weight(tmp_path):
     assert p[:, 2].max() == 0.0
     loaded = EASTLinear.load(model.save(tmp_path / "m"))
     np.testing.assert_array_equal(loaded.predict_proba(table), p)
-
-
-@pytest.mark.parametrize("classes", [2, 3])
-def test_native_boosting_is_lightgbms(classes):
-    lightgbm = pytest.importorskip("lightgbm")
-    X, y = make_classification(500, 6, n_informative=5, n_redundant=0, n_classes=classes, random_state=0)
-    folds = list(fold_rows(y, np.ones(500), 2, 0))
-    options = TreeOptions(0.1, 7, 5, 1.0, 1.0, 1.0, 2, 0, classes)
-    grown = grow_natively(X, y, [], folds, options, rounds=200, patience=10)
-    losses = [epoch.loss for epoch in grown.history]
-    assert grown.rounds == int(np.argmin(losses)) + 1
-    shared = {"num_leaves": 7, "min_data_in_leaf": 5, "lambda_l2": 1.0, "min_data_in_bin": 1, "verbose": -1}
-    shared |= {"objective": "binary"} if classes == 2 else {"objective": "multiclass", "num_class": classes}
-    shared |= {"feature_pre_filter": False, "num_threads": 1}
-    whole = lightgbm.Dataset(X, y, params={"min_data_in_bin": 1, "verbose": -1, "feature_pre_filter": False})
-    whole.construct()
-    own = lightgbm.train(shared, whole.subset(folds[0].train.tolist()), grown.rounds)
-    np.testing.assert_allclose(grown.trees[0].scores(X), own.predict(X, raw_score=True), atol=1e-9)
-    p = own.predict(X[folds[0].valid])
-    expected = sklearn_log_loss(y[folds[0].valid], p)
-    held_out = grown.scores[: len(folds[0].valid)]
-    q = 1 / (1 + np.exp(-held_out)) if classes == 2 else np.exp(held_out) / np.exp(held_out).sum(1, keepdims=True)
-    assert sklearn_log_loss(y[folds[0].valid], q) == pytest.approx(expected)
