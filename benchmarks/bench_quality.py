@@ -172,7 +172,7 @@ def summary(rows: pd.DataFrame, ours: str = OURS) -> str:
         "", "| method | mean rank | F1 | difference | ± over tables | ± over splits | better on | worse on | CPU s |",
         "|" + "---|" * 9,
     ]  # fmt: skip
-    for method in ranks.sort_values().index:
+    for method in map(str, ranks.sort_values().index):
         line = f"| {method} | {ranks[method]:.2f} | {by_table[method].mean():.4f} |"
         if method == ours:
             line += " | | | | |"
@@ -181,14 +181,20 @@ def summary(rows: pd.DataFrame, ours: str = OURS) -> str:
             mean = gap.groupby("table").mean()
             factor = 1 / splits + TEST / (1 - TEST)
             own = math.sqrt((factor * gap.groupby("table").var().fillna(0.0)).sum()) / len(mean)
-            line += (
-                f" {mean.mean():+.4f} | {mean.sem():.4f} | {own:.4f} | {(mean > 0).sum()} | {(mean < 0).sum()} |"
-            )  # fmt: skip
-        lines.append(f"{line} {seconds[method].reindex(by_table.index).mean():.1f} |")
-    best = scores.drop(columns=[m for m in scores if m.startswith("evalign")]).groupby("table").mean().max(axis=1)
-    gap = by_table[ours] - best
-    lines.append(f"\nAgainst the best rival picked on the test rows of each table: {gap.mean():+.4f} ± {gap.sem():.4f}")
+            center, error = _mean(mean)
+            better, worse = np.sum(mean.to_numpy() > 0), np.sum(mean.to_numpy() < 0)
+            line += f" {center:+.4f} | {error:.4f} | {own:.4f} | {better} | {worse} |"
+        lines.append(f"{line} {float(seconds[method].reindex(by_table.index).mean()):.1f} |")
+    best = scores.drop(columns=[m for m in scores if str(m).startswith("evalign")]).groupby("table").mean().max(axis=1)
+    center, error = _mean(by_table[ours] - best)
+    lines.append(f"\nAgainst the best rival picked on the test rows of each table: {center:+.4f} ± {error:.4f}")
     return "\n".join(lines)
+
+
+def _mean(values: Any) -> tuple[float, float]:
+    """Mean and standard error."""
+    x = np.asarray(values, dtype=float)
+    return float(x.mean()), float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
 
 
 def installed(method: str) -> bool:
@@ -226,7 +232,7 @@ def main() -> None:
     started, waiting = time.monotonic(), list(missing(options, stored))
     print(f"{len(waiting)} cells to run, {len(stored)} stored", flush=True)
     context = multiprocessing.get_context("spawn")
-    rows = stored.to_dict("records")
+    rows: list[Any] = stored.to_dict("records")
     with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
         futures = {
             pool.submit(cell, options.data_dir, *one, options.max_rows): one for one in waiting

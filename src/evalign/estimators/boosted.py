@@ -140,7 +140,8 @@ class EASTBooster(MetricClassifier):
         """By the library's own objective, which is several times as fast as gradients from outside."""
         self.columns_ = STOCK_COLUMNS if self.columns == "auto" else float(self.columns)
         fitted = cross_fit(
-            data.encoded(TreeTable), data.codes, data.divisions, self._tree_options(data.seed, self.columns_),
+            data.encoded(TreeTable), data.codes, data.divisions,
+            self._tree_options(data.seed, self.columns_, self._threads),
             categorical=self.encoder_.categorical, library=self.library, rounds=self.rounds, patience=self.patience,
             score=self._score_matrix, on_round=on_round,
         )  # fmt: skip
