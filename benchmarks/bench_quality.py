@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -198,10 +198,7 @@ def _mean(values: Any) -> tuple[float, float]:
 
 
 def installed(method: str) -> bool:
-    try:
-        return method not in NEEDS or bool(version(NEEDS[method]))
-    except PackageNotFoundError:
-        return False
+    return method not in NEEDS or find_spec(NEEDS[method]) is not None
 
 
 def missing(options: argparse.Namespace, stored: pd.DataFrame) -> Iterator[tuple[str, int, str]]:

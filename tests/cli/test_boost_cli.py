@@ -19,7 +19,8 @@ from evalign.comparison.run import Table, choose, evaluate, split
 from evalign.comparison.significance import paired_p
 from evalign.estimators.saving import load_model
 
-FAST = ["--epochs", "8", "--hidden", "16", "--quiet", "--json"]
+TREES = ["--epochs", "8", "--quiet", "--json"]
+FAST = [*TREES, "--hidden", "16"]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def call(*words):
 
 def test_fit_with_boosted_trees_saves_what_it_tested(data, tmp_path):
     out = tmp_path / "run"
-    result = call("fit", data, "-t", "label", "-o", out, "--model", "boost", *FAST)
+    result = call("fit", data, "-t", "label", "-o", out, "--model", "boost", *TREES)
     assert result["reference"] == ["ours", "tuned"]
     assert result["model"]["kind"] == "boost"
     assert {(row["contender"], row["decision"]) for row in result["table"]} == {
@@ -111,7 +112,7 @@ def test_choice_is_by_rows_that_both_held_out(data):
 
 
 def test_compare_shows_both_of_ours_beside_the_libraries(data, tmp_path):
-    result = call("compare", data, "-t", "label", "-o", tmp_path / "run", "--splits", "2", "--model", "network", *FAST)
+    result = call("compare", data, "-t", "label", "-o", tmp_path / "run", "--splits", "3", "--model", "network", *FAST)
     pairs = {(row["contender"], row["decision"]) for row in result["table"]}
     names = (
         "ours",
