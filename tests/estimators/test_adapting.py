@@ -133,3 +133,54 @@ def test_wrapped_pipeline_of_a_table_as_onnx(tmp_path):
     rows = {"a": table[["a"]].to_numpy(), "kind": table[["kind"]].to_numpy(dtype=object)}
     (decided,) = session.run(["label"], rows)
     assert (decided != model.predict(table)).sum() <= 1
+
+
+@pytest.fixture(scope="module")
+def forest():
+    from evalign.estimators.forest import EASTForest
+
+    X, y = rows(np.random.default_rng(0), 1500, 0.2)
+    return EASTForest("f1", pos_label="fine", trees=40, random_state=0).fit(X, y)
+
+
+def test_every_classifier_adapts_and_its_file_too(forest, tmp_path):
+    from evalign.estimators.boosted import EASTBooster
+
+    X, y = rows(np.random.default_rng(1), 800, 0.7)
+    adapted = forest.adapt(X)
+    assert adapted.shift_.kind == "shares"
+    assert dict(zip(adapted.shift_.classes, adapted.shift_.shares, strict=True))["fraud"] == pytest.approx(
+        0.7, abs=0.08
+    )
+    scores = [f1_score(y, m.predict(X), pos_label="fine") for m in (forest, adapted)]
+    assert scores[1] >= scores[0] - 0.01
+    np.testing.assert_array_equal(forest.predict_jointly(X), adapted.predict(X))
+    booster = EASTBooster("f1", random_state=0, rounds=20).fit(X, y)
+    again = EASTBooster.load(booster.save(tmp_path / "booster.evalign"))
+    new, _ = rows(np.random.default_rng(2), 600, 0.2)
+    np.testing.assert_array_equal(again.adapt(new).predict(new), booster.adapt(new).predict(new))
+    assert again.adapt(new).shift_ == booster.adapt(new).shift_
+
+
+def test_adapt_on_the_command_line(forest, tmp_path):
+    import json
+
+    from typer.testing import CliRunner
+
+    from evalign.cli.app import app
+    from evalign.estimators.boosted import EASTBooster
+
+    X, y = rows(np.random.default_rng(1), 1000, 0.2)
+    names = ["a", "b", "c"]
+    EASTBooster("f1", random_state=0, rounds=20).fit(pd.DataFrame(X, columns=names), y).save(tmp_path / "model.evalign")
+    X, y = rows(np.random.default_rng(2), 600, 0.6)
+    pd.DataFrame(X, columns=names).assign(label=y).to_csv(tmp_path / "new.csv", index=False)
+    call = ["predict", str(tmp_path / "model.evalign"), str(tmp_path / "new.csv"), "--target", "label"]
+    out = ["--out", str(tmp_path / "p.csv"), "--force"]
+    shown = CliRunner().invoke(app, [*call, "--adapt", *out])
+    assert shown.exit_code == 0, shown.output
+    assert "Class shares changed" in shown.output
+    results = [json.loads(CliRunner().invoke(app, [*call, *more, *out, "--json"]).stdout) for more in ([], ["--adapt"])]
+    assert results[1]["shift"]["kind"] == "shares"
+    assert "shift" not in results[0]
+    assert results[1]["score"] > results[0]["score"]

@@ -39,6 +39,13 @@ def command(
             "--jointly", help="Choose the decision rule from the predicted rows themselves; better for rare classes."
         ),
     ] = False,
+    adapt: Annotated[
+        bool,
+        typer.Option(
+            "--adapt",
+            help="Test whether class shares differ from training; if so, and nothing else, adapt the decision.",
+        ),
+    ] = False,
     keep: Annotated[
         list[str] | None, typer.Option("--keep", help="Column of DATA to copy to the output; repeatable.")
     ] = None,
@@ -78,12 +85,17 @@ def command(
         from evalign.tables.files import quoted
 
         output.note(f"columns unknown to the model were ignored: {quoted(extra)}")
+    if adapt:
+        model = model.adapt(features)
+        output.say(str(model.shift_))
     predictions = predicted_table(model, features, proba, jointly)
     for name in reversed(list(dict.fromkeys(keep or []))):
         if name in predictions:
             raise ValueError(f"--keep {name} would give two columns of that name; rename it in {data}")
         predictions.insert(0, name, frame[name].to_numpy())
     result: dict[str, Any] = {"rows": len(frame), "classes": [str(label) for label in model.classes_.tolist()]}
+    if adapt:
+        result["shift"] = model.shift_.to_json()
     if target is not None:
         from evalign.cli.data import check_labels
 
@@ -161,7 +173,7 @@ def predicted_table(model: Any, features: Any, proba: bool, jointly: bool = Fals
     import pandas as pd
 
     p = model.predict_proba(features)
-    table = pd.DataFrame({"prediction": model.decide(p, jointly=jointly)})
+    table = pd.DataFrame({"prediction": model.decide(p, jointly=jointly, X=features)})
     for label, column in zip(model.classes_.tolist(), p.T if proba else (), strict=bool(proba)):
         table[f"probability_{label}"] = column
     return table

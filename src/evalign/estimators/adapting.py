@@ -13,6 +13,7 @@ from evalign.decision.calibration import fit_calibration
 from evalign.decision.rule import Floats, Labels, Rule
 from evalign.decision.shift import Reference, Shift, find_shift, given_shares, reweighted, sampled_rows
 
+FEWEST = 50  # rows of a joint decision that say something about class shares
 COLUMNS = 64  # of features that are kept, at most
 CATEGORIES = 8  # of a text column, at most
 
@@ -130,13 +131,13 @@ class Adapting:
         return adapted
 
     def _find_shift(self, p: Any, X: Any, *, intervals: bool) -> Shift:
-        features = None if self.view_ is None else self.view_(X)
+        features = None if self.view_ is None or X is None else self.view_(X)
         names = self._decision_classes().tolist()
         return find_shift(self.reference_, p, features, classes=names, intervals=intervals)
 
     def _joint_rule(self, p: Floats, X: Any) -> Rule:
         """The plug-in rule of these very rows, after a change of shares where there is evidence of one."""
-        if hasattr(self, "reference_") and len(p):
+        if hasattr(self, "reference_") and len(p) >= FEWEST:
             shift = self._find_shift(p, X, intervals=False)
             if shift.adapts:
                 return self._adapted_rule(shift, p)
@@ -177,9 +178,30 @@ class Adapting:
         shares[list(given)] = list(given.values())
         return shares
 
-    def _keep_reference(self, p: Floats, labels: Labels, weight: Floats | None, take: Callable[[Labels], Any]) -> None:
+    def _keep_reference(
+        self, p: Floats, labels: Labels, weight: Floats | None, take: Callable[[Labels], Any] | None = None
+    ) -> None:
         """Keep a sample of held-out rows; `take` returns the features of some of them."""
         rows = sampled_rows(p, np.ones(len(p)) if weight is None else weight)
-        X = take(rows)
-        self.view_ = FeatureView.of(X)
+        X = None if take is None else take(rows)
+        self.view_ = None if X is None else FeatureView.of(X)
         self.reference_ = Reference(p[rows], labels[rows], None if self.view_ is None else self.view_(X))
+
+    def _reference_content(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """The kept rows as arrays, and what their columns are in JSON's types; nothing if there are none."""
+        if not hasattr(self, "reference_"):
+            return {}, {}
+        p, y, features = self.reference_
+        arrays = {"reference.p": p, "reference.y": y}
+        if features is not None and self.view_ is not None:
+            arrays["reference.features"] = features
+        return arrays, {"view": None if self.view_ is None else [list(column) for column in self.view_.columns]}
+
+    def _set_reference(self, arrays: Mapping[str, Any], fitted: Mapping[str, Any]) -> None:
+        """Take what `_reference_content` returned."""
+        if "reference.p" not in arrays:
+            return
+        p, y = np.asarray(arrays["reference.p"]), np.asarray(arrays["reference.y"])
+        columns, features = fitted.get("view"), arrays.get("reference.features")
+        self.view_ = None if columns is None else FeatureView(tuple((j, category) for j, category in columns))
+        self.reference_ = Reference(p, y, None if features is None else np.asarray(features))

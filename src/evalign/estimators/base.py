@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
@@ -26,6 +26,7 @@ from evalign import _checks as checks
 from evalign import decision, metrics
 from evalign.confusion import Confusion
 from evalign.decision import Rule
+from evalign.estimators.adapting import Adapting
 from evalign.metrics import Average, MetricFunction
 from evalign.storage import container
 from evalign.tables import TableEncoder
@@ -108,7 +109,7 @@ class TrainingRows:
         return HeldOutPredictions(p, self.codes[at], weight, self.rows[at], fold)
 
 
-class MetricClassifier(ClassifierMixin, BaseEstimator):
+class MetricClassifier(Adapting, ClassifierMixin, BaseEstimator):
     """Base of classifiers for a metric: a subclass trains on folds (`_cross_fit`) and predicts (`_probabilities`).
 
     Decision rules number the classes 0 to C - 1, and the positive one of two is 1, whatever `pos_label` is.
@@ -173,7 +174,12 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
         self._check_options()  # before the table is looked at
         data = self._prepare(X, y, sample_weight)
         self.fit_prepared(data, on_epoch)
-        return self.learn_decision(self.held_out_predictions_)
+        held = self.held_out_predictions_
+        self.learn_decision(held)
+        self._keep_reference(
+            held.probabilities, held.labels, held.weight, lambda some: _safe_indexing(data.X, held.rows[some])
+        )
+        return self
 
     def fit_prepared(self, data: TrainingRows, on_epoch: OnEpoch | None = None) -> Self:
         """`fit` on rows that are validated and divided already, without learning a decision (argmax decides)."""
@@ -189,6 +195,7 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
         """Learn `decision_` from probabilities of rows that were held out of training."""
         self.held_out_predictions_ = held_out
         self.decision_ = self._rule(held_out)
+        self._keep_reference(held_out.probabilities, held_out.labels, held_out.weight)
         return self
 
     def predict_proba(self, X: Any) -> Floats:
@@ -207,15 +214,28 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
 
         A rule learned in `fit` expects new rows to resemble the held-out ones, which say little about a class with
         five of them; the probabilities of the new rows themselves tell which are likely to be of that class. The
-        label of a row depends on the rows beside it, so pass all rows in one call.
+        label of a row depends on the rows beside it, so pass all rows in one call. Where there is evidence that class
+        shares changed, and nothing else, the rule is that of `adapt(X)`.
         """
-        return self.decide(self.predict_proba(X), jointly=True)
+        return self.decide(self.predict_proba(X), jointly=True, X=X)
 
-    def decide(self, p: Floats, *, jointly: bool = False) -> NDArray[Any]:
-        """Labels for probabilities in the order of `classes_`, by `decision_` or, jointly, by the rows' own rule."""
+    def decide(self, p: Floats, *, jointly: bool = False, X: Any = None) -> NDArray[Any]:
+        """Labels for probabilities in the order of `classes_`, by `decision_` or, jointly, by the rows' own rule.
+
+        `X` are the rows of a joint decision: they tell a change of class shares from other changes.
+        """
         p = p[:, self.class_order]
-        rule = self._plug_in(p) if jointly else self.decision_
+        rule = self._joint_rule(p, X) if jointly else self.decision_
         return self.classes_[self.class_order][rule.predict(p)]
+
+    def _decision_probabilities(self, X: Any) -> Floats:
+        return self.predict_proba(X)[:, self.class_order]
+
+    def _decision_classes(self) -> NDArray[Any]:
+        return self.classes_[self.class_order]
+
+    def _learned_rule(self, p: Floats, labels: Codes, weight: Floats) -> Rule:
+        return self._rule(HeldOutPredictions(p, labels, weight))
 
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric the classifier was trained on."""
@@ -246,7 +266,10 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
     def content(self) -> tuple[Arrays, dict[str, Any]]:
         """The fitted model as arrays and JSON."""
         arrays, own = self._content()
+        reference, view = self._reference_content()
+        arrays |= {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in reference.items()}
         return arrays, {
+            **view,
             "params": container.saved_params(self),
             "classes": container.classes_to_json(self.classes_),
             "n_features_in": self.n_features_in_,
@@ -259,7 +282,7 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
 
     @classmethod
     def from_content(cls, arrays: Arrays, fitted: dict[str, Any]) -> Self:
-        """The model that `content` was taken from; held-out predictions are not kept."""
+        """The model that `content` was taken from; of held-out predictions a sample is kept, for `adapt`."""
         model = cls(**{name: tuple(v) if name == "hidden" else v for name, v in fitted["params"].items()})
         model.classes_ = container.classes_from_json(fitted["classes"])
         model.n_features_in_ = fitted["n_features_in"]
@@ -269,7 +292,10 @@ class MetricClassifier(ClassifierMixin, BaseEstimator):
         # JSON has lists only; `watched` was a tuple.
         model.history_ = [{**row, "watched": tuple(row.get("watched", ()))} for row in fitted["history"]]
         model.temperature_ = fitted["temperature"]
-        model._set_content(arrays, fitted)
+        model._set_reference(
+            {name: part.numpy() for name, part in arrays.items() if name.startswith("reference.")}, fitted
+        )
+        model._set_content({name: part for name, part in arrays.items() if not name.startswith("reference.")}, fitted)
         return model
 
     def to(self, device: str) -> Self:
