@@ -1,4 +1,4 @@
-"""Metric training against its rivals on the same splits: who is better, by how much, and is it clear?"""
+"""Paired comparisons of metric training with its rivals on the same splits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Contender(NamedTuple):
 
 @dataclass(frozen=True)
 class Field:
-    """Where contenders meet: a table, and its cell of cross-entropy trained by the same recipe and as long."""
+    """A table that both contenders are in, and its cell of cross-entropy trained by the same recipe for as long."""
 
     table: str
     cross_entropy: str
@@ -74,7 +74,7 @@ def rivals(field: Field) -> list[Contender]:
 
 
 def scores(papers: Path, table: Table, dataset: str, contender: Contender, metric: str) -> Measured:
-    """Of one contender; a rule that was learned for another metric does not count."""
+    """Scores of one contender; a decision rule learned for another metric does not count."""
     row = _row(table, contender.cell)
     report = None if row is None else read_report(report_path(papers, row, "honest", dataset))
     if report is not None and contender.decision != "argmax" and report.config.decide_for != metric:
@@ -93,13 +93,13 @@ def _met(papers: Path, field: Field, ours: Contender, metric: str) -> Iterator[D
 
 
 def _row(table: Table, cell: str) -> Row | None:
-    """The table's row of a cell: its own training, else one that it borrows from another table."""
+    """The table's row of a cell; its own training comes before one borrowed from another table."""
     rows = [row for row in table.rows if row.cell == cell]
     return min(rows, key=lambda row: row.folder != table.folder, default=None)
 
 
 def tally(found: Sequence[Duel]) -> dict[str, dict[str, list[str]]]:
-    """Of every rival: on which data ours was better, worse, or neither.
+    """Data sets on which ours is better, worse or neither, by rival.
 
     >>> tally([])
     {}

@@ -22,7 +22,7 @@ class Fact(NamedTuple):
 
 
 def count_facts(table: Table, data_dir: str | Path | None = None, loader: Callable[..., Dataset] = load) -> list[Fact]:
-    """Every number of a table of facts beside the same counted; None where the data set is not here."""
+    """Printed and counted values of a table of facts; the count is None where the data set is missing."""
     return list(_facts(table, data_dir, loader))
 
 

@@ -66,7 +66,7 @@ class Number:
 
     @cached_property
     def tests(self) -> dict[str, Comparison | None]:
-        """Of each protocol against what was printed; None where there is nothing to compare."""
+        """Welch's test of each protocol against the printed number; None where there is nothing to compare."""
         return {
             protocol: against_printed(self.printed, found.values, self.decimals)
             if self.printed and protocol not in self.incomparable
@@ -76,7 +76,7 @@ class Number:
 
     @cached_property
     def distance(self) -> Distance | None:
-        """Of the paper's protocol from print; None where there is nothing to compare."""
+        """Distance of the paper's protocol from the printed number; None where there is nothing to compare."""
         found = self.measured.get("paper")
         if found is None or self.printed is None or "paper" in self.incomparable:
             return None
@@ -110,7 +110,7 @@ class FilledTable:
         return out
 
     def states(self, protocol: str) -> dict[tuple[str, str], State]:
-        """Of every run that the table needs, by row and data set: the best of its metrics' states."""
+        """State of every run the table needs, by row and data set: the best state of its metrics."""
         best: dict[tuple[str, str], State] = {}
         for cell in self.cells:
             state, place = cell.measured[protocol].state, (cell.row.label, cell.dataset)
@@ -151,7 +151,7 @@ def report_path(papers: Path, row: Row, protocol: str, dataset: str) -> Path:
 
 
 def read_report(path: Path) -> Report | None:
-    """A report, or None where there is none. Tables share reports, so they are read once while they stay the same."""
+    """Read a report, None where there is none. Reports are shared by tables, so they are cached until they change."""
     if not path.is_file():
         return None
     beside = [file.stat() for file in (path, _config_path(path)) if file.is_file()]
@@ -168,7 +168,7 @@ def _config_path(report: Path) -> Path:
 
 
 def _empty(row: Row, protocol: str, path: Path) -> State:
-    """Without a report: not run, or no config to run it by; our own rows need none of the paper's protocol."""
+    """State of a cell without a report: not run, or no config; our own rows need no config of the paper's protocol."""
     if _config_path(path).is_file():
         return "not run"
     return "not planned" if row.extra and protocol == "paper" else "no config"

@@ -82,7 +82,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _two_sided(distance: float, error: float, freedom: float) -> float:
-    """Without spread there is no noise to explain any distance at all."""
+    """Two-sided p value of a distance; without any spread it is 0 or 1."""
     if error == 0:
         return 1.0 if distance == 0 else 0.0
     return float(2 * student_t.sf(distance / error, freedom))

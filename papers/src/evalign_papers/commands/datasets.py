@@ -1,4 +1,4 @@
-"""`evalign datasets`: what there is, whether it is here, and how uneven its classes are."""
+"""`evalign datasets`: list the data sets, where their files are, and their class imbalance."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,7 +56,7 @@ def command(
 
 
 def describe(card: "Card", store: "Store", *, check: bool) -> dict[str, Any]:
-    """One data set in plain types; `problem` is the sentence that loading it ended in."""
+    """One data set in plain types; `problem` is the error message of loading it."""
     from dataclasses import asdict
 
     from evalign_papers.datasets.base import DataError, check_dataset

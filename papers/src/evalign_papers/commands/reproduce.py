@@ -1,4 +1,4 @@
-"""`evalign reproduce`: run the papers' tables again, and show them beside the printed ones."""
+"""`evalign reproduce`: run the papers' tables and show them beside the printed numbers."""
 
 import os
 import sys
@@ -86,7 +86,7 @@ def command(
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
-    """Run tables of the papers again, cell by cell, and print them beside the printed ones.
+    """Run tables of the papers, cell by cell, and show them beside the printed numbers.
 
     A cell is a config; its report is written beside it after every step, so the same command resumes a run that was
     killed. Complete cells are not run again. Data sets that are neither in --data-dir nor in $EVALIGN_DATA are fetched
@@ -131,7 +131,7 @@ def command(
 def select(
     papers: Path, tables: "list[Table]", protocols: tuple[str, ...], datasets: list[str] | None, rows: list[str] | None
 ) -> "list[Cell]":
-    """The cells of tables, each once, as far as they are asked for; a name that none has is refused."""
+    """Select the requested cells of tables, each once; an unknown name is an error."""
     from evalign._checks import check_choice
     from evalign_papers.engine.cells import cells_of
 
@@ -150,7 +150,7 @@ def work(
     cells: "list[Cell]", output: "Output", *, data_dir: str | None, device: str, jobs: int | None, engine: Any,
     trials: int | None,
 ) -> "list[Done]":  # fmt: skip
-    """Run what is open, with a bar; what could not be run."""
+    """Run incomplete cells with a progress bar; returns those that failed."""
     from evalign_papers.engine.scheduler import is_open, pieces_of, run_cells
 
     todo = [cell for cell in cells if is_open(cell, trials)]
@@ -207,7 +207,7 @@ def _show(output: "Output", papers: Path, named: "list[Table]", list_tables: boo
 
 
 def state(papers: Path, table: "Table") -> dict[str, Any]:
-    """How much of a table is there, and what it cost."""
+    """How many cells of a table are complete, and the seconds they took."""
     from evalign_papers.engine.cells import cells_of
 
     cells = cells_of(papers, table)

@@ -1,4 +1,4 @@
-"""What a data set is: the card that describes it, and `Dataset`, what loading it gives."""
+"""`Card`, which describes a data set, and `Dataset`, which holds it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Kind = Literal["table", "images", "graphs"]
 
 
 class DataError(ValueError):
-    """A data set cannot be had or is not what it should be; the message is one sentence for the user."""
+    """A data set is missing or damaged; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class File:
 
 @dataclass(frozen=True)
 class Version:
-    """One form in which a data set is had: all its files in one of `folders`, which are below a place."""
+    """One file format of a data set; all its files lie in one of `folders`, relative to a data folder."""
 
     form: str
     files: tuple[File, ...]
@@ -155,7 +155,7 @@ def equitability(counts: Any) -> float:
 
 
 def check_dataset(dataset: Dataset) -> Dataset:
-    """Rows, classes and rows per class must be those of the card, which are the papers'."""
+    """Check that rows, classes and rows per class are those of the card."""
     card, what = dataset.card, {"table": "rows", "images": "pictures", "graphs": "frames"}[dataset.card.kind]
     if len(dataset.X) != len(dataset.y):  # our own slip, hence no sentence for the user
         raise AssertionError(f"{card.name}: {len(dataset.X)} features for {len(dataset.y)} labels")

@@ -1,4 +1,4 @@
-"""A checksum of what a table holds, the same from a Parquet file, the original text or OpenML, in any row order."""
+"""Checksum of the content of a table, independent of file format and row order."""
 
 import hashlib
 from typing import Any

@@ -38,7 +38,7 @@ class Store:
     known: tuple[File, ...] = ()
 
     def find(self, card: Card) -> Found | None:
-        """The first place that holds all files of a version, whatever is in them."""
+        """Find the first folder that holds all files of a version; their content is not checked."""
         for place in self.places:
             for version in card.versions:
                 for folder in version.folders:
@@ -55,7 +55,7 @@ class Store:
                     check_file(card, path, file, self.known)
 
     def get(self, card: Card) -> Found:
-        """Find and check, or say in one sentence what to put where."""
+        """Find and verify the files, or raise an error that says what to put where."""
         found = self.find(card)
         if found is None:
             raise DataError(self.missing(card))
@@ -116,7 +116,7 @@ def digest_of(path: Path, kind: str) -> str:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever a library says about a file that it cannot read, as one sentence."""
+    """Turn the error of a library that cannot read a file into one sentence."""
     try:
         yield
     except DataError:
@@ -136,7 +136,7 @@ def _listed(version: Version) -> str:
 
 
 def _near_misses(folder: Path, version: Version) -> Iterator[str]:
-    """A part of the files, or all that is needed under another name."""
+    """Hints for the user: files that are incomplete or misnamed."""
     lacking = [file for file in version.files if not _exists(folder / file.name, file)]
     if 0 < len(lacking) < len(version.files):
         yield f"{folder} lacks {' and '.join(file.name for file in lacking)} of them, put it there"

@@ -1,4 +1,4 @@
-"""Pictures: our lossless npz files, and folders of image files, one folder a class."""
+"""Read images from lossless npz files, or from folders of image files with one folder per class."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -87,7 +87,7 @@ def read_folder(root: Path, size: int, order: Callable[[str], Any] = str) -> Pic
 
 
 def skipped_note(pictures: Pictures) -> Iterator[str]:
-    """One note on what was no picture, if there was anything."""
+    """A note that lists skipped files, if there were any."""
     if pictures.skipped:
         listed = ", ".join(pictures.skipped[:3]) + (", …" if len(pictures.skipped) > 3 else "")
         yield f"{len(pictures.skipped)} entries that are no pictures were skipped: {listed}"

@@ -92,7 +92,7 @@ def _rows(units: Rows, members: NDArray[np.int64] | None) -> Rows:
 
 
 def _binned(share: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Groups with like shares of the positive class in one stratum, so that each part gets some of every sort."""
+    """Bin groups by their share of positives, so that each part gets some of every kind."""
     values, which, counts = np.unique(share, return_inverse=True, return_counts=True)
     stratum = np.zeros(len(values), dtype=np.int64)
     inside = 0
@@ -114,7 +114,7 @@ def _check_classes(dataset: Dataset) -> None:
 
 
 def check_split(dataset: Dataset, split: Split, protocol: Protocol) -> None:
-    """Our own slips: parts that overlap or lack rows, wrong sizes, parted groups, classes in other shares."""
+    """Assert that parts are disjoint and complete, have the right sizes and class shares, and keep groups together."""
     n = len(dataset)
     if not np.array_equal(np.sort(np.concatenate(split)), np.arange(n)):
         raise AssertionError(f"the parts of {dataset.name} must have every row once")
@@ -137,7 +137,7 @@ def check_split(dataset: Dataset, split: Split, protocol: Protocol) -> None:
 
 
 def _share_slack(dataset: Dataset, part: Rows) -> float:
-    """Rows can be dealt evenly. Of whole groups only what chance would leave is asked: few long ones differ much."""
+    """Tolerance of class shares: two rows, or what chance leaves where whole groups are split."""
     if dataset.groups is None and dataset.y.ndim == 1:
         return 2.0 / len(part)
     _, members = _units(dataset)

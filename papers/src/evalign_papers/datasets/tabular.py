@@ -1,4 +1,4 @@
-"""Tables: any of their files, or OpenML -> the same columns and codes, checked."""
+"""Read a table from any of its files or from OpenML into the same columns and label codes, and verify it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""The papers' tables as data: a frozen config per cell, `run(config) -> report`, and what is shown of them."""
+"""Experiment engine: a frozen config per cell, `run(config) -> report`, and a scheduler for many cells."""

@@ -1,4 +1,4 @@
-"""Where the papers' tables are: papers/<paper>/<table>/<protocol>/<dataset>.<cell>.json, its report beside it."""
+"""Cells on disk: <paper>/<table>/<protocol>/<dataset>.<cell>.json with the report beside it."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from evalign_papers.engine.settings import PRINTED_BUDGET
 
 @dataclass(frozen=True)
 class Cell:
-    """A config on disk, what is known of it without running, and the report beside it if there is one."""
+    """A config on disk and the report beside it, if there is one."""
 
     path: Path
 
@@ -42,7 +42,7 @@ class Cell:
         return load_report(where, self.config) if where.exists() else None
 
     def twin_report(self) -> Report | None:
-        """What another table's cell found with this very config: the same seeds give the same trials, so run them once.
+        """The report of another table's cell with the same config: equal seeds give equal trials, so they run once.
 
         Where several have the same config, the one with the most trials; the environment says whose they are.
         """
@@ -61,7 +61,7 @@ class Cell:
 
 
 def cells_of(papers: Path, table: Table, protocols: Sequence[str] = ("honest", "paper")) -> list[Cell]:
-    """The cells that make a table, those it borrows from another table too, as far as there is a plan for them.
+    """Cells of a table that have a config, including those borrowed from other tables.
 
     Data set by data set, so that one is loaded once.
     """

@@ -1,4 +1,4 @@
-"""A cell of a table as data: everything that decides its numbers, and nothing that does not.
+"""Config of a cell: everything that determines its numbers, and nothing else.
 
 An unknown key is refused, a missing one too (a stage alone has defaults, those of `training.recipes.Stage`). The
 checksum of a config goes into its report, which is refused beside any other config.
@@ -135,7 +135,7 @@ def as_content(value: Any) -> Any:
 
 
 def from_json(text: str, where: str = "config") -> Config:
-    """A config from its text; a key too many or too few is refused.
+    """Parse a config; unknown and missing keys are errors.
 
     >>> from_json('{"version": 1, "colour": "red"}')
     Traceback (most recent call last):

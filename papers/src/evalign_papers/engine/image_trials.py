@@ -1,4 +1,4 @@
-"""Networks for pictures, trial by trial: bytes stay on the device, every trial has a checkpoint to go on from."""
+"""Train image networks trial by trial, with the data on the device and a checkpoint per trial."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Long tails: a training part thinned exponentially from class to class, a test part left as it is."""
+"""Long-tailed splits: training classes thinned exponentially, test part unchanged."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -87,7 +87,7 @@ def _released(metric: str, step: str, beta: float | None) -> Term:
 
 
 def _dice(squash: bool, per_sample: bool) -> Term:
-    """`baselines.dice_loss` of a binary problem, and the released one, which sums within a sample (trap 6)."""
+    """`rivals.dice_loss` of a binary problem, and the released one, which sums within a sample (trap 6)."""
 
     def term(logits: Tensor, y: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
         p, g = logits.sigmoid() if squash else logits, y.to(logits.dtype)
@@ -107,13 +107,13 @@ def _dice_of_classes(squash: bool, per_sample: bool) -> Term:
 
 
 def _wmw(gamma: float, p: float, of_positives: bool) -> Term:
-    """`baselines.wmw_loss` on logits, its mean over pairs; positives against positives as released (trap 5).
+    """`rivals.wmw_loss` on logits, its mean over pairs; positives against positives as released (trap 5).
 
     For a positive x and a = x - gamma the negatives above a add up to sum (z - a)^3, a polynomial in a whose
     coefficients are sums of powers of z over those negatives: one sort instead of n^2 pairs, and a static shape.
     """
     if p != 3:
-        raise ValueError(f"the stacked WMW loss has p = 3, as BtG does, got {p}; use baselines.wmw_loss")
+        raise ValueError(f"the stacked WMW loss has p = 3, as BtG does, got {p}; use rivals.wmw_loss")
 
     def term(logits: Tensor, y: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
         n = logits.shape[0]

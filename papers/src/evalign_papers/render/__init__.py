@@ -1,1 +1,1 @@
-"""What is shown of the papers' tables: on a terminal, as a page, in the documents; from reports alone."""
+"""Show the papers' tables from their reports: on a terminal, as an HTML page, in the documents."""

@@ -1,4 +1,4 @@
-"""What the page's drawings share."""
+"""Sizes, colours and legend shared by the page's figures."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

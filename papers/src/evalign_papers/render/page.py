@@ -55,7 +55,7 @@ def render_page(
 
 
 def summary(filled: Sequence[FilledTable]) -> str:
-    """What the page shows in a sentence that does not flatter."""
+    """Summary of the page in one sentence."""
     runs = [state for one in filled for protocol in one.table.protocols for state in one.states(protocol).values()]
     begin = f"{runs.count('complete')} of {len(runs)} runs are complete."
     counts = Counter(dict.fromkeys(VERDICTS, 0))
@@ -125,7 +125,7 @@ def _block(filled: FilledTable, dataset: str) -> dict[str, Any]:
 
 
 def _title(filled: FilledTable, label: str, dataset: str, metric: str, protocol: str) -> str:
-    """What a mark stands on, for whoever points at it."""
+    """Tooltip of a mark: difference, standard error and p."""
     p = filled.adjusted.get((label, dataset, metric, protocol))
     row = next(row for row in filled.table.rows if row.label == label)
     test = filled.cell(row, dataset, metric).tests[protocol]

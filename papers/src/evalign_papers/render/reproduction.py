@@ -18,6 +18,7 @@ from evalign_papers.render.wording import NONE, measured_number, not_run, printe
 
 WITHOUT = "-without-"
 SHOWN = ("f1", "accuracy", "mcc")
+CLAIMS = "bench_btg_claims.csv"
 LEAST = 0.0005  # an effect below is none at three decimals
 
 
@@ -40,6 +41,7 @@ def reproduction_blocks(papers: Path, benchmarks: Path | None = None) -> dict[st
         "budgets": budgets_block(filled),
         "cifar10": cifar10_block(benchmarks),
         "adult": adult_block(filled),
+        "time": time_block(benchmarks),
         "fit": fit_block(moved),
         "quirks": quirks_block(moved),
         "missed": missed_block(filled, moved),
@@ -48,7 +50,7 @@ def reproduction_blocks(papers: Path, benchmarks: Path | None = None) -> dict[st
 
 
 def effects(papers: Path, filled: FilledTable) -> Iterator[Effect]:
-    """Of every quirk that a report has a variant without."""
+    """Effects of all quirks whose absence is in the reports."""
     decision = filled.table.decision["paper"]
     for cell in filled.cells:
         report = read_report(report_path(papers, cell.row, "paper", cell.dataset))
@@ -139,6 +141,22 @@ def cifar10_block(benchmarks: Path | None) -> str:
         "stopped a run, it is still below the printed budget. `python benchmarks/printed_budget.py cifar10`"
     )
     return f"{markdown_table(head, rows)}\n\n{note}"
+
+
+def time_block(benchmarks: Path | None) -> str:
+    """Times of `benchmarks/bench_btg_claims.py`, as multiples of the soft-set F1 loss and of the linear step."""
+    path = None if benchmarks is None else benchmarks / CLAIMS
+    if path is None or not path.exists():
+        return "Nothing has been measured yet: `python benchmarks/bench_btg_claims.py`."
+    rows, first = [], dict[str, float]()
+    for row in pd.read_csv(path).itertuples():
+        kind, _, what = str(row.task).partition(": ")
+        how, _, rest = what.partition(", ")
+        group = "an epoch on one core" if kind == "epoch" else rest
+        base = first.setdefault(group, float(row.seconds))
+        rows.append([group, how, f"{1000 * float(row.seconds):.3g} ms", f"{float(row.seconds) / base:.2f}"])
+    note = "The last column is the multiple of the first row of its group. `python benchmarks/bench_btg_claims.py`"
+    return f"{markdown_table(['what', 'how', 'time', 'ratio'], rows)}\n\n{note}"
 
 
 def adult_block(filled: Sequence[FilledTable]) -> str:
@@ -259,7 +277,7 @@ def not_run_block(filled: Sequence[FilledTable]) -> str:
 
 
 def _run(cell: Number) -> tuple[str, ...]:
-    """What tells a measured number, whichever table shows it."""
+    """Identity of a measured number across tables."""
     return cell.row.folder, cell.row.cell, cell.dataset, cell.metric
 
 

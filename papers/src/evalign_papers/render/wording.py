@@ -30,7 +30,7 @@ def reduced_notes(filled: FilledTable) -> list[str]:
 
 
 def printed_number(printed: Printed | None, decimals: tuple[int, int]) -> str:
-    """As it stands in the paper.
+    """A printed number as the paper has it.
 
     >>> printed_number(Printed(0.5, 0.0), (2, 2)), printed_number(Printed(0.82, None), (2, 2))
     ('0.50 ± 0.00', '0.82')
@@ -69,7 +69,7 @@ def stars(p: float) -> str:
 
 
 def signed(value: float, error: float | None, p: float) -> str:
-    """A difference for a document, fat and with stars where it is clear.
+    """A difference in Markdown, bold and with stars where it is significant.
 
     >>> signed(-0.02, 0.004, 0.2), signed(0.02, None, 0.03)
     ('−0.020 ± 0.004', '**+0.020**\\\\*')
@@ -124,5 +124,5 @@ def not_run(filled: FilledTable) -> list[Lacking]:
 
 
 def columns(table: Table) -> tuple[str, ...]:
-    """What is shown of a number, side by side."""
+    """Columns of a number, side by side."""
     return ("printed", *table.protocols) if any(row.printed for row in table.rows) else table.protocols

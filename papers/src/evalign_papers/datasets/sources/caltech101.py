@@ -1,4 +1,4 @@
-"""Caltech-101: objects on photographs; stands in for Caltech-256 where that cannot be had."""
+"""Caltech-101: photographs of objects; a stand-in for Caltech-256."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Caltech-256: 256 kinds of objects on photographs and clutter, in the folder that the archive unpacks to."""
+"""Caltech-256: photographs of 256 kinds of objects and clutter, read from the unpacked archive."""
 
 from evalign._checks import check_number
 from evalign_papers.datasets.base import Card, Dataset, File, Protocol, Version

@@ -1,4 +1,4 @@
-"""CIFAR-10, and the two yes/no questions that BtG asks of it: a means of transport? a frog?"""
+"""CIFAR-10, and the two binary tasks that BtG derives from it: Transportation and Frog."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -109,7 +109,7 @@ def _yes_no(
 
 
 def _card(card: Card, parts: Sequence[str] | None) -> Card:
-    """Of a part of the files the classes' counts are not known; the checksums still are."""
+    """The card of some of the files, whose class counts are not known."""
     return card if parts is None else replace(card, rows=PART_ROWS * len(parts), counts={})
 
 

@@ -1,5 +1,6 @@
 """Documents from reports alone: who beats whom, which quirk moves what, and blocks that alone are replaced."""
 
+import json
 import re
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from evalign_papers.analysis.contests import ANCHORED, ANCHORED_FIELDS, PAPER_FI
 from evalign_papers.analysis.filled import fill
 from evalign_papers.engine.printed import load_table
 from evalign_papers.render.benchmarks import corrected_mean, read_results
-from evalign_papers.render.documents import Numbers, write_document
-from evalign_papers.render.reproduction import effects, reproduction_blocks
+from evalign_papers.render.documents import CIFAR10_ROWS, Numbers, write_document
+from evalign_papers.render.reproduction import CLAIMS, cifar10_block, effects, reproduction_blocks, time_block
 from evalign_papers.render.results import CONTESTS, main, results_blocks
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs/research"
 TEMPLATES = ROOT / "papers/src/evalign_papers/render/templates"
 OURS = Contender("anchored", "plug_in", "ours")
@@ -178,6 +179,24 @@ def test_templates_look_their_numbers_up(papers: Path) -> None:
     assert numbers.printed("btg-1", "BCE", "adult") == "0.26"
     with pytest.raises(KeyError):
         numbers.printed("btg-1", "BCE", "shuttle")
+
+
+def test_rows_of_benchmarks_are_shown_as_they_are(tmp_path: Path) -> None:
+    line = {
+        "loss": "f1", "learning_rate": 1e-4, "batch_size": 256, "trial": 0, "epochs": 82, "stopped_by": "time",
+        "seconds": 400.0, "validation_loss": 0.3, "test": {"f1": 0.7, "accuracy": 0.71, "mcc": 0.68},
+        "environment": {"device": "a GPU"},
+    }  # fmt: skip
+    worse = line | {"learning_rate": 1e-3, "validation_loss": 0.4, "test": {"f1": 0.6, "accuracy": 0.6, "mcc": 0.5}}
+    (tmp_path / CIFAR10_ROWS).write_text("".join(json.dumps(row) + "\n" for row in (worse, line)))
+    block = cifar10_block(tmp_path)
+    assert "| F1\\* | 0.0001 | 0 | 82 | time | 400 | 0.300 | 0.700 | 0.710 | 0.680 |" in block
+    assert "on a GPU" in block
+    numbers = Numbers(tmp_path, tmp_path)
+    assert numbers.cifar10("f1", "mcc") == "0.680"  # of the lowest validation loss
+    assert numbers.cifar10_epochs() == "82 epochs, when time was up"
+    (tmp_path / CLAIMS).write_text("task,seconds\nepoch: ours,2.0\nepoch: theirs,5.0\n")
+    assert "| an epoch on one core | theirs | 5e+03 ms | 2.50 |" in time_block(tmp_path)
 
 
 def test_documents_have_one_standard_of_error() -> None:
