@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 from evalign import MetricLoss
 from evalign._objective import Objective
@@ -337,3 +338,20 @@ def test_the_memory_is_shown():
     assert "memory='auto'" in repr(MetricLoss("f1", memory="auto"))
     assert "labels=[1.0, 2.0]" in repr(Memory(labels=[1, 2]))
     assert set(MetricLoss("f1", memory=0.5).state_dict()) >= {"memory.state", "memory.seen"}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_batch_that_checkpoint_recomputes_is_remembered_once(dtype, reentrant):
+    def trained(forward):
+        loss = MetricLoss("f1", memory=0.5)
+        weights = torch.eye(4, dtype=dtype, requires_grad=True)
+        for seed in range(3):
+            z, y = batch("multiclass", seed=seed)
+            forward(lambda w: loss(z.to(dtype) @ w, y), weights).backward()
+        return loss.memory.state, loss.memory.seen, weights.grad
+
+    plain = trained(lambda function, w: function(w))
+    recomputed = trained(lambda function, w: checkpoint(function, w, use_reentrant=reentrant))
+    for got, expected in zip(recomputed, plain, strict=True):
+        torch.testing.assert_close(got, expected)

@@ -5,6 +5,7 @@ are all valid, `weight` the weight of every label (0 where it was ignored), both
 are (M, C). A weight that is a number says both: labels equal to it do not count, and all others count 1.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from evalign._options import Backend, LossOptions
 from evalign.confusion import Confusion, Task
 from evalign.kernels import dispatch
 from evalign.kernels.dispatch import ColumnCounts, column_counts, fused_loss, row_counts
-from evalign.kernels.plan import Eager, FivePoints, LaunchPlan, Plan, Settings, closed_form, has_closed_form
+from evalign.kernels.plan import AGREEMENTS, Eager, FivePoints, LaunchPlan, Plan, Settings, closed_form, has_closed_form
 from evalign.metrics import Average, Beta, MetricFunction
 from evalign.steps import StepChoice
 
@@ -337,15 +338,41 @@ class Objective:
         return Confusion.soft(s, y, sample_weight=weight, task=self.task)
 
     def metric_term(self, confusion: Confusion, beta: Beta | None = None) -> Tensor:
-        """1 - M(C), and 0 for a batch without a counted label."""
+        """1 - M(C), and 0 for a batch without a counted label.
+
+        Where the labels leave the metric without a gradient it is: the share of rows flagged, for a yes/no problem
+        without a positive label whose metric counts false alarms (beside the mean over the other labels, divided by
+        the number of all); 1 - accuracy, for an agreement (mcc, kappa) of labels of one class.
+        """
         beta = self.beta if beta is None else beta
         tp = confusion.tp
         if tp.is_cuda and tp.dim() == 1 and self._has_closed_form(beta) and dispatch.is_fused(tp):
             form = closed_form(str(self.metric), self.average, confusion.outcomes, beta, self.label_smoothing)
             return dispatch.loss_of_counts(confusion, form)
-        confusion = confusion.smoothed(self.label_smoothing)
-        score = self.score(confusion, beta)
-        return torch.where(confusion.total.sum() == 0, 0.0 * score, 1 - score)
+        score = self.score(confusion.smoothed(self.label_smoothing), beta)
+        lost = self._with_alarms(confusion, 1 - score, beta)
+        return torch.where(confusion.total.sum() == 0, 0.0 * lost, lost)
+
+    def _with_alarms(self, c: Confusion, lost: Tensor, beta: Beta | None) -> Tensor:
+        """The loss with what stands in for a metric that the labels leave without a gradient."""
+        if self.metric in AGREEMENTS and not c.multilabel:
+            single = (c.actual.amax(-1) == c.total).all()
+            return torch.where(single, 1 - safe_divide(c.tp.sum(-1), c.total).mean(), lost)
+        counts_alarms = self.metric in ("f1", "fbeta", "dice", "jaccard", "precision") or self.metric in AGREEMENTS
+        counts_alarms = counts_alarms or (self.metric == "tversky" and self.alpha != 0)
+        of_class_1 = self.average == "binary" and not c.multilabel
+        only_recall = isinstance(beta, float) and beta == math.inf
+        if not counts_alarms or only_recall or self.smooth or not (of_class_1 or self.task == "multilabel"):
+            return lost
+        if of_class_1:
+            flagged = safe_divide(c.predicted[..., 1], c.total).mean()
+            return torch.where((c.actual[..., 1] == 0).all(), flagged, lost)
+        absent = (c.actual == 0) & (c.total > 0)
+        rates = torch.where(absent, safe_divide(c.predicted, c.total), 0.0)
+        if self.average == "macro" or self.metric in AGREEMENTS:
+            lost = lost + rates.mean()
+        flagged = safe_divide(c.predicted.sum(-1), c.total.sum(-1)).mean()
+        return torch.where((c.actual == 0).all(), flagged, lost)
 
     def _has_closed_form(self, beta: Beta | None) -> bool:
         """Whether kernels know the metric, with its slopes, by numbers alone: see `kernels.closed_forms`."""

@@ -5,6 +5,8 @@ Added up over the ranks these parts are the gradient of a single process with al
 average, so that each part is multiplied by the number of ranks; no second message is needed on the way back.
 """
 
+import gc
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,12 +93,34 @@ def is_up() -> bool:
     return AVAILABLE and dist.is_initialized()
 
 
+_calls = itertools.count()
+
+
+def refuse_join() -> None:
+    """An error inside `DistributedDataParallel.join()`: a rank that has ended answers messages of DDP alone.
+
+    The sizes of its answers and of our counts differ, and the process group aborts the process. Nothing tells of a
+    join but the modules that are in one, so they are looked for, at the first message and at every thousandth.
+    """
+    if next(_calls) % 1000:
+        return
+    from torch.distributed.algorithms.join import Joinable  # not in every build of torch
+
+    for item in gc.get_objects():
+        if issubclass(type(item), Joinable) and item._join_config.enable:
+            raise RuntimeError(
+                "counts cannot be summed over ranks inside DistributedDataParallel.join(): ranks that have ended "
+                "do not take part; give every rank the same number of batches (empty ones are fine), or say sync=False"
+            )
+
+
 def all_summed(vector: Tensor, group: "dist.ProcessGroup | None" = None) -> Tensor:
     """The sum of all ranks' vectors; an error that says what to look for where one of them does not answer."""
     total = vector.clone()
     if torch.compiler.is_compiling():  # a graph cannot catch what is raised while it runs
         dist.all_reduce(total, group=group)
         return total
+    refuse_join()
     try:
         dist.all_reduce(total, group=group)
     except RuntimeError as error:

@@ -117,6 +117,7 @@ class MetricLoss(nn.Module):
     step: Any
     memory: Memory | None
     ignore_index: int
+    class_dim: int
     from_logits: bool
     per_image: bool
     sync: Any
@@ -200,12 +201,12 @@ class MetricLoss(nn.Module):
     ) -> Tensor:
         ranks, memory = self._ranks() if is_up() or self.sync is True else None, self._remembers()
         if memory is None and (ranks is None or self.per_image or self.objective.is_ranking):
-            flat = self._flat(input, target, sample_weight)
+            flat = self.flat(input, target, sample_weight)
             if key is not None:
                 self._cache_plan(key, flat, input, target)
             return _loss(self.objective, self.options, flat, input.shape[0], self._temperature, self.beta, ranks)
         if input.device.type == "cpu" and self._counts_alone_matter(sample_weight, memory):
-            flat = self._flat(input, target, sample_weight)
+            flat = self.flat(input, target, sample_weight)
             takes = flat.smoothing_weights is None
             if takes and self.objective.is_whole(flat.logits, flat.y, flat.weight, self._temperature, self.beta):
                 between = partial(_between, ranks=ranks, memory=memory)
@@ -227,7 +228,7 @@ class MetricLoss(nn.Module):
             raise ValueError(
                 f"batches of a loss with {what} do not add up; leave it out, or take every batch by itself"
             )
-        flat = self._flat(input, target, sample_weight)
+        flat = self.flat(input, target, sample_weight)
         weighted = self.weight is not None or sample_weight is not None or self.pos_weight is not None
         return self.objective.sums(
             *flat[:3], self._temperature, rows=weighted and self._remembers() is not None,
@@ -243,7 +244,8 @@ class MetricLoss(nn.Module):
             sums = memory(sums)
         return self.objective.of_sums(sums, self.beta)
 
-    def _flat(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> FlatBatch:
+    def flat(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> FlatBatch:
+        """The batch as `objective` takes it."""
         offset = self.offset if self.training else None
         return _flatten(self.options, input, target, sample_weight, offset, self.weight, self.pos_weight)
 

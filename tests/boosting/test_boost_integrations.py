@@ -191,3 +191,41 @@ def test_weights_of_zero_equal_dropped_rows():
     np.testing.assert_allclose(
         with_zeros.predict(some, output_margin=True), dropped.predict(some, output_margin=True), atol=1e-4
     )
+
+
+@pytest.mark.parametrize("library", ["lightgbm", "xgboost"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_wrapped_classifiers_predict_labels_and_probabilities(library, classes):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(300, 3))
+    y = (x[:, 0] + 0.1 * generator.normal(size=300) > 1).astype(int) + (classes == 3) * (x[:, 1] > 1)
+    task = "binary" if classes == 2 else "multiclass"
+    if library == "lightgbm":
+        from evalign.boosting.lightgbm import MetricLGBMClassifier, MetricObjective
+
+        kind, options = MetricLGBMClassifier, {"verbose": -1}
+    else:
+        from evalign.boosting.xgboost import MetricObjective, MetricXGBClassifier
+
+        kind, options = MetricXGBClassifier, {"base_score": 0.5}
+    model = clone(kind(objective=MetricObjective("f1", task=task), n_estimators=30, n_jobs=1, **options)).fit(x, y)
+    p, labels = model.predict_proba(x), model.predict(x)
+    assert p.shape == (300, classes)
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
+    np.testing.assert_array_equal(labels, p.argmax(1))
+    assert (labels == y).mean() > 0.95
+    with pytest.raises(TypeError, match="MetricObjective"):
+        kind(**options).fit(x, y)
+
+
+def test_the_area_that_boosters_stop_by_is_that_of_the_ranks():
+    from sklearn.metrics import roc_auc_score
+
+    from evalign.boosting.objective import ScoreObjective
+
+    generator = np.random.default_rng(1)
+    y = generator.random(500) < 0.1
+    scores = generator.normal(size=500) + 2 * y
+    objective = ScoreObjective("auroc", task="binary")
+    for moved in (scores, scores - 3, 0.01 * scores, scores**3):
+        assert objective.score(moved, y.astype(int)) == pytest.approx(roc_auc_score(y, scores), abs=1e-6)

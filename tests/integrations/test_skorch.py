@@ -9,6 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV
+from skorch import NeuralNetBinaryClassifier
 from skorch.dataset import ValidSplit
 from skorch.helper import predefined_split
 from torch import nn
@@ -16,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from evalign import MetricLoss
 from evalign.annealing import Geometric, Linear
-from evalign.integrations.skorch import MetricCallback, MetricNetClassifier
+from evalign.integrations.skorch import MetricCallback, MetricNetClassifier, binary_probabilities
 
 X, Y = load_digits(return_X_y=True)
 X, Y = (X / 16).astype(np.float32)[:300], Y[:300]
@@ -96,3 +97,45 @@ def test_what_does_not_fit_is_told():
         MetricCallback().on_train_begin(MetricNetClassifier(Network, criterion=nn.CrossEntropyLoss).initialize())
     with pytest.raises(TypeError, match="needs a tensor as input and a MetricLoss"):
         MetricNetClassifier(Network, criterion=nn.CrossEntropyLoss, parts=2, verbose=0, max_epochs=1).fit(X, Y)
+
+
+RARE = (Y == 3).astype(np.int64)
+
+
+class Head(nn.Module):
+    def __init__(self, outputs=1, flat=False):
+        super().__init__()
+        self.layer, self.flat = nn.Linear(64, outputs), flat
+
+    def forward(self, x):
+        return self.layer(x)[:, 0] if self.flat else self.layer(x)
+
+
+def head(kind=MetricNetClassifier, **options):
+    torch.manual_seed(0)
+    fixed = {"max_epochs": 40, "batch_size": 64, "lr": 2.0, "verbose": 0, "train_split": None}
+    loss = {"criterion": MetricLoss, "criterion__metric": "f1", "criterion__anchor": 1.0}
+    return kind(Head, **fixed | loss | options)
+
+
+@pytest.mark.parametrize("shape", [{}, {"module__flat": True}, {"module__outputs": 2}])
+def test_binary_heads_predict_through_a_sigmoid(shape):
+    fitted = head(criterion__task="binary", **shape).fit(X, RARE)
+    p = fitted.predict_proba(X)
+    assert p.shape == (len(X), 2)
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
+    np.testing.assert_array_equal(fitted.predict(X), p[:, 1] >= 0.5)
+    assert f1_score(RARE, fitted.predict(X)) > 0.9
+
+
+def test_skorchs_binary_classifier_takes_the_loss():
+    options = {"criterion__task": "binary", "predict_nonlinearity": binary_probabilities}
+    fitted = head(NeuralNetBinaryClassifier, **options).fit(X, RARE.astype(np.float32))
+    assert f1_score(RARE, fitted.predict(X)) > 0.9
+
+
+def test_multilabel_heads_predict_every_label():
+    labels = np.stack([Y == 3, Y % 2], 1).astype(np.int64)
+    fitted = head(criterion__task="multilabel", module__outputs=2).fit(X, labels)
+    assert fitted.predict(X).shape == labels.shape
+    assert f1_score(labels, fitted.predict(X), average="macro") > 0.8

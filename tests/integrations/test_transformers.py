@@ -11,7 +11,13 @@ from torch.utils.data import Dataset
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    Trainer,
+    TrainingArguments,
+)
 
 from evalign import MetricLoss
 from evalign.annealing import Geometric, Linear
@@ -159,3 +165,24 @@ def test_missing_labels_are_told(tmp_path):
     trainer = MetricTrainer(model(), arguments(tmp_path, 8), metric_loss=MetricLoss("f1"))
     with pytest.raises(ValueError, match="a metric loss needs labels, got only input_ids"):
         trainer.compute_loss(trainer.model, {"input_ids": torch.ones(2, LENGTH).long()})
+
+
+@pytest.mark.parametrize("tokens", [CLASSES, LENGTH])  # as many tokens as classes, which shapes alone cannot tell
+def test_heads_for_tokens_have_classes_last(tokens, tmp_path):
+    words = torch.randint(1, WORDS, (20, tokens), generator=torch.Generator().manual_seed(0))
+    labels = (words > 10).long() + (words > 16).long()
+    labels[:, 0] = -100
+    rows = [{"input_ids": w, "labels": y} for w, y in zip(words, labels, strict=True)]
+    network = BertForTokenClassification(model().config).double().eval()
+    loss = MetricLoss("f1")
+    trainer = MetricTrainer(network, arguments(tmp_path, 20), metric_loss=loss, eval_dataset=rows)
+    found = trainer.evaluate()
+    logits = network(input_ids=words).logits
+    flat = logits.reshape(-1, CLASSES), labels.reshape(-1)
+    assert found["eval_loss"] == pytest.approx(MetricLoss("f1")(*flat).item())
+    kept = flat[1] >= 0
+    expected = f1_score(flat[1][kept], flat[0].argmax(1)[kept], average="macro", labels=range(CLASSES), zero_division=0)
+    assert found["eval_f1"] == pytest.approx(expected)
+    by_dim = MetricLoss("f1", class_dim=-1)(logits, labels)
+    assert by_dim.item() == pytest.approx(found["eval_loss"])
+    assert loss_function(loss)({"logits": logits}, labels).item() == pytest.approx(found["eval_loss"])

@@ -116,7 +116,7 @@ def class_score(name: str, tp: float, fp: float, fn: float, tn: float, beta: flo
 CLASS_SCORES = ("f1", "fbeta", "precision", "recall", "specificity", "jaccard", "dice", "tversky")
 
 
-def metric(name: str, c: list[list[float]], *, average: str = "macro", betas=None, present=None) -> float:
+def metric(name: str, c: list[list[float]], *, average: str = "macro", betas=None, present=None, soft=False) -> float:
     """A metric of a d x d matrix; `present` are the classes a macro mean counts."""
     d = len(c)
     present = list(range(d)) if present is None else present
@@ -141,6 +141,8 @@ def metric(name: str, c: list[list[float]], *, average: str = "macro", betas=Non
         return math.fsum(recalls) / len(recalls)
     if name == "gmean":
         return math.prod(recalls) ** (1 / len(recalls))
+    if name in ("mcc", "cohen_kappa") and soft and max(rows) == n:
+        return correct / n  # labels of one class: a loss needs a gradient
     if name == "mcc":  # Gorodkin's R_K
         cross = math.fsum(r * p for r, p in zip(rows, columns, strict=True))
         bottom = (n * n - math.fsum(p * p for p in columns)) * (n * n - math.fsum(r * r for r in rows))
@@ -197,7 +199,7 @@ def loss(
             rows.append([x / math.fsum(h) for x in h])
         c = matrix(rows, [soft_labels(y, len(logits[0]), smoothing) for y in labels], weights)
     present = sorted({y for y, w in zip(labels, weights, strict=True) if w})
-    return 1 - metric(metric_name, c, present=present, **options)
+    return 1 - metric(metric_name, c, present=present, soft=True, **options)
 
 
 def binary_matrix(logits, labels, step, tau, weights, smoothing=0.0) -> list[list[float]]:

@@ -7,7 +7,7 @@ import lightgbm
 import numpy as np
 
 from evalign.boosting.growth import Array, Gradient, Rows, TreeOptions
-from evalign.boosting.objective import RoundCounter, ScoreObjective
+from evalign.boosting.objective import RoundCounter, ScoreObjective, check_objective
 from evalign.boosting.objective import cooling as cooling
 
 TINY = np.finfo(np.float64).tiny
@@ -158,3 +158,32 @@ class MetricObjective(ScoreObjective):
             y = np.asarray(second.get_label() if labels is None else labels)
             return first, y, None if weight is None else np.asarray(weight)
         return second, first, weight
+
+
+class MetricLGBMClassifier(lightgbm.LGBMClassifier):
+    """LightGBM's classifier for a `MetricObjective`, given as `objective`.
+
+    LightGBM cannot know what scores of a custom objective mean, and its own `predict` returns them as they are. This
+    one returns labels, and `predict_proba` probabilities.
+
+    >>> X, y = np.arange(40.0).reshape(-1, 1), np.where(np.arange(40) % 20 > 15, "yes", "no")
+    >>> options = {"n_estimators": 20, "min_child_samples": 2, "min_data_in_bin": 1, "verbose": -1, "n_jobs": 1}
+    >>> model = MetricLGBMClassifier(objective=MetricObjective("f1", task="binary"), **options).fit(X, y)
+    >>> (model.predict(X) == y).all()
+    True
+    """
+
+    def fit(self, X: Any, y: Any, *args: Any, **options: Any) -> Self:
+        check_objective(self.objective)
+        super().fit(X, y, *args, **options)
+        return self
+
+    def predict(self, X: Any, raw_score: bool = False, *args: Any, **options: Any) -> Any:
+        """Labels; with `raw_score`, scores."""
+        scores: Any = super().predict_proba(X, True, *args, **options)
+        return scores if raw_score else self.classes_[check_objective(self.objective).labels(scores)]
+
+    def predict_proba(self, X: Any, raw_score: bool = False, *args: Any, **options: Any) -> Any:
+        """Probabilities of every class; with `raw_score`, scores."""
+        scores: Any = super().predict_proba(X, True, *args, **options)
+        return scores if raw_score else check_objective(self.objective).class_probabilities(scores)

@@ -107,6 +107,16 @@ Temperature = float | Callable[[int], float]
 CURVATURE = {"binary": 1.0, "multilabel": 1.0, "multiclass": 2.0}
 
 
+def check_objective(objective: Any) -> "ScoreObjective":
+    """The objective of a wrapped classifier, which must be one of ours."""
+    if not isinstance(objective, ScoreObjective):
+        raise TypeError(
+            f"objective must be a MetricObjective, got {objective!r}; "
+            "use objective=MetricObjective('f1', task='binary')"
+        )
+    return objective
+
+
 def cooling(start: float = 0.2, end: float = 0.05, rounds: int = 200) -> Callable[[int], float]:
     """A temperature that falls geometrically from `start` to `end` over `rounds` rounds and stays there.
 
@@ -256,6 +266,20 @@ class ScoreObjective:
     def probabilities(self, scores: Array) -> Array:
         """Softmax, or one sigmoid for each score."""
         return self._probabilities(torch.from_numpy(np.ascontiguousarray(scores))).numpy()
+
+    def labels(self, scores: Array) -> Array:
+        """Decisions: the largest score, or a probability at the threshold or above."""
+        threshold = self.objective.thresholds
+        if self.task == "multiclass":
+            chosen: Array = np.asarray(scores).argmax(1)
+        else:
+            chosen = self.probabilities(scores) >= (threshold if isinstance(threshold, float) else 0.5)
+        return chosen.astype(np.int64)
+
+    def class_probabilities(self, scores: Array) -> Array:
+        """Probabilities of every class, (n, C); of both, (n, 2), for binary tasks."""
+        p = self.probabilities(scores)
+        return np.stack([1 - p, p], 1) if p.ndim == 1 else p
 
     def temperature_at(self, round: int) -> float:
         if not callable(self.temperature):

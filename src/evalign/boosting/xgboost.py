@@ -7,7 +7,7 @@ import numpy as np
 import xgboost
 
 from evalign.boosting.growth import Array, Gradient, Rows, TreeOptions
-from evalign.boosting.objective import RoundCounter, ScoreObjective
+from evalign.boosting.objective import RoundCounter, ScoreObjective, check_objective
 from evalign.boosting.objective import cooling as cooling
 
 LARGEST = 3e38  # XGBoost holds float32
@@ -146,3 +146,34 @@ class MetricObjective(ScoreObjective):
             given = second.get_weight()
             return first, second.get_label(), given if given.size else None
         return second, first, weight
+
+
+class MetricXGBClassifier(xgboost.XGBClassifier):
+    """XGBoost's classifier for a `MetricObjective`, given as `objective`.
+
+    XGBoost cannot know what scores of a custom objective mean, and its own `predict` cuts them at 1/2. This one decides
+    by the objective, and `predict_proba` returns probabilities. `base_score=0.5` is a score of 0 to start from.
+
+    >>> X, y = np.arange(40.0).reshape(-1, 1), (np.arange(40) % 20 > 15).astype(int)
+    >>> options = {"n_estimators": 20, "min_child_weight": 0, "base_score": 0.5, "n_jobs": 1}
+    >>> model = MetricXGBClassifier(objective=MetricObjective("f1", task="binary"), **options).fit(X, y)
+    >>> (model.predict(X) == y).all()
+    np.True_
+    """
+
+    def fit(self, X: Any, y: Any, *args: Any, **options: Any) -> Self:
+        check_objective(self.objective)
+        super().fit(X, y, *args, **options)
+        return self
+
+    def predict(self, X: Any, *, output_margin: bool = False, **options: Any) -> Any:
+        """Labels; with `output_margin`, scores."""
+        scores = super().predict(X, output_margin=True, **options)
+        return scores if output_margin else self.classes_[check_objective(self.objective).labels(scores)]
+
+    def predict_proba(self, X: Any, *args: Any, **options: Any) -> Any:
+        """Probabilities of every class."""
+        names = ("validate_features", "base_margin", "iteration_range")
+        options |= dict(zip(names, args, strict=False))
+        scores = super().predict(X, output_margin=True, **options)
+        return check_objective(self.objective).class_probabilities(scores)

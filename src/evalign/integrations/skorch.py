@@ -1,6 +1,11 @@
-"""skorch: a classifier with a metric as its criterion, and a callback that anneals and records the metric."""
+"""skorch: a classifier with a metric as its criterion, and a callback that anneals and records the metric.
+
+skorch's own `NeuralNetBinaryClassifier(..., criterion=MetricLoss, criterion__task="binary")` does not know that the
+loss takes logits: give it `predict_nonlinearity=binary_probabilities`.
+"""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +22,10 @@ from evalign.losses import MetricLoss
 class MetricNetClassifier(NeuralNetClassifier):
     """skorch's classifier with `MetricLoss` as criterion: `MetricNetClassifier(Module, criterion__metric="f1")`.
 
-    The module returns logits (N, C). Options of the loss are `criterion__anchor`, `criterion__memory` and so on; with
-    `parts` above 1 every batch is gone through in so many micro-batches, with the gradient of the whole.
+    The module returns logits: (N, C), or (N,), (N, 1) or (N, 2) with `criterion__task="binary"`, or (N, L) with
+    `criterion__task="multilabel"`, whose `predict` gives 0/1 for every label. Options of the loss are
+    `criterion__anchor`, `criterion__memory` and so on. With `parts` above 1 every batch is split into that many
+    micro-batches, with the gradient of the whole.
 
     >>> MetricNetClassifier(torch.nn.Linear, criterion__metric="mcc").criterion.__name__
     'MetricLoss'
@@ -38,9 +45,18 @@ class MetricNetClassifier(NeuralNetClassifier):
 
     def _get_predict_nonlinearity(self) -> Callable[[Tensor], Tensor]:
         if self.predict_nonlinearity == "auto" and isinstance(self.criterion_, MetricLoss):
-            return _probabilities
+            return partial(probabilities, self.criterion_)
         chosen: Callable[[Tensor], Tensor] = super()._get_predict_nonlinearity()
         return chosen
+
+    def predict(self, X: Any) -> Any:
+        """Labels: the likeliest class, or yes where a probability reaches the threshold of the loss."""
+        loss = self.criterion_
+        if not isinstance(loss, MetricLoss) or loss.task == "multiclass":
+            return super().predict(X)
+        p, threshold = self.predict_proba(X), loss.objective.thresholds
+        yes = (p[:, 1] if loss.task == "binary" else p) >= (threshold if isinstance(threshold, float) else 0.5)
+        return yes.astype("int64")
 
     def train_step_single(self, batch: Any, **fit_params: Any) -> dict[str, Any]:
         if self.parts == 1:
@@ -112,5 +128,27 @@ class MetricCallback(Callback):
         return state
 
 
-def _probabilities(logits: Tensor) -> Tensor:
-    return logits.softmax(-1)
+def binary_probabilities(logits: Tensor) -> Tensor:
+    """Probabilities of both classes from logits (N,) or (N, 1).
+
+    >>> binary_probabilities(torch.zeros(1, 1))
+    tensor([[0.5000, 0.5000]])
+    """
+    return probabilities(MetricLoss("f1", task="binary"), logits)
+
+
+def probabilities(loss: MetricLoss, output: Tensor) -> Tensor:
+    """Probabilities of what a module returns for a loss: (N, C), both classes (N, 2) of binary tasks, or (N, L).
+
+    >>> probabilities(MetricLoss("f1", task="binary"), torch.zeros(1))
+    tensor([[0.5000, 0.5000]])
+    """
+    if loss.task == "multiclass":
+        return output.softmax(loss.class_dim) if loss.from_logits else output
+    if loss.task == "binary" and output.dim() > 1 and output.shape[1] == 2:
+        return output.softmax(1) if loss.from_logits else output
+    p = output.sigmoid() if loss.from_logits else output
+    if loss.task == "multilabel":
+        return p
+    p = p.squeeze(1) if p.dim() > 1 else p
+    return torch.stack([1 - p, p], 1)

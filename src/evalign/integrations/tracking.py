@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from evalign import metrics
-from evalign._batch import Sums
+from evalign._batch import FlatBatch, Sums, dense
 from evalign.confusion import Confusion
 from evalign.distributed import is_up
 from evalign.losses import MetricLoss
@@ -39,6 +38,7 @@ class Tracker:
     def reset(self) -> None:
         self.sums: Sums | None = None
         self.hard: Confusion | None = None
+        self.rows: list[FlatBatch] = []  # of ranking metrics, which need all scores at once
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -59,6 +59,11 @@ class Tracker:
     @torch.no_grad()
     def add(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
         """Take note of a batch, as the loss is called with it."""
+        if self.loss.objective.is_ranking:
+            flat = self.loss.flat(input, target, sample_weight)
+            y, weight = dense(flat.y, flat.weight, flat.logits.dtype)
+            self.rows.append(FlatBatch(flat.logits.cpu(), y.cpu(), weight.cpu()))
+            return
         sums = self.loss.sums(input, target, sample_weight).alone()
         hard = self._hard(input, target, sample_weight)
         self.sums = sums if self.sums is None else self.sums + sums
@@ -66,6 +71,8 @@ class Tracker:
 
     def scores(self) -> dict[str, float]:
         """The loss of all batches together, and the metric of hard and of soft counts, under its name."""
+        if self.loss.objective.is_ranking:
+            return self._ranking_scores()
         parts = [(self.sums, self.hard)]
         if is_up() and dist.get_world_size() > 1:  # objects, since a rank without a batch does not know any shape
             parts = [(None, None)] * dist.get_world_size()
@@ -84,28 +91,49 @@ class Tracker:
             found[self.name] = hard
         return dict(sorted(found.items(), key=lambda item: (item[0] != "loss", item[0])))
 
+    def _ranking_scores(self) -> dict[str, float]:
+        """The loss and the exact metric of all rows, of all ranks."""
+        rows = self.rows
+        if is_up() and dist.get_world_size() > 1:
+            parts: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(parts, rows)
+            rows = [row for part in parts for row in part]
+        if not rows:
+            return {}
+        logits, y, weight = (torch.cat([row[i] for row in rows]) for i in range(3))  # type: ignore[misc]
+        objective, temperature = self.loss.objective, self.loss.temperature
+        with torch.no_grad():
+            score = 1 - objective.ranked(logits, y, weight)
+            return {"loss": float(objective(logits, y, weight, temperature)), self.name: float(score)}
+
     def _hard(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> Confusion:
         """Counts at the labels that argmax, or the threshold (1/2 for a grid), predicts."""
         loss = self.loss
         options: dict[str, Any] = {"sample_weight": sample_weight, "ignore_index": loss.ignore_index}
         if loss.task == "multiclass":
-            confusion = Confusion.hard(input.argmax(1), target, input.shape[1], **options)
+            dim = loss.class_dim
+            if target.is_floating_point():  # soft labels count as the likeliest
+                target = target.argmax(dim)
+            confusion = Confusion.hard(input.argmax(dim), target, input.shape[dim], **options)
         else:
             if loss.task == "binary" and input.dim() == target.dim() + 1:
-                input = input.squeeze(1)
+                two = input.shape[loss.class_dim] == 2
+                first, last = input.select(loss.class_dim, 0), input.select(loss.class_dim, -1)
+                input = last - first if two and loss.from_logits else last
             p = input.sigmoid() if loss.from_logits else input
+            ignored = target == loss.ignore_index
+            target = torch.where(ignored, loss.ignore_index, (target >= 0.5).long())
             threshold = loss.objective.thresholds
             chosen = (p >= (threshold if isinstance(threshold, float) else 0.5)).long()
-            confusion = Confusion.hard(chosen, target.long(), 2, multilabel=loss.task == "multilabel", **options)
+            confusion = Confusion.hard(chosen, target, 2, multilabel=loss.task == "multilabel", **options)
         if not confusion.multilabel:
             _ = confusion.matrix  # built now: a sum has one only if its parts have
         return confusion
 
     def _hard_score(self, c: Any) -> float | None:
-        loss = self.loss
-        if not isinstance(c, Confusion) or loss.metric == "auroc":
+        if not isinstance(c, Confusion) or self.loss.metric == "auroc":
             return None
-        return float(metrics.resolve(loss.metric, average=loss.objective.average, beta=loss.beta)(c))
+        return float(self.loss.objective.score(c, self.loss.beta))
 
 
 def _portable(part: Any) -> Any:

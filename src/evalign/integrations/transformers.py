@@ -3,6 +3,8 @@
 The Trainer's traps, as its source has them: a loss given as `compute_loss_func` is taken to be divided by the number
 of items of all micro-batches already, and is not divided by the accumulation steps; and with several processes it is
 multiplied by their number. `MetricTrainer` computes its own loss, and `loss_function` divides as the Trainer expects.
+Heads for tokens return (N, T, C): where logits start with the shape of the labels, their classes are read from the last
+dimension.
 """
 
 import json
@@ -71,7 +73,7 @@ class MetricTrainer(Trainer):
             states.append(RandomState(inputs))
             labels = inputs.pop("labels")
             with torch.no_grad(), self.compute_loss_context_manager():
-                accumulation.add(_logits(model(**inputs)), labels)
+                accumulation.add(_logits(model(**inputs), labels, self.metric_loss), labels)
         return accumulation, states
 
     def compute_loss(
@@ -84,9 +86,9 @@ class MetricTrainer(Trainer):
         outputs = model(**inputs)
         self.metric_loss.train(model.training)
         if model.training and self._parts is not None:
-            loss = self._parts[0].loss(_logits(outputs), labels)
+            loss = self._parts[0].loss(_logits(outputs, labels, self.metric_loss), labels)
         else:
-            loss = self.metric_loss(_logits(outputs), labels)
+            loss = self.metric_loss(_logits(outputs, labels, self.metric_loss), labels)
         return (loss, outputs) if return_outputs else loss
 
     def evaluation_loop(
@@ -161,7 +163,7 @@ def loss_function(loss: MetricLoss) -> Callable[..., Tensor]:
     """
 
     def compute_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        value: Tensor = loss(_logits(outputs), labels)
+        value: Tensor = loss(_logits(outputs, labels, loss), labels)
         if num_items_in_batch is None:
             return value
         share: Tensor = (labels != -100).sum() / num_items_in_batch
@@ -170,8 +172,10 @@ def loss_function(loss: MetricLoss) -> Callable[..., Tensor]:
     return compute_loss
 
 
-def _logits(outputs: Any) -> Tensor:
-    """What a model returns, as a dictionary with "logits" or a tuple that starts with them."""
+def _logits(outputs: Any, labels: Tensor, loss: MetricLoss) -> Tensor:
+    """What a model returns, as a dictionary with "logits" or a tuple that starts with them, as the loss reads it."""
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     assert isinstance(logits, Tensor)
-    return logits
+    # A head for tokens has classes last; one for images (N, C, height, width) has them second.
+    of_tokens = loss.task == "multiclass" and logits.dim() == 3 and logits.shape[:2] == labels.shape
+    return logits.transpose(1, 2) if of_tokens and loss.class_dim == 1 else logits

@@ -133,7 +133,8 @@ class RowCounts(torch.autograd.Function):
         ctx: Any, tp: Tensor | None, predicted: Tensor | None, losses: Tensor | None, actual: None
     ) -> tuple[Tensor | None, ...]:
         given = next((x for x in (tp, predicted) if x is not None), None)
-        batch, saved = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        kept = ctx.saved_tensors  # read once: `torch.utils.checkpoint` allows no more
+        batch, saved = kept[:3], kept[3:]
         if given is None:
             if losses is None:
                 return None, None, None, None, None

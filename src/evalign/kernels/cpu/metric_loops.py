@@ -44,11 +44,22 @@ def value_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, average: 
     """
     d = counts.shape[1]
     top, bottom, weight = forms[0], forms[1], forms[2]
+    per_label = totals.shape[0] == d
     if totals.shape[0] == 0:
         totals = np.array([counts[1].sum()])
     slopes[:] = 0.0
     if totals.sum() == 0:
         return 0.0
+    # Yes/no problems without a positive label: the share of rows that are flagged; see `Objective.metric_term`.
+    alarms = bottom[2] > 0 and (average == BINARY or per_label)
+    labelled = counts[1, 1] if average == BINARY else counts[1].sum()
+    if alarms and labelled == 0:
+        mass = totals.sum()
+        for k in range(d):
+            if average != BINARY or k == 1:
+                slopes[1, k] = 1 / mass
+        flagged: float = (counts[2, 1] if average == BINARY else counts[2].sum()) / mass
+        return flagged
     if average == MICRO:
         above, below = 0.0, 0.0
         for k in range(d):
@@ -64,6 +75,11 @@ def value_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, average: 
         added += share(weight, counts, totals, average, k)
     value = 0.0
     for k in range(d):
+        if alarms and average == MACRO and counts[1, k] == 0:
+            if totals[k] > 0:
+                slopes[1, k] = 1 / (d * totals[k])
+                value -= counts[2, k] / (d * totals[k])
+            continue
         part = share(weight, counts, totals, average, k) / added if added != 0 else otherwise
         divisor = form(bottom, counts, totals, k)
         if divisor == 0:
@@ -96,6 +112,10 @@ def agreement_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, metri
         chance += guesses * labels
         of_guesses += guesses * (n - guesses)
         of_labels += labels * (n - labels)
+    if counts[1].max() == n:  # labels of one class only: accuracy
+        slopes[0] = -1 / n
+        wrong: float = 1 - counts[0].sum() / n
+        return wrong
     bottom = n * n - chance
     if metric == MCC:
         bottom = 0.0 if of_guesses <= 0 or of_labels <= 0 else math.sqrt(of_guesses) * math.sqrt(of_labels)

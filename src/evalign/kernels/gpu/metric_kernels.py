@@ -54,7 +54,8 @@ def _classes(
         share = tl.where(k == 1, 1.0, 0.0)
     elif AVERAGE != 2:
         share = tl.load(present + k, mask=k < d, other=0).to(tl.float32) if MASKED else tl.where(label > 0.0, 1.0, 0.0)
-    return top, bottom, share, count
+    guess = tl.load(predicted + k, mask=k < d, other=0.0)
+    return top, bottom, share, count, label, guess
 
 
 @triton.jit
@@ -66,10 +67,11 @@ def mean_of_quotients(
     everything = tl.load(total)
     tops, bottoms = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     shares, scores, plain = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    masses = tl.zeros([BLOCK], tl.float32)
+    masses, labels = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    guesses, rates = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for at in range(0, d, BLOCK):
         k = at + tl.arange(0, BLOCK)
-        top, bottom, share, count = _classes(
+        top, bottom, share, count, label, guess = _classes(
             tp, predicted, actual, total, present, k, d, everything, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
             AVERAGE, MASKED, PER_LABEL,
         )  # fmt: skip
@@ -77,6 +79,10 @@ def mean_of_quotients(
         tops += top
         bottoms += bottom
         masses += count
+        chosen = tl.where((k == 1) | (AVERAGE != 3), 1.0, 0.0)
+        labels += chosen * label
+        guesses += chosen * guess
+        rates += tl.where((label == 0.0) & (count > 0.0), guess / tl.where(count > 0.0, count, 1.0), 0.0)
         shares += share
         # A class that does not count does not count where its score is nan either.
         scores += tl.where(share == 0.0, 0.0, share * score)
@@ -84,6 +90,11 @@ def mean_of_quotients(
     if PER_LABEL:
         everything = tl.sum(masses, 0)
     nothing = everything == 0.0
+    # Yes/no problems without a positive label: the share of rows that are flagged; see `Objective.metric_term`.
+    alarms = (b2 > 0.0) & (PER_LABEL | (AVERAGE == 3))
+    unlabelled = alarms & (tl.sum(labels, 0) == 0.0) & (everything > 0.0)
+    one_row = 1.0 / tl.where(nothing, 1.0, everything)
+    flagged = tl.sum(guesses, 0) * one_row
     added = tl.sum(shares, 0)
     if AVERAGE == 1:
         value, all_empty, all_safe = divided(tl.sum(tops, 0), tl.sum(bottoms, 0))
@@ -98,7 +109,7 @@ def mean_of_quotients(
             share = tl.where(all_empty, 0.0, 1.0) + tl.zeros([BLOCK], tl.float32)
             score, safe = value, all_safe
         else:
-            top, bottom, share, count = _classes(
+            top, bottom, share, count, label, _ = _classes(
                 tp, predicted, actual, total, present, k, d, everything, t0, t1, t2, t3, b0, b1, b2, b3,
                 w0, w1, w2, w3, AVERAGE, MASKED, PER_LABEL,
             )  # fmt: skip
@@ -106,10 +117,18 @@ def mean_of_quotients(
             if AVERAGE == 2:
                 share = tl.where(all_empty, 1.0, share)
             share = tl.where(empty, 0.0, share / whole)
-        share = tl.where(nothing, 0.0, share)
+        share = tl.where(nothing | unlabelled, 0.0, share)
+        by_predicted = -share * (t2 - score * b2) / safe
+        by_predicted = tl.where(unlabelled & ((k == 1) | (AVERAGE != 3)), one_row, by_predicted)
+        if AVERAGE == 0:
+            rare = alarms & (label == 0.0) & (count > 0.0) & (unlabelled == 0)
+            by_predicted = tl.where(rare, 1.0 / (d * tl.where(count > 0.0, count, 1.0)), by_predicted)
         tl.store(slopes + k, -share * (t0 - score * b0) / safe, mask=k < d)
-        tl.store(slopes + d + k, -share * (t2 - score * b2) / safe, mask=k < d)
-    return tl.where(nothing, 0.0, 1.0 - value), everything
+        tl.store(slopes + d + k, by_predicted, mask=k < d)
+    lost = 1.0 - value
+    if AVERAGE == 0:
+        lost += tl.where(alarms, tl.sum(rates, 0) / d, 0.0)
+    return tl.where(nothing, 0.0, tl.where(unlabelled, flagged, lost)), everything
 
 
 MCC = tl.constexpr(FORMS.index("mcc"))
@@ -124,13 +143,16 @@ def agreement(
     everything = tl.load(total)
     n = everything.to(tl.float64)
     right, chance = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.float64)
+    hit, largest = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     of_guesses, of_labels = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.float64)
     for at in range(0, d, BLOCK):
         k = at + tl.arange(0, BLOCK)
-        hits, predictions, truths, _, _ = forms_of(
+        hits, predictions, truths, label, _ = forms_of(
             tp, predicted, actual, total, k, d, everything, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, False
         )
         guesses, labels = predictions.to(tl.float64), truths.to(tl.float64)
+        hit += tl.load(tp + k, mask=k < d, other=0.0)
+        largest = tl.maximum(largest, label)
         right += hits
         chance += guesses * labels
         if FORM == MCC:
@@ -146,6 +168,8 @@ def agreement(
         bottom = n * n - by_chance
     value, empty, safe = divided(tl.sum(right, 0) * n - by_chance, bottom)
     scale = tl.where(empty, 0.0, 1.0 / safe)
+    single = (tl.max(largest, 0) == everything) & (everything > 0.0)  # labels of one class only: accuracy
+    each = 1.0 / tl.where(everything == 0.0, 1.0, everything)
     for at in range(0, d, BLOCK):
         k = at + tl.arange(0, BLOCK)
         _, guesses, labels, _, _ = forms_of(
@@ -153,9 +177,10 @@ def agreement(
         )
         growth = relative * (n - 2.0 * guesses) if FORM == MCC else -labels
         by_guesses = scale * (labels + value * growth)
-        tl.store(slopes + k, by_guesses * b0 - scale * n * t0, mask=k < d)
-        tl.store(slopes + d + k, by_guesses * b2 - scale * n * t2, mask=k < d)
-    return tl.where(everything == 0.0, 0.0, 1.0 - value).to(tl.float32), everything
+        tl.store(slopes + k, tl.where(single, -each, by_guesses * b0 - scale * n * t0), mask=k < d)
+        tl.store(slopes + d + k, tl.where(single, 0.0, by_guesses * b2 - scale * n * t2), mask=k < d)
+    lost = tl.where(single, 1.0 - tl.sum(hit, 0) * each, 1.0 - value)
+    return tl.where(everything == 0.0, 0.0, lost).to(tl.float32), everything
 
 
 AVERAGES = tl.constexpr(len(FORMS) - len(AGREEMENTS))
