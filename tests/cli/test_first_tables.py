@@ -32,7 +32,7 @@ def test_odd_numbers_and_dates_are_used_alike_in_fit_and_predict(tmp_path: Path)
     assert said.code == 0, said.err
     for words in ("'income' was read as numbers", "the unit %", "the unit $", "the dates in 'day'"):
         assert words in said.err
-    kinds = {column["name"]: column["kind"] for column in result(tmp_path)["data"]["profile"]["columns"]}
+    kinds = {column["name"]: column["kind"] for column in result(tmp_path)["columns"]}
     assert set(kinds) == {"weight", "height", "colour", "income", "share", "price",
                           "day:days", "day:month", "day:day", "day:weekday"}  # fmt: skip
     assert [name for name, kind in kinds.items() if kind != "number"] == ["colour"]
@@ -77,7 +77,7 @@ def test_options_of_reading_hold_for_predict_too(tmp_path: Path) -> None:
     frame = animals(100).assign(height=lambda f: f["height"].astype(object).where(f.index % 9 > 0, "-999"))
     frame.to_csv(tmp_path / "train.csv", index=False, sep=";", decimal=",", encoding="cp1252")
     assert fit(tmp_path / "train.csv", "--decimal", ",", "--na", "-999", "--encoding", "cp1252", "-q").code == 0
-    columns = {column["name"]: column for column in result(tmp_path)["data"]["profile"]["columns"]}
+    columns = {column["name"]: column for column in result(tmp_path)["columns"]}
     assert columns["height"]["missing"] == 12
     assert columns["weight"]["kind"] == "number"
     said = call("predict", tmp_path / "run", tmp_path / "train.csv")

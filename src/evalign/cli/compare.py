@@ -138,7 +138,9 @@ def run(
         "standard errors are somewhat too small."
     )
     own = settings.decision_of(settings.model)
-    finish(name, comparison, settings, facts, sizes, protocol, folder, output, decision=own)
+    finish(
+        name, comparison, settings, facts, sizes, protocol, folder, output, decision=own, **loaded.details(),
+    )  # fmt: skip
 
 
 def own_models(judge: Any, settings: o.Settings) -> list[Any]:

@@ -98,12 +98,18 @@ class Loaded:
             "features": self.table.X.shape[1],
             "target": self.source.target,
             "classes": self.profile.classes,
-            "profile": self.profile.to_json(),
-            "reading": self.reading,
         }
         if self.source.test is not None:
             facts |= {"test_file": str(self.source.test), "test_sha256": checksum(self.source.test)}
         return facts
+
+    def details(self) -> dict[str, Any]:
+        """More for result.json: a summary of the profile, each column, and how the file was read."""
+        return {
+            "profile": self.profile.summary(),
+            "columns": self.profile.to_json()["columns"],
+            "reading": self.reading,
+        }
 
 
 def load(source: Source, note: Note) -> Loaded:

@@ -1,5 +1,6 @@
 """`evalign fit`: train a model, compare it with baselines, save it."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from evalign.cli.data import Reading, Source
 from evalign.cli.run_folder import CHECKPOINT, MODEL, RunFolder
 
 NAME = "fit"
+REPEATS, IMPORTANCE_ROWS, IMPORTANCE_SECONDS = 3, 500, 5.0  # of permutation importance
 EXAMPLE = "evalign fit adult.csv --target income --metric f1 --out adult-run"
 
 
@@ -108,6 +110,7 @@ def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output,
     recipe = find_recipe(settings.recipe_of("network"))
     batch_size = recipe.batch_size or default_batch_size(round(0.8 * len(parts[0])))
     data.note_batches(judge, facts["classes"], batch_size, output.note)
+    details = loaded.details()
     del loaded  # the parts are copies, and the whole may be large
     with output.warnings_as_notes():
         trials, kept, why = train(judge, settings, *parts, output, interrupt)
@@ -142,8 +145,25 @@ def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output,
     own = settings.decision_of(kept)
     finish(
         NAME, comparison, settings, facts, sizes, protocol, folder, output, decision=own, estimator=model,
-        model=learned,
+        model=learned, importance=importance(model, parts[1]), **details,
     )  # fmt: skip
     if why is not None:
         output.show(f"Kept:   {trials[0].contender.title}; {why}")
     output.show(f"Model:  {folder.path / MODEL} (trained on the {len(parts[0])} rows outside the test set)")
+
+
+def importance(model: Any, test: Any) -> list[dict[str, Any]]:
+    """Permutation importance on a sample of the test rows; empty if it would take long."""
+    import numpy as np
+
+    rows = np.linspace(0, len(test) - 1, min(len(test), IMPORTANCE_ROWS)).astype(int)
+    sample = test.take(rows)
+    started = time.perf_counter()
+    model.predict(sample.X)
+    if (time.perf_counter() - started) * REPEATS * sample.X.shape[1] > IMPORTANCE_SECONDS:
+        return []
+    means, errors = model.permutation_importances(sample.X, sample.y, repeats=REPEATS)
+    return [
+        {"column": str(name), "mean": float(mean), "error": float(error)}
+        for name, mean, error in zip(sample.X.columns, means, errors, strict=True)
+    ]

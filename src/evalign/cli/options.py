@@ -248,6 +248,9 @@ class Settings:
         for name in given_options(context):
             if name in NETWORK_OPTIONS and self.model == "boost":
                 raise ValueError(f"--{name} is an option of networks, got --model boost; remove one of them")
+            if name in ("preset", "time_limit") and self.model in ("network", "boost"):
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} is an option of blends, got --model {self.model}; remove one of them")
             if name == "budget" and self.model != "auto":
                 raise ValueError(f"--budget is an option of --model auto, got --model {self.model}; remove one of them")
         check_device(self.device)

@@ -76,7 +76,7 @@ def command(
     o.check_device(device)
     output = Output(quiet=quiet, as_json=json)
     model, trained = load_model(folder, device)
-    trained_target = trained.get("target")
+    trained_target = trained.get("data", {}).get("target")
     frame = read(data, model, target, keep or [], reading, trained.get("reading") or {}, output.note)
     known = getattr(model, "feature_names_in_", ())
     features = expand_dates(frame.drop(columns=list(ignorable(known, target, trained_target, frame))), features=known)
@@ -127,7 +127,7 @@ def check_out(out: Path | None, data: Path, folder: Path, force: bool) -> None:
 
 
 def load_model(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
-    """Load the model of a folder or file, and what its result says about the training data, if it is there."""
+    """Load the model of a folder or file, and the result beside it, if there is one."""
     from evalign.cli.run_folder import MODEL, read_result
     from evalign.estimators.saving import load_model as load
 
@@ -139,7 +139,7 @@ def load_model(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
     if device != "auto":
         model.to(device)
     result = read_result(path.parent)
-    return model, {} if result is None else result.get("data", {})
+    return model, result or {}
 
 
 def read(

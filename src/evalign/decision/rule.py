@@ -267,14 +267,38 @@ class Rule:
         if self.kind == "threshold":
             decisions = (q[:, 1] >= float(self.threshold or 0.0)).astype(np.int64)
             return self._rejected(decisions, q)
-        scores = q
+        scores = self._scores(q, costs)
+        return self._rejected(decide(scores, p), scores)
+
+    def _scores(self, q: Floats, costs: Floats | None = None) -> Floats:
+        scores: Floats = q
         if self.kind == "affine":
             scores = q * np.asarray(self.weights) + np.asarray(self.biases)
         elif self.kind == "gain":
             scores = q @ self._gain
         elif costs is not None:
             scores = -np.einsum("ni,nij->nj", q, costs)
-        return self._rejected(decide(scores, p), scores)
+        return scores
+
+    def scores(self, p: Floats) -> Floats:
+        """Scores (n, C) of checked probabilities whose largest is the decision, by a hair where it was a tie.
+
+        >>> Rule("threshold", 2, threshold=0.3).scores(np.array([[0.5, 0.5], [0.7, 0.3]])).round(3)
+        array([[0.3, 0.5],
+               [0.3, 0.3]])
+        """
+        q = self.calibrate(p)
+        if self.kind == "threshold":
+            scores = np.stack([np.full(len(q), float(self.threshold or 0.0)), q[:, 1]], axis=1)
+        else:
+            scores = self._scores(q).copy()
+        decisions = self.decide(p)
+        rows = np.flatnonzero(decisions >= 0)  # a rejected row keeps its scores
+        others = scores[rows].copy()
+        others[np.arange(len(rows)), decisions[rows]] = -np.inf
+        chosen = scores[rows, decisions[rows]]
+        scores[rows, decisions[rows]] = np.maximum(chosen, np.nextafter(others.max(axis=1), np.inf))
+        return scores
 
     def _rejected(self, decisions: Labels, scores: Floats) -> Labels:
         if self.reject is None:

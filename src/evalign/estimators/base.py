@@ -161,6 +161,7 @@ class MetricClassifier(Adapting, ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.input_tags.string = True
+        tags.input_tags.sparse = True
         return tags
 
     def fit(
@@ -204,6 +205,26 @@ class MetricClassifier(Adapting, ClassifierMixin, BaseEstimator):
         X = as_table(X)
         validate_data(self, X, skip_check_array=True, reset=False)
         return np.ascontiguousarray(self._probabilities(X)[:, self.class_order])
+
+    def predict_log_proba(self, X: Any) -> Floats:
+        """Logarithm of `predict_proba`."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+    def decision_function(self, X: Any) -> Floats:
+        """Scores (n, C) whose largest is the prediction; of two classes (n,), positive for the second."""
+        p = self.predict_proba(X)[:, self.class_order]
+        scores = self.decision_.scores(p)[:, self.class_order]
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def permutation_importances(
+        self, X: Any, y: ArrayLike, *, repeats: int = 5, random_state: int = 0
+    ) -> tuple[Floats, Floats]:
+        """Mean loss of `score` when a column is shuffled, and its standard error, for each column."""
+        from sklearn.inspection import permutation_importance
+
+        found = permutation_importance(self, X, y, n_repeats=repeats, random_state=random_state)
+        return found.importances_mean, found.importances_std / np.sqrt(repeats)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Labels by the learned decision rule."""
@@ -334,6 +355,11 @@ class MetricClassifier(Adapting, ClassifierMixin, BaseEstimator):
         if y is None:
             name = type(self).__name__
             raise ValueError(f"This {name} estimator requires y to be passed, but the target y is None.")
+        if np.ndim(y) == 2 and np.shape(y)[1] > 1:
+            raise ValueError(
+                f"y should be a 1d array, got an array of shape {np.shape(y)} instead; for several labels a row wrap "
+                "the classifier in sklearn.multioutput.MultiOutputClassifier"
+            )
         labels: NDArray[Any] = column_or_1d(y, warn=True)
         check_array(labels, ensure_2d=False, dtype=None, input_name="y")
         check_classification_targets(labels)

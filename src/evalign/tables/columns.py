@@ -19,6 +19,7 @@ Table: TypeAlias = pd.DataFrame | NDArray[Any]
 Kind = Literal["number", "bool", "text", "empty"]
 Label = str | int  # a column's name, or its position where it has none
 
+MOST_ENTRIES = 1e9  # of a sparse matrix that is made dense
 LARGEST = 1e300  # numbers beyond are taken as this one: the difference of any two then stays finite
 NUMPY_KINDS: dict[str, Kind] = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "text", "T": "text"}
 INFERRED: dict[str, Kind] = {
@@ -118,12 +119,16 @@ def factorized(column: Column) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def as_table(X: Any) -> Table:
-    """A pandas frame or a two-dimensional array, as it is; polars frames, Arrow tables and lists are converted."""
+    """A pandas frame or a two-dimensional array, as it is; polars frames, Arrow tables, sparse matrices and lists are
+    converted."""
     if issparse(X):
-        raise TypeError(
-            "Sparse data was passed for X, but dense data is required. "
-            "Use '.toarray()' to convert to a dense numpy array."
-        )
+        if np.prod(X.shape, dtype=np.float64) > MOST_ENTRIES:
+            raise ValueError(
+                f"a sparse X is made dense, and one of shape {X.shape} would not fit into memory; "
+                "reduce its columns first, e.g. with sklearn.decomposition.TruncatedSVD"
+            )
+        sparse: Any = X
+        X = sparse.toarray()
     if not isinstance(X, pd.DataFrame | np.ndarray):
         if hasattr(X, "to_pandas"):
             X = X.to_pandas()

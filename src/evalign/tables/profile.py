@@ -1,5 +1,6 @@
 """Profile a table: column types, missing values, constants, duplicates, suspected leaks, class shares."""
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from evalign.tables.columns import column_kind, factorized, floats
 from evalign.tables.files import quoted
 
 ID_VALUES = 64  # a text column with more distinct values than this, and in over half the rows, names the rows
+KINDS = {"number": "numeric", "bool": "true/false", "text": "categorical", "empty": "empty"}
 FEW_ROWS = 5  # of a class or a value: below this, a column may separate the classes by chance
 
 
@@ -51,6 +53,29 @@ class TableProfile:
         shares = {name: count / self.rows for name, count in self.classes.items()}
         columns = [asdict(column) | {"constant": column.constant} for column in self.columns]
         return asdict(self) | {"columns": columns, "class_shares": shares}
+
+    def summary(self) -> dict[str, str]:
+        """The profile in a few lines to read.
+
+        >>> frame = pd.DataFrame({"age": [1, 2, None, 4], "planet": "earth"})
+        >>> profile_table(frame, np.array(["a", "b", "a", "b"])).summary()["missing values"]
+        '1 of 8, in 1 of 2 columns'
+        """
+        kinds = Counter(KINDS[column.kind] for column in self.columns)
+        missing = sum(column.missing for column in self.columns)
+        gaps = sum(column.missing > 0 for column in self.columns)
+        constant = [column.name for column in self.columns if column.constant]
+        leaks = [column.name for column in self.columns if column.leak]
+        shares = (f"{name} {count / self.rows:.1%}" for name, count in list(self.classes.items())[:20])
+        return {
+            "rows": f"{self.rows}, of which {self.duplicate_rows} repeat another and {self.conflicting_rows} "
+            "contradict one",
+            "columns": ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
+            "missing values": f"{missing} of {self.rows * len(self.columns)}, in {gaps} of {len(self.columns)} columns",
+            "constant columns": quoted(constant) or "none",
+            "suspected leaks": quoted(leaks) or "none",
+            "class shares": ", ".join(shares),
+        }
 
     def notes(self) -> list[str]:
         """What a user should know, one sentence each."""

@@ -1,0 +1,60 @@
+"""Methods that users of scikit-learn expect, against `predict` and `predict_proba`."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from sklearn.datasets import load_iris, make_classification
+from sklearn.metrics import f1_score
+
+from evalign import EASTBooster, EASTClassifier
+
+MODELS = {
+    "network": lambda **options: EASTClassifier("f1", hidden=(8,), epochs=5, folds=1, random_state=0, **options),
+    "boost": lambda **options: EASTBooster("f1", rounds=10, random_state=0, **options),
+}
+DATA = {
+    "two": make_classification(300, 6, weights=[0.8], random_state=0),
+    "three": load_iris(return_X_y=True),
+    "flipped": (make_classification(300, 6, weights=[0.8], random_state=0)),
+}
+
+
+@pytest.mark.parametrize("decision", ["plug_in", "tuned", "argmax"])
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("name", MODELS)
+def test_decision_function_leads_to_the_prediction(name, data, decision):
+    X, y = DATA[data]
+    model = MODELS[name](decision=decision, pos_label=0 if data == "flipped" else None).fit(X, y)
+    scores = model.decision_function(X)
+    by_scores = model.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
+    assert (by_scores == model.predict(X)).all()
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), model.predict_proba(X))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sparse_features_are_the_same_as_dense_ones(name):
+    X, y = DATA["two"]
+    X = np.where(np.abs(X) < 1, 0, X)
+    dense, sparse = MODELS[name]().fit(X, y), MODELS[name]().fit(scipy.sparse.csr_array(X), y)
+    np.testing.assert_array_equal(sparse.predict_proba(scipy.sparse.csc_matrix(X)), dense.predict_proba(X))
+
+
+def test_permutation_importances_are_losses_of_the_metric():
+    X, y = DATA["two"]
+    model = MODELS["boost"]().fit(X, y)
+    means, errors = model.permutation_importances(X, y, repeats=3)
+    shuffled = X.copy()
+    best = int(means.argmax())
+    rng = np.random.default_rng(0)
+    losses = []
+    for _ in range(20):
+        shuffled[:, best] = rng.permutation(X[:, best])
+        losses.append(f1_score(y, model.predict(X)) - f1_score(y, model.predict(shuffled)))
+    assert means[best] == pytest.approx(np.mean(losses), abs=0.1)
+    assert means.shape == errors.shape == (6,)
+
+
+def test_several_labels_a_row_are_refused_with_a_hint():
+    X, y = DATA["two"]
+    with pytest.raises(ValueError, match="MultiOutputClassifier"):
+        MODELS["boost"]().fit(X, np.c_[y, y])
