@@ -112,7 +112,7 @@ def test_choice_is_by_rows_that_both_held_out(data):
 
 
 def test_compare_shows_both_of_ours_beside_the_libraries(data, tmp_path):
-    result = call("compare", data, "-t", "label", "-o", tmp_path / "run", "--splits", "3", "--model", "network", *FAST)
+    result = call("compare", data, "-t", "label", "-o", tmp_path / "run", "--splits", "2", "--model", "network", *FAST)
     pairs = {(row["contender"], row["decision"]) for row in result["table"]}
     names = (
         "ours",
