@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -27,8 +26,8 @@ from evalign import _checks as checks
 from evalign import decision, metrics
 from evalign.confusion import Confusion
 from evalign.decision import Rule
-from evalign.estimators import explain
 from evalign.estimators.adapting import Adapting
+from evalign.estimators.explain import Explaining
 from evalign.metrics import Average, MetricFunction
 from evalign.storage import container
 from evalign.tables import TableEncoder
@@ -111,7 +110,7 @@ class TrainingRows:
         return HeldOutPredictions(p, self.codes[at], weight, self.rows[at], fold)
 
 
-class MetricClassifier(Adapting, ClassifierMixin, BaseEstimator):
+class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     """Base of classifiers for a metric: a subclass trains on folds (`_cross_fit`) and predicts (`_probabilities`).
 
     Decision rules number the classes 0 to C - 1, and the positive one of two is 1, whatever `pos_label` is.
@@ -273,20 +272,6 @@ class MetricClassifier(Adapting, ClassifierMixin, BaseEstimator):
         codes = [np.array([order[label] for label in labels.tolist()]) for labels in (predicted, truth)]
         weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         return self._score_codes(codes[0], codes[1], weight)
-
-    # -- explanations, from held-out predictions (kept after `fit` only) -----------------------------------------
-
-    def class_scores(self) -> pd.DataFrame:
-        """Held-out precision, recall and F1 of every class; see `evalign.estimators.explain`."""
-        return explain.class_scores(self)
-
-    def calibration(self, label: Any = None, *, bins: int = 10) -> pd.DataFrame:
-        """Held-out calibration curve of a class; see `evalign.estimators.explain`."""
-        return explain.calibration(self, label, bins=bins)
-
-    def importance(self, X: Any, *, repeats: int = 3, rows: int = 2000, random_state: int = 0) -> pd.DataFrame:
-        """Held-out permutation importance of the columns of the training table; see `evalign.estimators.explain`."""
-        return explain.importance(self, X, repeats=repeats, rows=rows, random_state=random_state)
 
     # -- files --------------------------------------------------------------------------------------------------
 
