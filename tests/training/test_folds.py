@@ -92,6 +92,40 @@ def test_stacked_members_are_those_trained_one_by_one(rare):
             torch.testing.assert_close(member.state_dict()[name], value, rtol=1e-3, atol=1e-3)
 
 
+def folds_of(rare, **options):
+    x, y = rare[0].astype(np.float32), rare[1].astype(np.int64)
+    folded = FoldedRows.of(
+        torch.from_numpy(x).__getitem__, y, fold_rows(y, np.ones(len(y)), 3, seed=5), torch.device("cpu")
+    )
+    objective = Objective("f1", "multiclass", StepChoice("annealed"), average="binary")
+    score, recipe = argmax_score(metrics.resolve("f1", average="binary")), find_recipe("cross_entropy").limited(6)
+    return folded, train_folds(
+        lambda: mlp(6, 2, (16,), 0.2), folded, recipe, objective, score, batch_size=folded.batch_size(32), seed=7,
+        **options,
+    )  # fmt: skip
+
+
+def test_repeats_are_further_networks_of_every_fold_and_held_out_rows_get_their_mean(rare):
+    folded, once = folds_of(rare)
+    _, twice = folds_of(rare, repeats=2)
+    assert len(twice.network) == 2 * len(once.network) == 6
+    for member, same in zip(once.network, twice.network, strict=False):
+        for name, value in member.state_dict().items():
+            torch.testing.assert_close(same.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+    start = 0
+    for fold, valid in enumerate(folded.valid):
+        own = [twice.network[i].eval()(folded.rows.x[valid]).softmax(1) for i in (fold, fold + 3)]
+        assert not torch.allclose(*own)
+        mean = torch.stack(own).mean(0).detach().numpy()
+        np.testing.assert_allclose(twice.held_out[start : start + len(valid)], mean, atol=1e-6)
+        start += len(valid)
+
+
+def test_a_deadline_that_has_passed_leaves_one_epoch(rare):
+    _, trained = folds_of(rare, deadline=0.0)
+    assert [len(history) for history in trained.histories] == [1, 1, 1]
+
+
 def test_the_decision_is_learned_on_every_label(rare):
     X, y = rare
     model = small(decision="tuned").fit(X, y)

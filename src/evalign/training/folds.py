@@ -1,8 +1,7 @@
-"""Networks trained on folds: every row is held out by one of them, and together they predict.
+"""Networks cross-fitted on folds: every row is held out by one of them, and their mean predicts.
 
-One division into training and validation rows is a lottery where a class is rare: few rows say which epoch is kept and
-how to decide, and training loses as many. With folds every label serves both, and the mean of the networks'
-probabilities varies less than one's.
+With a single division few rows of a rare class choose the epoch and the decision, and training loses as many. With
+folds every label serves both purposes, and the mean of several networks varies less than one of them.
 """
 
 import numbers
@@ -29,7 +28,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FOLDS = 5
-RARE = 100  # held-out rows of a class: a share of them of one half is known to within 0.05, of fewer to less
+RARE = 100  # held-out rows of a class: the standard error of a share of one half is 0.05
 MANY = 300_000  # rows; beyond about 200,000 a recipe's number of updates grows with the table
 
 
@@ -47,14 +46,19 @@ def automatic_folds(labels: Ints, fraction: float) -> int:
 
 
 def check_folds(folds: int | str) -> None:
-    """A whole number, or "auto"."""
+    """Raise ValueError unless `folds` is a whole number or "auto"."""
     if folds != "auto" and (isinstance(folds, bool) or not isinstance(folds, numbers.Integral) or folds < 1):
         raise ValueError(f"folds must be 'auto' or a whole number from 1 on, got {folds!r}")
 
 
 @dataclass(frozen=True)
 class FoldedRows:
-    """Rows on a device, and of every fold the places of its training and of its validation rows."""
+    """Rows on a device, and the positions of every fold's training and validation rows.
+
+    All folds share one encoded table. Its encoder has seen the features of every row, held-out ones included, and no
+    label: quantiles and categories of n rows instead of n (k - 1) / k carry nothing about the label of a held-out row,
+    and k encoded tables would cost k times the time and memory.
+    """
 
     rows: Rows
     train: list[Tensor]
@@ -64,9 +68,9 @@ class FoldedRows:
     def of(
         cls, encode: Callable[[Ints], Table], labels: Ints, divisions: Sequence[Division], device: torch.device
     ) -> "FoldedRows":
-        """A row with other weights in training and in validation, as heavy ones have, is there once for each.
+        """Encode the rows; `encode` maps positions to columns on the device.
 
-        `encode` gives the columns of the rows at some places, on the device.
+        A row whose weights in training and validation differ, as those of heavy rows do, is there once for each.
         """
         trained, held_out = np.zeros(len(labels)), np.zeros(len(labels))
         for division in divisions:
@@ -83,14 +87,14 @@ class FoldedRows:
         )  # fmt: skip
 
         def numbers(places: Ints) -> Tensor:
-            # k folds have k - 1 times as many row numbers as there are rows; short ones take half the room on a CPU.
+            # k folds hold k - 1 row numbers for every row; 32-bit ones halve that memory on a CPU.
             short = torch.int32 if device.type == "cpu" and len(rows) < 2**31 else torch.int64
             return torch.from_numpy(places).to(device, short)
 
         return cls(rows, [numbers(d.train) for d in divisions], [numbers(place[d.valid]) for d in divisions])
 
     def batch_size(self, size: int) -> int:
-        """The least size from `size` on that gives every fold as many batches, which stacked training asks for.
+        """The smallest batch size from `size` on with equally many batches in every fold, as stacking requires.
 
         >>> labels = np.zeros(3, dtype=np.int64)
         >>> halves = [Division(np.arange(n), np.ones(n), np.arange(n, 3), np.ones(3 - n)) for n in (1, 2)]
@@ -105,7 +109,7 @@ class FoldedRows:
 
 @dataclass(frozen=True)
 class TrainedFolds:
-    """The networks as one, the history of each, and what each said of the rows it held out, fold after fold."""
+    """The mean of the networks, the history of each, and probabilities of the held-out rows, fold after fold."""
 
     network: Together
     histories: list[list[Epoch]]
@@ -123,10 +127,14 @@ def train_folds(
     seed: int,
     stratified: bool = False,
     refit: bool = False,
+    repeats: int = 1,
     on_epoch: OnEpoch | None = None,
     deadline: float | None = None,
 ) -> TrainedFolds:
     """Train a network for every fold, fold i with the seed `seed` + i, as one stack; each stops by its own fold.
+
+    With `repeats` every fold has so many networks, which differ by their seeds; a held-out row gets the mean of their
+    probabilities.
 
     `on_epoch` receives the epochs of the first network that still trains. Ctrl-C, or a `deadline` in seconds of
     `time.perf_counter`, ends training and keeps the best weights so far. With `refit` the networks are trained once
@@ -134,11 +142,11 @@ def train_folds(
     """
 
     def run(trials: list[Trial]) -> tuple[Together, list[list[Epoch]]]:
-        heard = [0]
+        shown = [0]
 
         def listen(member: int, epoch: Epoch) -> None:
-            if on_epoch is not None and epoch.epoch > heard[0]:  # all began together, so that their epochs are one
-                heard[0] = epoch.epoch
+            if on_epoch is not None and epoch.epoch > shown[0]:  # all began together, so that their epochs agree
+                shown[0] = epoch.epoch
                 on_epoch(epoch)
 
         results = train_trials(
@@ -154,13 +162,14 @@ def train_folds(
 
     trials = [
         Trial(train, valid, recipe, seed=seed + i)
-        for i, (train, valid) in enumerate(zip(folded.train, folded.valid, strict=True))
+        for i, (train, valid) in enumerate(repeats * list(zip(folded.train, folded.valid, strict=True)))
     ]
     network, histories = run(trials)
-    held_out = [
-        predict_logits(member, folded.rows.x, valid).double().softmax(1).cpu().numpy()
-        for member, valid in zip(network, folded.valid, strict=True)
+    found = [
+        predict_logits(member, folded.rows.x, trial.valid).double().softmax(1).cpu().numpy()
+        for member, trial in zip(network, trials, strict=True)
     ]
+    held_out = [np.mean(found[i :: len(folded.valid)], axis=0) for i in range(len(folded.valid))]
     if refit:
         network, _ = run(
             [

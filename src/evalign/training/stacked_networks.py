@@ -156,7 +156,7 @@ class StackedNetworks:
             # A module in front of a perceptron, such as an embedding, is left to autograd.
             if type(whole) is nn.Sequential and len(whole) == 2:
                 self.mlp = BatchedMLP.of(whole[1], self.at_once, rows, prefix="1.")
-                self.front = self.skeleton[0] if self.mlp is not None else None
+                self.front = self.skeleton.get_submodule("0") if self.mlp is not None else None
             else:
                 self.mlp = BatchedMLP.of(whole, self.at_once, rows)
             if self.mlp is None:
