@@ -208,7 +208,7 @@ def test_automatic_folds_are_what_they_say(rare, capsys):
     options = {"epochs": 2, "folds": "auto"}
     loud = small(**options, verbose=1).fit(X, y)
     assert loud.folds_ == 5
-    assert capsys.readouterr().out.splitlines()[0].startswith("5 networks are trained")
+    assert capsys.readouterr().out.splitlines()[0].startswith("training 5 networks")
     assert np.array_equal(loud.predict_proba(X), small(**options | {"folds": 5}).fit(X, y).predict_proba(X))
     many = np.arange(1200).reshape(-1, 1)
     assert small(**options).fit(many, many[:, 0] % 2).folds_ == 1

@@ -7,7 +7,7 @@ import lightgbm
 import numpy as np
 
 from evalign.boosting.growth import Array, Gradient, Rows, TreeOptions
-from evalign.boosting.objective import RoundCounter, ScoreObjective, check_objective
+from evalign.boosting.objective import RoundObjective, check_objective
 from evalign.boosting.objective import cooling as cooling
 
 TINY = np.finfo(np.float64).tiny
@@ -123,10 +123,10 @@ def with_labels(data: lightgbm.Dataset, labels: Any) -> lightgbm.Dataset:
     return data
 
 
-class MetricObjective(ScoreObjective):
+class MetricObjective(RoundObjective):
     """`ScoreObjective` as LightGBM calls it: `objective(scores, data)`, or `objective(y, scores, weight)`.
 
-    All options are those of `ScoreObjective`. It counts rounds by itself, so that `temperature=cooling()` works.
+    All options are those of `ScoreObjective`; rounds are counted, so that `temperature=cooling()` works.
 
     >>> X, y = np.arange(40.0).reshape(-1, 1), np.arange(40) % 20 > 15
     >>> objective = MetricObjective("f1", task="binary")
@@ -137,16 +137,6 @@ class MetricObjective(ScoreObjective):
     1.0
     """
 
-    def __init__(self, metric: Any = "f1", **options: Any) -> None:
-        super().__init__(metric, **options)
-        self._rounds = RoundCounter()
-
-    def __call__(self, first: Any, second: Any, sample_weight: Any = None) -> tuple[Array, Array]:
-        """First and second derivative."""
-        scores, y, weight = self._read(first, second, sample_weight)
-        # LightGBM keeps derivatives in float32, and float32 scores take two thirds of the time.
-        return self.gradient(scores.astype(np.float32), y, weight, round=self._rounds.next(scores))
-
     def evaluate(self, first: Any, second: Any, sample_weight: Any = None) -> tuple[str, float, bool]:
         """(name, the metric of hard decisions, True): for `feval` and `eval_metric`, to stop early by."""
         scores, y, weight = self._read(first, second, sample_weight)
@@ -156,8 +146,8 @@ class MetricObjective(ScoreObjective):
         if isinstance(second, lightgbm.Dataset):
             labels, weight = _labels.get(second), second.get_weight()
             y = np.asarray(second.get_label() if labels is None else labels)
-            return first, y, None if weight is None else np.asarray(weight)
-        return second, first, weight
+            return _short(first), y, None if weight is None else np.asarray(weight)
+        return _short(second), first, weight
 
 
 class MetricLGBMClassifier(lightgbm.LGBMClassifier):
@@ -187,3 +177,8 @@ class MetricLGBMClassifier(lightgbm.LGBMClassifier):
         """Probabilities of every class; with `raw_score`, scores."""
         scores: Any = super().predict_proba(X, True, *args, **options)
         return scores if raw_score else check_objective(self.objective).class_probabilities(scores)
+
+
+def _short(scores: Array) -> Array:
+    """Scores in float32: LightGBM keeps derivatives in that, and it takes two thirds of the time."""
+    return np.asarray(scores, dtype=np.float32)

@@ -353,3 +353,22 @@ class ScoreObjective:
         decided = steps.hard(z.sigmoid(), 0.5 if thresholds is None else thresholds).long()
         multilabel = self.task == "multilabel"
         return Confusion.hard(decided, table.y, 2, sample_weight=table.weight, multilabel=multilabel)
+
+
+class RoundObjective(ScoreObjective):
+    """`ScoreObjective` as a library calls it, round after round; it counts rounds, so `temperature=cooling()` works.
+
+    A subclass reads scores, labels and weights from what its library passes.
+    """
+
+    def __init__(self, metric: Any = "f1", **options: Any) -> None:
+        super().__init__(metric, **options)
+        self._rounds = RoundCounter()
+
+    def __call__(self, first: Any, second: Any, sample_weight: Any = None) -> tuple[Array, Array]:
+        """First and second derivative."""
+        scores, y, weight = self._read(first, second, sample_weight)
+        return self.gradient(scores, y, weight, round=self._rounds.next(scores))
+
+    def _read(self, first: Any, second: Any, weight: Any) -> tuple[Array, Array, Array | None]:
+        raise NotImplementedError

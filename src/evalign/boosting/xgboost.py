@@ -7,7 +7,7 @@ import numpy as np
 import xgboost
 
 from evalign.boosting.growth import Array, Gradient, Rows, TreeOptions
-from evalign.boosting.objective import RoundCounter, ScoreObjective, check_objective
+from evalign.boosting.objective import RoundObjective, check_objective
 from evalign.boosting.objective import cooling as cooling
 
 LARGEST = 3e38  # XGBoost holds float32
@@ -104,10 +104,10 @@ def _bounded(x: Array) -> Array:
     return np.clip(x, -LARGEST, LARGEST).astype(np.float32)
 
 
-class MetricObjective(ScoreObjective):
+class MetricObjective(RoundObjective):
     """`ScoreObjective` as XGBoost calls it: `objective(scores, data)`, or `objective(y, scores, sample_weight)`.
 
-    All options are those of `ScoreObjective`. It counts rounds by itself, so that `temperature=cooling()` works.
+    All options are those of `ScoreObjective`; rounds are counted, so that `temperature=cooling()` works.
 
     >>> import numpy as np
     >>> X, y = np.arange(40.0).reshape(-1, 1), np.arange(40) % 20 > 15
@@ -117,15 +117,6 @@ class MetricObjective(ScoreObjective):
     >>> objective.score(booster.predict(data, output_margin=True), y)
     1.0
     """
-
-    def __init__(self, metric: Any = "f1", **options: Any) -> None:
-        super().__init__(metric, **options)
-        self._rounds = RoundCounter()
-
-    def __call__(self, first: Any, second: Any, sample_weight: Any = None) -> tuple[Array, Array]:
-        """First and second derivative."""
-        scores, y, weight = self._read(first, second, sample_weight)
-        return self.gradient(scores, y, weight, round=self._rounds.next(scores))
 
     def evaluate(self, scores: Array, data: xgboost.DMatrix) -> tuple[str, float]:
         """(name, the metric of hard decisions): for `custom_metric`, to stop early by, with `maximize=True`."""
