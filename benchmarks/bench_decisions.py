@@ -423,15 +423,19 @@ def run(args: argparse.Namespace) -> None:
     print(f"{len(cells)} cells to do, {len(done)} stored", flush=True)
     until = time.monotonic() + 60 * args.minutes
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        waiting = [pool.apply_async(cell_rows, cell) for cell in cells]
-        for number, result in enumerate(waiting):
+        results = pool.imap_unordered(_rows_of, cells)
+        for number in range(len(cells)):
             try:
-                rows = result.get(timeout=max(0.1, until - time.monotonic()))
+                append(results.next(timeout=max(0.1, until - time.monotonic())), args.out)
             except multiprocessing.TimeoutError:
                 print(f"time is up after {number} cells", flush=True)
                 pool.terminate()
                 return
-            append(rows, args.out)
+    print("all cells are done", flush=True)
+
+
+def _rows_of(cell: tuple[Path, str, int]) -> Rows:
+    return cell_rows(*cell)
 
 
 def times(out: Path, repeats: int = 3) -> None:
