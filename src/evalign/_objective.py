@@ -375,7 +375,7 @@ class Objective:
         return torch.where((c.actual == 0).all(), flagged, lost)
 
     def _has_closed_form(self, beta: Beta | None) -> bool:
-        """Whether kernels know the metric, with its slopes, by numbers alone: see `kernels.closed_forms`."""
+        """Whether kernels know the metric, with its slopes, by numbers alone: see `kernels.plan`."""
         return self._closed and (beta is None or isinstance(beta, (int, float)))
 
     def score(self, c: Confusion, beta: Beta | None = None) -> Tensor:

@@ -1,1 +1,1 @@
-"""Fused forms of the soft counts: same values and gradients as the eager form, which stays the reference."""
+"""Fused losses: the values and gradients of the eager form, by compiled loops on a CPU and Triton kernels on a GPU."""

@@ -72,7 +72,7 @@ class Settings(NamedTuple):
     thresholds: tuple[float, ...] = ()
 
 
-FORMS = ("macro", "micro", "weighted", "binary", "mcc", "cohen_kappa")  # kernels know them by their places
+FORMS = ("macro", "micro", "weighted", "binary", "mcc", "cohen_kappa")  # kernels take the index
 AGREEMENTS = FORMS[4:]
 # Where classes exclude each other, these are others under a name of their own.
 SAME = {"accuracy": ("recall", "micro"), "balanced_accuracy": ("recall", "macro")}

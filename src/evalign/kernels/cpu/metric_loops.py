@@ -1,6 +1,6 @@
-"""1 - metric and its slopes by the counts, for averages of quotients, as one compiled loop over the classes.
+"""Compiled loops over classes: 1 - metric with its slopes by the counts, and the memory of earlier batches.
 
-The formulas are those of `triton_quotients`; both are tested against autograd for every metric and average.
+The formulas are those of `gpu.metric_kernels`; both are tested against autograd for every metric and average.
 """
 
 import math
@@ -12,7 +12,7 @@ from evalign.kernels.cpu.jit import loop
 from evalign.kernels.plan import FORMS
 
 Doubles = NDArray[np.float64]
-MACRO, MICRO, WEIGHTED, BINARY = range(4)  # of `closed_forms.FORMS`
+MACRO, MICRO, WEIGHTED, BINARY = range(4)  # indices in `plan.FORMS`
 
 
 @loop(exact=True)

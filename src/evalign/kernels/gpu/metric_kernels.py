@@ -1,4 +1,4 @@
-"""What the endings of kernels are made of: linear forms of the counts, and division by what may be 0."""
+"""Triton functions for the metric of counts, its slopes, and a kernel of its own for counts that are summed already."""
 
 from typing import Any
 
@@ -194,7 +194,7 @@ def value_of_counts(
 ):  # fmt: skip
     """1 - metric + anchor * losses / total to `loss`; derivatives by tp, predicted and losses to `slopes` (2 d + 1).
 
-    FORM is the metric's place in `closed_forms.FORMS`. One program streams the classes twice, so that there may be any
+    FORM is the metric's index in `plan.FORMS`. One program streams the classes twice, so that there may be any
     number of them.
     """
     if FORM < AVERAGES:

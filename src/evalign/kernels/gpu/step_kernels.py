@@ -1,4 +1,7 @@
-"""What row kernels share: the five-point step, and a row's gradient; the formulas are those of `row_loops`."""
+"""Triton functions that all kernels share: the five-point step, the gradient of a row, and sums over programs.
+
+Formulas and names are those of `cpu.row_loops`.
+"""
 
 import triton
 import triton.language as tl
