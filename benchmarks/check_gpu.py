@@ -219,6 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("check_gpu.json"))
     parser.add_argument("--quick", action="store_true", help="a few sizes, bits and graphs alone: half a minute less")
+    parser.add_argument("--checks", nargs="*", help="those of these names alone")
     options = parser.parse_args()
     torch.manual_seed(0)
     checks: list[tuple[str, float, Callable[[], Any]]] = [
@@ -234,6 +235,8 @@ def main() -> None:
     ]
     if options.quick:
         checks = [check for check in checks if check[0] in ("sizes", "images", "the same bits twice", "CUDA graph")]
+    if options.checks is not None:
+        checks = [check for check in checks if check[0] in options.checks]
     found: dict[str, Any] = {}
     failed = 0
     for name, bound, check in checks:

@@ -49,11 +49,11 @@ def streams(d):
 def dense(d, form=0):
     """Both kernels of images of d classes, as `loss_plans` launches them."""
     kept, pixels, warps, _ = loss_plans.dense_tile(d)
-    front, back = loss_plans.launch_dense[kept].kernel, loss_plans.launch_dense_gradient[kept].kernel
+    front, back = loss_plans.launch_dense[kept].kernel, loss_plans.launch_dense_gradient.kernel
     shape = {"CLASSES": d, "PIXELS": pixels, "num_warps": warps}
     ending = {"SMOOTHING": d == 3, "FORM": form, **SUMS, "BLOCK": triton.next_power_of_2(d)}
     flags = {name: value for name, value in BACK.items() if name != "PACKED"}
-    return [(front, {**ROWS, **ending, **shape}), (back, {**flags, **shape})]
+    return [(front, {**ROWS, **ending, **shape}), (back, {**flags, **shape, "KEPT": kept})]
 
 
 KERNELS = [

@@ -222,13 +222,60 @@ def streamed_loss_kernel(
     )  # fmt: skip
 
 
+@triton.jit
+def _add_entry(
+    sums, e, slope, is_label, tau_e, e_second, a, b, cut
+):  # fmt: skip
+    """Add an entry of every pixel to the nine sums that its gradient needs; see `row_slopes`."""
+    part, rest = scaled(e, tau_e, a, b, cut)
+    return (
+        sums[0] + e, sums[1] + rest, sums[2] + rest * slope, sums[3] + part * slope, sums[4] + part,
+        sums[5] + tl.where(e == 1.0, slope, 0.0), sums[6] + tl.where(e == e_second, 1.0, 0.0),
+        sums[7] + tl.where(is_label, e, 0.0),
+    )  # fmt: skip
+
+
+@triton.jit
+def _no_sums(PIXELS: tl.constexpr):
+    sums = ()
+    for k in tl.static_range(8):  # noqa: B007
+        sums = sums + (tl.zeros([PIXELS], tl.float32),)
+    return sums
+
+
+@triton.jit
+def _pixel_slopes(
+    sums, weight, scale, through_losses, smoothing, e_second, tau_e, at_label, a, b, low, cut, c, CLASSES: tl.constexpr
+):  # fmt: skip
+    """What the gradient of a pixel's entries is made of, from the sums of `_add_entry`."""
+    value, _, _ = top(sums[0], e_second, low, b, c)
+    total_h = sums[4] + sums[1] - (b * tau_e + 0.5 - b) + value
+    return row_slopes(
+        weight, scale, through_losses, smoothing, CLASSES, sums[0], total_h, e_second, sums[6], sums[2], sums[3],
+        sums[4], sums[5], at_label, sums[7], a, b, low, cut, c,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store_slope(
+    out, e, slope, is_label, pixel, weight, inside, tau_e, e_second, a, b, cut,
+):  # fmt: skip
+    part, _ = scaled(e, tau_e, a, b, cut)
+    mean, share, factor, top_scaled, at_top, at_second, at_target, elsewhere = pixel
+    found = entry_slopes(
+        e, e_second, part, slope, is_label, mean, share, factor, top_scaled, at_top, at_second, at_target, elsewhere
+    )
+    tl.store(out, tl.where(weight == 0.0, 0.0, found), mask=inside)
+
+
 @triton.jit(**FREE)
 def dense_gradient_kernel(
     z, y, w, temperature, saved, by_loss, by_tp, by_predicted, by_losses, out, low, reach, smoothing, ignored,
     pixels, tiles_per_image, tiles,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, CLASSES: tl.constexpr, PIXELS: tl.constexpr,
+    KEPT: tl.constexpr,
 ):  # fmt: skip
-    """dL/dz of one tile; all slopes are at `by_tp`, and are multiplied by `by_loss`."""
+    """dL/dz of one tile; all slopes are at `by_tp`, and are multiplied by `by_loss`. KEPT: logits stay in registers."""
     a, b, low, cut, c = numbers(temperature, low, reach, ANNEALED)
     by_predicted, scale, through_losses = unpacked(by_loss, by_tp, by_predicted, by_losses, CLASSES, LOSSES, True)
     image, s, inside, label, weight = _pixels(
@@ -236,89 +283,34 @@ def dense_gradient_kernel(
     )
     counted = inside & (weight != 0.0)
     at = image * CLASSES * pixels + s
-    xs, largest, runner_up = _kept_logits(z + at, pixels, counted, CLASSES)
-    e_second = exponential(runner_up - largest)
-    tau_e = over_tau(e_second)
-    es = ()
-    total, total_rest = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
-    dot_rest, dot_scaled = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
-    sum_scaled, tops = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
-    seconds, label_e = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
-    for k in tl.static_range(CLASSES):
-        e, slope = exponential(xs[k] - largest), tl.load(by_predicted + k)
-        part, rest = scaled(e, tau_e, a, b, cut)
-        es = es + (e,)
-        total += e
-        total_rest += rest
-        dot_rest += rest * slope
-        dot_scaled += part * slope
-        sum_scaled += part
-        tops += tl.where(e == 1.0, slope, 0.0)
-        seconds += tl.where(e == e_second, 1.0, 0.0)
-        label_e += tl.where(label == k, e, 0.0)
-    value, _, _ = top(total, e_second, low, b, c)
-    total_h = sum_scaled + total_rest - (b * tau_e + 0.5 - b) + value
+    start, into = z + at, out + at
     at_label = tl.load(by_tp + label, mask=counted, other=0.0)
-    mean, share, factor, top_scaled, at_top, at_second, at_target, elsewhere = row_slopes(
-        weight, scale, through_losses, smoothing, CLASSES, total, total_h, e_second, seconds, dot_rest, dot_scaled,
-        sum_scaled, tops, at_label, label_e, a, b, low, cut, c,
-    )  # fmt: skip
-    for k in tl.static_range(CLASSES):
-        part, _ = scaled(es[k], tau_e, a, b, cut)
-        found = entry_slopes(
-            es[k], e_second, part, tl.load(by_predicted + k), label == k, mean, share, factor, top_scaled, at_top,
-            at_second, at_target, elsewhere,
-        )  # fmt: skip
-        tl.store(out + at + k * pixels, tl.where(weight == 0.0, 0.0, found), mask=inside)
-
-
-@triton.jit(**FREE)
-def streamed_gradient_kernel(
-    z, y, w, temperature, saved, by_loss, by_tp, by_predicted, by_losses, out, low, reach, smoothing, ignored,
-    pixels, tiles_per_image, tiles,
-    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, CLASSES: tl.constexpr, PIXELS: tl.constexpr,
-):  # fmt: skip
-    """As `dense_gradient_kernel`, for any number of classes."""
-    a, b, low, cut, c = numbers(temperature, low, reach, ANNEALED)
-    by_predicted, scale, through_losses = unpacked(by_loss, by_tp, by_predicted, by_losses, CLASSES, LOSSES, True)
-    image, s, inside, label, weight = _pixels(
-        y, w, tl.program_id(0), tiles, tiles_per_image, pixels, ignored, WEIGHTED, PIXELS
-    )
-    counted = inside & (weight != 0.0)
-    at = image * CLASSES * pixels + s
-    start = z + at
-    largest, runner_up = _top_two(start, pixels, counted, CLASSES)
-    e_second = exponential(runner_up - largest)
-    tau_e = over_tau(e_second)
-    total, total_rest = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
-    dot_rest, dot_scaled = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
-    sum_scaled, tops = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
-    seconds, label_e = tl.zeros([PIXELS], tl.float32), tl.zeros([PIXELS], tl.float32)
-    for k in tl.range(0, CLASSES, loop_unroll_factor=4):
-        x = tl.load(start + k * pixels, mask=counted, other=0.0).to(tl.float32)
-        e, slope = exponential(x - largest), tl.load(by_predicted + k)
-        part, rest = scaled(e, tau_e, a, b, cut)
-        total += e
-        total_rest += rest
-        dot_rest += rest * slope
-        dot_scaled += part * slope
-        sum_scaled += part
-        tops += tl.where(e == 1.0, slope, 0.0)
-        seconds += tl.where(e == e_second, 1.0, 0.0)
-        label_e += tl.where(label == k, e, 0.0)
-    value, _, _ = top(total, e_second, low, b, c)
-    total_h = sum_scaled + total_rest - (b * tau_e + 0.5 - b) + value
-    at_label = tl.load(by_tp + label, mask=counted, other=0.0)
-    mean, share, factor, top_scaled, at_top, at_second, at_target, elsewhere = row_slopes(
-        weight, scale, through_losses, smoothing, CLASSES, total, total_h, e_second, seconds, dot_rest, dot_scaled,
-        sum_scaled, tops, at_label, label_e, a, b, low, cut, c,
-    )  # fmt: skip
-    for k in tl.range(0, CLASSES, loop_unroll_factor=4):
-        x = tl.load(start + k * pixels, mask=counted, other=0.0).to(tl.float32)
-        e = exponential(x - largest)
-        part, _ = scaled(e, tau_e, a, b, cut)
-        found = entry_slopes(
-            e, e_second, part, tl.load(by_predicted + k), label == k, mean, share, factor, top_scaled, at_top,
-            at_second, at_target, elsewhere,
-        )  # fmt: skip
-        tl.store(out + at + k * pixels, tl.where(weight == 0.0, 0.0, found), mask=inside)
+    sums = _no_sums(PIXELS)
+    if KEPT:
+        xs, largest, runner_up = _kept_logits(start, pixels, counted, CLASSES)
+        e_second = exponential(runner_up - largest)
+        tau_e = over_tau(e_second)
+        es = ()
+        for k in tl.static_range(CLASSES):
+            es = es + (exponential(xs[k] - largest),)
+            sums = _add_entry(sums, es[k], tl.load(by_predicted + k), label == k, tau_e, e_second, a, b, cut)
+        pixel = _pixel_slopes(
+            sums, weight, scale, through_losses, smoothing, e_second, tau_e, at_label, a, b, low, cut, c, CLASSES
+        )
+        for k in tl.static_range(CLASSES):
+            slope = tl.load(by_predicted + k)
+            _store_slope(into + k * pixels, es[k], slope, label == k, pixel, weight, inside, tau_e, e_second, a, b, cut)
+    else:
+        largest, runner_up = _top_two(start, pixels, counted, CLASSES)
+        e_second = exponential(runner_up - largest)
+        tau_e = over_tau(e_second)
+        for k in tl.range(0, CLASSES, loop_unroll_factor=4):
+            e = exponential(tl.load(start + k * pixels, mask=counted, other=0.0).to(tl.float32) - largest)
+            sums = _add_entry(sums, e, tl.load(by_predicted + k), label == k, tau_e, e_second, a, b, cut)
+        pixel = _pixel_slopes(
+            sums, weight, scale, through_losses, smoothing, e_second, tau_e, at_label, a, b, low, cut, c, CLASSES
+        )
+        for k in tl.range(0, CLASSES, loop_unroll_factor=4):
+            e = exponential(tl.load(start + k * pixels, mask=counted, other=0.0).to(tl.float32) - largest)
+            slope = tl.load(by_predicted + k)
+            _store_slope(into + k * pixels, e, slope, label == k, pixel, weight, inside, tau_e, e_second, a, b, cut)

@@ -17,7 +17,6 @@ from evalign.kernels.gpu.dense_kernels import (
     KEPT_CLASSES,
     dense_gradient_kernel,
     dense_loss_kernel,
-    streamed_gradient_kernel,
     streamed_loss_kernel,
 )
 from evalign.kernels.gpu.launch import Launch, Launcher, cdiv, next_power_of_2, workspace
@@ -32,7 +31,7 @@ ENTRIES = 1024  # binary entries of a tile
 launch_loss, launch_gradient = Launcher(loss_kernel), Launcher(tile_gradient_kernel)
 launch_columns, launch_column_gradient = Launcher(column_counts_kernel), Launcher(column_gradient_kernel)
 launch_dense = {True: Launcher(dense_loss_kernel), False: Launcher(streamed_loss_kernel)}
-launch_dense_gradient = {True: Launcher(dense_gradient_kernel), False: Launcher(streamed_gradient_kernel)}
+launch_dense_gradient = Launcher(dense_gradient_kernel)
 By = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -193,7 +192,7 @@ class DensePlan(LossPlan):
             warps,
         )  # fmt: skip
         self.back = Launch(
-            launch_dense_gradient[kept], self.device, key, (max(1, tiles), 1, 1), numbers, (*kind.flags, d, size), warps
+            launch_dense_gradient, self.device, key, (max(1, tiles), 1, 1), numbers, (*kind.flags, d, size, kept), warps
         )
 
 
