@@ -1,10 +1,10 @@
 """Every use of private parts of torch and Triton, behind one switch.
 
 Set the environment variable `EVALIGN_PRIVATE_APIS=0` to use public interfaces only; the numbers are the same (see
-`tests/kernels/test_private_apis.py`). The private ones save host time, which is what a small batch on a GPU costs. On an
-H200 F1 takes 1.02 times cross-entropy's time with them and 2.41 times without at 1024 x 10, 0.94 and 2.06 times at
-8192 x 1000 (`python benchmarks/bench_loss.py --device cuda --only fused --sizes 1024x10 8192x1000`, both settings;
-`benchmarks/results/bench_loss_dense_h200.csv` and `bench_private_apis_h200.csv`).
+`tests/kernels/test_private_apis.py`). The private ones save host time, which a small batch on a GPU waits for: on an
+H200, F1 takes 1.02 times cross-entropy's time with them and 2.41 times without at 1024 x 10, 0.94 and 2.06 times at
+8192 x 1000. To measure that, run `python benchmarks/bench_loss.py --device cuda --only fused --sizes 1024x10 8192x1000`
+with both settings (results: `bench_loss_dense_h200.csv`, `bench_private_apis_h200.csv`).
 
 - `fast_apply`: `autograd.Function.apply` without the checks for function transforms, and without the lookup of the
   backward method in every backward pass;
