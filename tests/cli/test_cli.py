@@ -665,7 +665,7 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest
         for epoch, clock[0] in zip(epochs, (1.0, 6.0, 10.0), strict=True):
             on_epoch(epoch)
     # 3 of 10 epochs of one of two models took 6 s, so the rest takes 34 s; the next line is not due after 4 s
-    assert said == ["ours, epoch 3, validation score 0.8100; 15% done, 34 s left at most"]
+    assert said == ["ours, epoch 3, validation score 0.8100; 6 s so far, 34 s left at most"]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with Output(quiet=True, as_json=False).progress(1, 10) as step:

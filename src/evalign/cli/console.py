@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 130, 141
 SECONDS = 5.0  # between lines of progress where there is no terminal
+KNOWN = 0.05  # share of the work after which the time left can be estimated
 
 
 @dataclass
@@ -148,10 +149,9 @@ class Lines:
             if now - self.said >= SECONDS:
                 self.said = now
                 done = (place + min(epoch.epoch / self.epochs, 1.0)) / self.steps
-                left = (now - self.started) * (1 - done) / max(done, 1e-9)
-                self.say(
-                    f"{name}, epoch {epoch.epoch}{score_of(epoch)}; {done:.0%} done, {duration(left)} left at most"
-                )
+                spent = now - self.started
+                left = f", {duration(spent * (1 - done) / done)} left at most" if done >= KNOWN else ""
+                self.say(f"{name}, epoch {epoch.epoch}{score_of(epoch)}; {duration(spent)} so far{left}")
 
         return on_epoch
 

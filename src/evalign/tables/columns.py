@@ -122,12 +122,12 @@ def as_table(X: Any) -> Table:
     """A pandas frame or a two-dimensional array, as it is; polars frames, Arrow tables, sparse matrices and lists are
     converted."""
     if issparse(X):
-        if np.prod(X.shape, dtype=np.float64) > MOST_ENTRIES:
+        sparse: Any = X
+        if np.prod(sparse.shape, dtype=np.float64) > MOST_ENTRIES:
             raise ValueError(
-                f"a sparse X is made dense, and one of shape {X.shape} would not fit into memory; "
+                f"a sparse X is made dense, and one of shape {sparse.shape} would not fit into memory; "
                 "reduce its columns first, e.g. with sklearn.decomposition.TruncatedSVD"
             )
-        sparse: Any = X
         X = sparse.toarray()
     if not isinstance(X, pd.DataFrame | np.ndarray):
         if hasattr(X, "to_pandas"):

@@ -83,6 +83,7 @@ def command(
             show_default=False,
         ),
     ] = None,
+    force: o.Force = False,
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
@@ -103,6 +104,8 @@ def command(
     check_choice("engine", engine, ENGINES)
     home = writable_papers(papers) if tables else find_papers(papers)
     named = list(all_tables(home)) if tables == ["all"] else [load_table(home, name) for name in tables or ()]
+    if report and out.exists() and not force:
+        raise ValueError(f"--out {out} exists; choose another name, or overwrite it: --force")
     if not (named or list_tables or report):
         raise ValueError("expected a table to reproduce, got none; see evalign reproduce --list")
     failed: list[Done] = []
