@@ -36,6 +36,8 @@ def test_odd_numbers_and_dates_are_used_alike_in_fit_and_predict(tmp_path: Path)
     assert set(kinds) == {"weight", "height", "colour", "income", "share", "price",
                           "day:days", "day:month", "day:day", "day:weekday"}  # fmt: skip
     assert [name for name, kind in kinds.items() if kind != "number"] == ["colour"]
+    assert {row["column"] for row in result(tmp_path)["importance"]} == set(kinds)
+    assert result(tmp_path)["profile"]["suspected leaks"] == "none"
     # One row alone could be read in other ways: "1.234,00" without a comma is 1.234.
     one = odd.head(1).assign(income="6.000", day="01.02.2024")
     one.to_csv(tmp_path / "one.csv", index=False)

@@ -1,5 +1,6 @@
 """`evalign fit`: train a model, compare it with baselines, save it."""
 
+import math
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -145,25 +146,21 @@ def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output,
     own = settings.decision_of(kept)
     finish(
         NAME, comparison, settings, facts, sizes, protocol, folder, output, decision=own, estimator=model,
-        model=learned, importance=importance(model, parts[1]), **details,
+        model=learned, importance=importance(model, parts[0]), **details,
     )  # fmt: skip
     if why is not None:
         output.show(f"Kept:   {trials[0].contender.title}; {why}")
     output.show(f"Model:  {folder.path / MODEL} (trained on the {len(parts[0])} rows outside the test set)")
 
 
-def importance(model: Any, test: Any) -> list[dict[str, Any]]:
-    """Permutation importance on a sample of the test rows; empty if it would take long."""
-    import numpy as np
-
-    rows = np.linspace(0, len(test) - 1, min(len(test), IMPORTANCE_ROWS)).astype(int)
-    sample = test.take(rows)
+def importance(model: Any, development: Any) -> list[dict[str, Any]]:
+    """Permutation importance on a sample of the held-out rows; empty if it would take long."""
     started = time.perf_counter()
-    model.predict(sample.X)
-    if (time.perf_counter() - started) * REPEATS * sample.X.shape[1] > IMPORTANCE_SECONDS:
+    model.predict(development.X[:IMPORTANCE_ROWS])
+    if (time.perf_counter() - started) * REPEATS * development.X.shape[1] > IMPORTANCE_SECONDS:
         return []
-    means, errors = model.permutation_importances(sample.X, sample.y, repeats=REPEATS)
+    found = model.importance(development.X, repeats=REPEATS, rows=IMPORTANCE_ROWS)
     return [
-        {"column": str(name), "mean": float(mean), "error": float(error)}
-        for name, mean, error in zip(sample.X.columns, means, errors, strict=True)
+        {"column": str(name), "mean": float(mean), "error": float(deviation / math.sqrt(REPEATS))}
+        for name, mean, deviation in found.itertuples(index=False)
     ]

@@ -218,15 +218,6 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         scores = self.decision_.scores(p)[:, self.class_order]
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def permutation_importances(
-        self, X: Any, y: ArrayLike, *, repeats: int = 5, random_state: int = 0
-    ) -> tuple[Floats, Floats]:
-        """Mean loss of `score` when a column is shuffled, and its standard error, for each column."""
-        from sklearn.inspection import permutation_importance
-
-        found = permutation_importance(self, X, y, n_repeats=repeats, random_state=random_state)
-        return found.importances_mean, found.importances_std / np.sqrt(repeats)
-
     def predict(self, X: Any) -> NDArray[Any]:
         """Labels by the learned decision rule."""
         return self.decide(self.predict_proba(X))
