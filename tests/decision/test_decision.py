@@ -313,13 +313,12 @@ def test_constraints_of_two_classes_against_all_cuts(metric, other, floor):
     score = {"recall": recall_score, "precision": precision_score}
     cuts = [(p >= t).astype(int) for t in np.unique(p)]
 
-    best = max(
-        expected(metric, p, d, average="binary") for d in cuts if expected(other, p, d, average="binary") >= floor
-    )
-    rule = plug_in(p, metric, subject_to=f"{other} >= {floor}")
+    best = max(expected(metric, p, d, average="binary") for d in cuts if score[other](y, d) >= floor)
+    rule = plug_in(p, metric, subject_to=f"{other} >= {floor}", target=y)
     assert rule.feasible
     assert rule.value == pytest.approx(best, abs=1e-12)
-    assert expected(other, p, rule.predict(p), average="binary") >= floor - 1e-9
+    assert rule.reached[0] == pytest.approx(score[other](y, rule.predict(p)))
+    assert rule.reached[0] >= floor - 1e-9
 
     best = max(score[metric](y, d) for d in cuts if score[other](y, d) >= floor)
     raw = tuned(p, y, metric, subject_to=f"{other}>={floor}", guard=False)
@@ -347,15 +346,10 @@ def test_constraints_of_three_classes(metric, subject_to, check, form):
     p = softmax(rng.normal(size=(400, 3)) * 2 + np.array([1.5, 0.5, 0.0]))
     y = draw_labels(p, rng)
     if form == "plug_in":
-        rule = plug_in(p, metric, subject_to=subject_to)
-        c = expected_confusion(p, rule.predict(p))
-        for one in subject_to if isinstance(subject_to, list) else [subject_to]:
-            constraint = parse_constraint(one)
-            reached = float(constraint.resolve(average="macro", beta=None)(c))
-            assert reached >= constraint.value - 1e-9 if constraint.op == ">=" else reached <= constraint.value + 1e-9
+        rule = plug_in(p, metric, subject_to=subject_to, target=y)
     else:
         rule = tuned(p, y, metric, subject_to=subject_to, guard=form == "tuned")
-        assert check(y, rule.predict(p))
+    assert check(y, rule.predict(p))
     assert rule.feasible
 
 
@@ -370,14 +364,16 @@ def test_constraints_of_three_classes(metric, subject_to, check, form):
 def test_constrained_value_is_near_the_best_found_by_chance(metric, subject_to):
     rng = np.random.default_rng(19)
     p = softmax(rng.normal(size=(300, 4)) * 2 + np.array([1.0, 0.5, 0.0, 0.0]))
-    rule = plug_in(p, metric, subject_to=subject_to)
+    y = draw_labels(p, rng)
+    rule = plug_in(p, metric, subject_to=subject_to, target=y)
     limits = [parse_constraint(c) for c in (subject_to if isinstance(subject_to, list) else [subject_to])]
     best = 0.0
     for _ in range(4000):
-        c = expected_confusion(p, (p * np.exp(rng.normal(size=4)) + rng.normal(size=4) * 0.2).argmax(axis=1))
+        decided = (p * np.exp(rng.normal(size=4)) + rng.normal(size=4) * 0.2).argmax(axis=1)
+        c = Confusion.hard(torch.from_numpy(decided), torch.from_numpy(y), 4)
         reached = [float(limit.resolve(average="macro", beta=None)(c)) for limit in limits]
         if all(r >= x.value if x.op == ">=" else r <= x.value for r, x in zip(reached, limits, strict=True)):
-            best = max(best, float(metrics.resolve(metric)(c)))
+            best = max(best, float(metrics.resolve(metric)(expected_confusion(p, decided))))
     assert rule.feasible
     assert best > 0
     assert rule.value > best - 0.005
@@ -392,15 +388,18 @@ def test_constraints_count_ties_as_one():
 def test_infeasible_constraints_warn_and_come_closest():
     p = np.random.default_rng(0).uniform(0.1, 0.3, size=50)
     y = np.arange(50) % 5 == 0
-    with pytest.warns(UserWarning, match=r"no decision was found that meets precision >= 0.9; .*feasible=False"):
-        rule = plug_in(p, "recall", subject_to="precision >= 0.9")
+    best = max(precision_score(y, p >= t) for t in p)
+    with pytest.warns(
+        UserWarning, match=rf"meets precision >= 0.9; nearest feasible: precision >= {best:.4g} \(feasib"
+    ):
+        rule = plug_in(p, "recall", subject_to="precision >= 0.9", target=y)
     assert not rule.feasible
-    assert rule.predict(p).sum() == 1  # the single most likely row has the highest expected precision
-    with pytest.warns(UserWarning, match="no decision was found"):
-        assert not tuned(p, y, "recall", subject_to=("precision", ">=", 1.5)).feasible
+    assert precision_score(y, rule.predict(p)) == best
+    with pytest.warns(UserWarning, match="no decision meets"):
+        assert not tuned(p, y, "recall", subject_to=("precision", ">=", 0.99)).feasible
     q = np.random.default_rng(0).dirichlet(np.ones(3), size=60)
-    with pytest.warns(UserWarning, match="no decision was found"):
-        assert not plug_in(q, "f1", subject_to="accuracy >= 0.95").feasible
+    with pytest.warns(UserWarning, match="no decision meets"):
+        assert not tuned(q, np.arange(60) % 3, "f1", subject_to="accuracy >= 0.95").feasible
 
 
 @pytest.mark.parametrize(
@@ -415,6 +414,10 @@ def test_infeasible_constraints_warn_and_come_closest():
         ("0.9 <= recall", ValueError, "reads like"),
         ("recall", ValueError, "reads like"),
         ("mcc[1] >= 0.5", ValueError, "no score per class"),
+        ("precision >= 2", ValueError, "lies between 0 and 1"),
+        (("recall", ">=", 90), ValueError, "write 90 % as 0.9 or 90%"),
+        ("flagged >= 200", ValueError, "'flagged <= 200'"),
+        ("flagged <= 2.5", ValueError, "'flagged <= 200'"),
         (("recall", ">="), TypeError, "a string like"),
         (0.9, TypeError, "a string like"),
     ],
@@ -423,7 +426,7 @@ def test_constraint_errors(text, error, message):
     with pytest.raises(error, match=message):
         parse_constraint(text)
     with pytest.raises((ValueError, TypeError)):
-        plug_in([0.1, 0.9], "f1", subject_to=text)
+        tuned([0.1, 0.9], [0, 1], "f1", subject_to=text)
 
 
 def test_constraints_parse():
@@ -475,11 +478,10 @@ def test_multilabel_constraints(form):
     p = rng.beta(0.5, 1.0, size=(400, 3))
     y = (rng.random(p.shape) < p).astype(int)
     if form == "plug_in":
-        rule = plug_in(p, "recall", task="multilabel", subject_to="precision >= 0.8")
-        reached = expected("precision", p, rule.predict(p), task="multilabel")
+        rule = plug_in(p, "recall", task="multilabel", subject_to="precision >= 0.8", target=y)
     else:
         rule = tuned(p, y, "recall", task="multilabel", subject_to="precision >= 0.8", guard=form == "tuned")
-        reached = precision_score(y, rule.predict(p), average="macro")
+    reached = precision_score(y, rule.predict(p), average="macro")
     assert rule.feasible
     assert reached >= 0.8 - 1e-9
     assert rule.value > 0.5
@@ -677,4 +679,6 @@ def test_import_needs_neither_scikit_learn_nor_pandas():
 def test_no_warning_on_feasible_constraints():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert plug_in([0.1, 0.5, 0.9], "precision", subject_to="recall >= 0.5").feasible
+        assert plug_in([0.1, 0.5, 0.9], "precision", subject_to="recall >= 0.5", target=[0, 1, 1]).feasible
+    with pytest.raises(ValueError, match="cannot rest on probabilities alone"):
+        plug_in([0.1, 0.5, 0.9], "precision", subject_to="recall >= 0.5")

@@ -1,18 +1,20 @@
-"""Decision rules: probabilities of any model -> labels, chosen for a metric.
+"""Decision rules: from the probabilities of any model to labels, chosen for a metric.
 
-`plug_in` needs no labels and is the default; `tuned` learns from held-out ones. Both take constraints and return
-a `Rule`, which predicts and travels as JSON.
+`calibrated` is the default and learns from held-out labels; `plug_in` needs none; `tuned` maximises the metric on the
+labels. All take constraints and return a `Rule`, which predicts and is saved as JSON.
 """
 
+from evalign.decision.calibrated import calibrated, joint_rule, learn_rule
 from evalign.decision.calibration import fit_temperature
-from evalign.decision.constraints import Constraint, parse_constraint
+from evalign.decision.constraints import Constraint, parse_constraint, parse_constraints
 from evalign.decision.export import json_schema, numpy_source
 from evalign.decision.plug_in import expected_confusion, plug_in
-from evalign.decision.rule import Rule
+from evalign.decision.rule import REJECTED, Rule
 from evalign.decision.shift import Reference, Shift, find_shift
 from evalign.decision.tuned import tuned
 
 __all__ = [
-    "Constraint", "Reference", "Rule", "Shift", "expected_confusion", "find_shift", "fit_temperature", "json_schema",
-    "numpy_source", "parse_constraint", "plug_in", "tuned",
+    "REJECTED", "Constraint", "Reference", "Rule", "Shift", "calibrated", "expected_confusion", "find_shift",
+    "fit_temperature", "joint_rule", "json_schema", "learn_rule", "numpy_source", "parse_constraint",
+    "parse_constraints", "plug_in", "tuned",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""Constraints: "recall >= 0.9", parsed and held."""
+"""Constraints of a decision: "recall >= 0.9", "recall['fraud'] >= 90%", "flagged <= 200"."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from typing import Any, Literal
@@ -16,59 +16,94 @@ from evalign.metrics import Average, Beta, MetricFunction
 
 Op = Literal[">=", "<="]
 OPS: tuple[Op, ...] = (">=", "<=")
-_FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\[\s*(\d+)\s*\])?\s*([<>=!]+)\s*(\S+?)\s*")
+FLAGGED = "flagged"
+SIGNED = ("mcc", "cohen_kappa", "quadratic_kappa")  # between -1 and 1; all others are between 0 and 1
+_FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\[\s*(.*?)\s*\])?\s*([<>=!]+)\s*([^\s%]+)\s*(%?)\s*")
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """A metric (by name, or any function of a `Confusion`) kept at or above (or below) a value.
+    """A lower or upper limit of a metric, given by name or as a function of a `Confusion`.
 
-    `label` asks for the score of one class instead of the average over classes.
+    `label` limits the score of one class instead of the average. "flagged" is the share of rows decided positive
+    (or decided `label`); with `count` the limit is a number of rows in every call of `predict`.
     """
 
     metric: str | MetricFunction
     op: Op
     value: float
-    label: int | None = None
+    label: Any = None
+    count: bool = False
 
     def __str__(self) -> str:
-        name = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
-        return f"{name}{'' if self.label is None else f'[{self.label}]'} {self.op} {self.value:g}"
+        label = "" if self.label is None else f"[{self.label!r}]"
+        return f"{self.name}{label} {self.op} {self.value:g}"
+
+    @property
+    def name(self) -> str:
+        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
+
+    def with_index(self, classes: Sequence[Any]) -> "Constraint":
+        """The same constraint with the label replaced by its index in `classes`."""
+        if self.label is None:
+            return self
+        names = [str(label) for label in classes]
+        checks.check_choice(f"the class in {str(self)!r}", str(self.label), names)
+        return replace(self, label=names.index(str(self.label)))
 
     def resolve(self, *, average: Average, beta: Beta | None) -> MetricFunction:
         """The constrained metric as a function of a Confusion."""
+        if self.metric == FLAGGED:
+            return partial(flagged, label=self.label)
         beta = beta if self.metric == "fbeta" else None
         if self.label is None or not isinstance(self.metric, str):
             return metrics.resolve(self.metric, average=average, beta=beta)
         options = {} if beta is None else {"beta": beta}
-        return partial(_of_label, metric=metrics.METRICS[self.metric], label=self.label, options=options)
+        return partial(label_score, metric=metrics.METRICS[self.metric], label=self.label, options=options)
 
 
-def _of_label(c: Confusion, *, metric: Any, label: int, options: dict[str, Any]) -> Tensor:
-    if label >= c.num_classes:
+def label_score(c: Confusion, *, metric: Any, label: int, options: dict[str, Any]) -> Tensor:
+    """Score of one class."""
+    if not isinstance(label, int) or not 0 <= label < c.num_classes:
         raise ValueError(f"a constraint names class {label}, but the classes are 0 to {c.num_classes - 1}")
     scores: Tensor = metric(c, average=None, **options)[..., label]
     return scores
 
 
+def flagged(c: Confusion, *, label: int | None = None) -> Tensor:
+    """Share of rows decided positive, or decided `label`; the mean over labels if multilabel."""
+    if c.multilabel and label is None:
+        return c.predicted.sum(-1) / c.total.sum(-1)
+    if label is None and c.num_classes != 2:
+        raise ValueError(f"flagged needs a class, as in \"flagged['fraud'] <= 2%\", with {c.num_classes} classes")
+    index = 1 if label is None else label
+    if not isinstance(index, int) or not 0 <= index < c.num_classes:
+        raise ValueError(f"a constraint names class {index}, but the classes are 0 to {c.num_classes - 1}")
+    total = c.total[..., index] if c.multilabel else c.total
+    return c.predicted[..., index] / total
+
+
 def parse_constraint(text: Any) -> Constraint:
-    """The constraint "precision >= 0.9", "recall[2] >= 0.8" (class 2 alone), or (metric or function, op, value).
+    """Constraint of a text such as "precision >= 0.9" or "recall['fraud'] >= 90%", or of (metric, op, value).
 
     >>> parse_constraint("recall>=0.9")
-    Constraint(metric='recall', op='>=', value=0.9, label=None)
-    >>> str(parse_constraint(("specificity", "<=", 0.5)))
-    'specificity <= 0.5'
+    Constraint(metric='recall', op='>=', value=0.9, label=None, count=False)
+    >>> str(parse_constraint("recall['fraud'] >= 90%"))
+    "recall['fraud'] >= 0.9"
+    >>> parse_constraint("flagged <= 200").count
+    True
     """
     if isinstance(text, Constraint):
         return text
-    label: int | None = None
+    label: Any = None
+    percent = ""
     if isinstance(text, str):
         match = _FORM.fullmatch(text)
         if match is None:
             raise ValueError(f"a constraint reads like 'recall >= 0.9', got {text!r}")
         metric: Any = match[1]
-        label = None if match[2] is None else int(match[2])
-        op, value = match[3], _number(match[4], text)
+        label = _label(match[2])
+        op, value, percent = match[3], _number(match[4], text), match[5]
     elif isinstance(text, (tuple, list)) and len(text) == 3:
         metric, op, value = text
         value = _number(value, text)
@@ -77,28 +112,44 @@ def parse_constraint(text: Any) -> Constraint:
     if op not in OPS:
         nearest = ">=" if ">" in str(op) or "<" not in str(op) else "<="
         raise ValueError(f"a constraint compares with >= or <=, got {op!r} in {text!r}; did you mean {nearest!r}?")
+    count = metric == FLAGGED and not percent and value >= 1
+    value = value / 100 if percent else value
     if not callable(metric):
-        checks.check_choice("metric of a constraint", metric, metrics.METRICS)
-        if label is not None and not metrics.is_averaged(metric):
+        checks.check_choice("metric of a constraint", metric, (*metrics.METRICS, FLAGGED))
+        if label is not None and metric != FLAGGED and not metrics.is_averaged(metric):
             raise ValueError(f"{metric} has no score per class, so {text!r} cannot name one; leave out [{label}]")
-    return Constraint(metric, op, value, label)
+        low = -1.0 if metric in SIGNED else 0.0
+        if not count and not low <= value <= 1.0:
+            raise ValueError(f"{metric} lies between {low:g} and 1, got {text!r}; write 90 % as 0.9 or 90%")
+        if count and (op != "<=" or value != int(value)):
+            raise ValueError(f"a budget reads like 'flagged <= 200' (rows) or 'flagged <= 2%', got {text!r}")
+    return Constraint(metric, op, value, label, count)
 
 
-def parse_constraints(subject_to: Any) -> tuple[Constraint, ...]:
-    """None, one constraint or several.
+def parse_constraints(subject_to: Any, classes: Sequence[Any] | None = None) -> tuple[Constraint, ...]:
+    """None, one constraint or several; labels become indices in `classes`.
 
-    >>> [str(c) for c in parse_constraints(["recall >= 0.9", "specificity >= 0.5"])]
-    ['recall >= 0.9', 'specificity >= 0.5']
+    >>> [str(c) for c in parse_constraints(["recall['b'] >= 0.9", "specificity >= 0.5"], classes="ab")]
+    ['recall[1] >= 0.9', 'specificity >= 0.5']
     """
     if subject_to is None:
         return ()
-    if isinstance(subject_to, (str, Constraint)):
-        return (parse_constraint(subject_to),)
-    if isinstance(subject_to, (tuple, list)) and len(subject_to) == 3 and subject_to[1] in ("<", ">", "=", "==", *OPS):
-        return (parse_constraint(subject_to),)
-    if not isinstance(subject_to, Iterable):
+    one = isinstance(subject_to, (str, Constraint)) or (
+        isinstance(subject_to, (tuple, list)) and len(subject_to) == 3 and subject_to[1] in ("<", ">", "=", "==", *OPS)
+    )
+    if not one and not isinstance(subject_to, Iterable):
         raise TypeError(f"subject_to is a constraint like 'recall >= 0.9' or a list of them, got {subject_to!r}")
-    return tuple(parse_constraint(one) for one in subject_to)
+    parsed = [parse_constraint(item) for item in ([subject_to] if one else subject_to)]
+    return tuple(c if classes is None else c.with_index(classes) for c in parsed)
+
+
+def _label(text: str | None) -> Any:
+    """A label without its quotes; an unquoted whole number is an index."""
+    if text is None:
+        return None
+    if text[:1] in "'\"" and text[:1] == text[-1:] and len(text) > 1:
+        return text[1:-1]
+    return int(text) if text.isdigit() else text
 
 
 def _number(value: Any, text: Any) -> float:

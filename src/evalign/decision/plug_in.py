@@ -1,7 +1,6 @@
-"""Plug-in rule: maximise the expected metric of calibrated probabilities, without labels."""
+"""Plug-in rule: maximise the expected metric of calibrated probabilities; constraints are met on labels."""
 
 import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,7 +10,6 @@ import torch
 from evalign import _checks as checks
 from evalign.confusion import Confusion
 from evalign.decision.calibration import helpful_temperature, probability_floor, temperature_of
-from evalign.decision.constraints import Constraint, parse_constraints
 from evalign.decision.problem import SLACK, Problem, present_classes
 from evalign.decision.rule import (
     FLOOR,
@@ -31,6 +29,7 @@ from evalign.decision.search.thresholds import ThresholdSweep
 from evalign.metrics import Average, Beta, MetricFunction
 
 Calibrate = bool | Literal["auto"]
+ROUNDS = 40
 
 
 def plug_in(
@@ -45,7 +44,7 @@ def plug_in(
     target: Any = None,
     calibrate: Calibrate = False,
     margin: float = 0.0,
-    rounds: int = 40,
+    rounds: int = ROUNDS,
 ) -> Rule:
     """Rule that maximises M(C) of the expected confusion matrix C = sum_i w_i p(x_i) one-hot(decision_i)^T.
 
@@ -62,9 +61,11 @@ def plug_in(
     probabilities: (n, C) rows that add up to 1; (n,) of the positive class; (n, L) with task="multilabel".
     metric: a name in `metrics.METRICS`, or a differentiable function of a `Confusion`.
     average: None is "binary" for two classes and "macro" otherwise.
-    subject_to: constraints on expected scores, like "recall >= 0.9", "recall[2] >= 0.9" (one class), a tuple
-        (metric or function, ">=" or "<=", value), or a list of these. If none meets them, the rule with the least
-        shortfall is returned with `feasible=False` and a warning.
+    subject_to: constraints like "recall >= 0.9", "recall[2] >= 0.9" (one class), "flagged <= 2%" (share of rows
+        decided positive), "flagged <= 200" (rows of each call of `predict`), a tuple (metric or function, ">=" or
+        "<=", value), or a list of these. They are met on the labels `target`, never on probabilities alone; only
+        "flagged" needs no labels. If no rule meets them, the rule with the least shortfall is returned with
+        `feasible=False` and a warning that names the nearest feasible value.
     target, calibrate: True first applies the temperature that fits the labels `target` best, "auto" only if it
         lowers the log-loss in cross-validation.
     margin: expected gain in the metric below which argmax (multilabel: 1/2) is kept.
@@ -82,22 +83,50 @@ def plug_in(
     weight = as_weights(sample_weight, p)
     checks.check_number("rounds", rounds, low=1)
     checks.check_number("margin", margin, low=0.0)
-    problem = make_problem(metric, p, task, average, beta, subject_to)
-    temperature, floor = _temperature(p, target, calibrate, task, weight)
+    if calibrate not in (False, True, "auto"):
+        raise ValueError(f"calibrate must be False, True or 'auto', got {calibrate!r}")
+    problem = Problem.of(metric, p, task, average, beta, subject_to)
+    y = None if target is None else as_labels(target, p, task)
+    if y is None and problem.needs_labels:
+        raise ValueError(
+            f"{problem.constraints[0]} cannot rest on probabilities alone; pass the labels of these rows as target=, "
+            "or use decision.tuned or decision.calibrated"
+        )
+    temperature, floor = _temperature(p, y, calibrate, weight, multilabel=problem.multilabel)
     q = recalibrated(p, temperature, floor=floor, multilabel=problem.multilabel)
+    rule = best_expected(q, problem, weight, y, rounds=int(rounds))
+    rule = unless_negligible(rule, q, problem, weight, y, margin)
+    value = metric_value(problem, expected_confusion(q, rule.decide(q), task=task, sample_weight=weight))
+    rule = replace(rule, temperature=temperature, floor=floor, value=value)
+    return with_constraints(rule, p, problem, weight, y)
+
+
+def best_expected(q: Floats, problem: Problem, weight: Floats, y: Labels | None, *, rounds: int = ROUNDS) -> Rule:
+    """Rule of the best expected metric for calibrated probabilities q, among those that meet constraints on y."""
+    limited = y is not None and bool(problem.constraints)
     if problem.multilabel:
-        rule = _many_labels(q, problem, weight, metric, average, beta)
-    elif problem.classes == 2:
-        rule = _two_classes(q, problem, weight)
-    else:
-        counts = ClassCounts(q, weight, problem.classes, reads_matrix=problem.reads_matrix)
-        rule = as_rule(maximise(q, problem, counts, counts, rounds=int(rounds)))
-
-    def count(decisions: Labels) -> Confusion:
-        return expected_confusion(q, decisions, task=task, sample_weight=weight)
-
-    rule = unless_negligible(rule, q, problem, count, margin)
-    return with_value(replace(rule, temperature=temperature, floor=floor), problem, count(rule.decide(q)))
+        if problem.separable:
+            sweeps = [
+                ThresholdSweep(q[:, k], q[:, k], weight, expected=True, multilabel=True) for k in range(q.shape[1])
+            ]
+            found = [
+                s.stationary_threshold(s.best(own), own) for s, own in zip(sweeps, problem.per_label(), strict=True)
+            ]
+            return Rule("thresholds", problem.classes, thresholds=tuple(found))
+        values = LabelCounts(q, q, weight, expected=True)
+        limits = LabelCounts(q, np.asarray(y, np.float64), weight, expected=False) if limited else values
+        return Rule("thresholds", problem.classes, thresholds=tuple(best_thresholds(problem, values, limits)))
+    if problem.classes == 2:
+        sweep = ThresholdSweep(q[:, 1], q[:, 1], weight, expected=True)
+        observed = ThresholdSweep(q[:, 1], np.asarray(y, np.float64), weight, expected=False) if limited else sweep
+        k = sweep.best(problem, observed)
+        threshold = sweep.threshold(k) if problem.constraints else sweep.stationary_threshold(k, problem)
+        return Rule("threshold", 2, threshold=threshold, at_most=problem.at_most)
+    counts = ClassCounts(q, weight, problem.classes, reads_matrix=problem.reads_matrix)
+    limit_counts = counts
+    if limited and y is not None:
+        limit_counts = ClassCounts(y, weight, problem.classes, reads_matrix=problem.reads_matrix)
+    return as_rule(maximise(q, problem, counts, limit_counts, rounds=rounds))
 
 
 def expected_confusion(
@@ -116,9 +145,8 @@ def expected_confusion(
     d = as_labels(predicted, p, task)
     weight = as_weights(sample_weight, p)
     if task == "multilabel":
-        w = weight[:, None]
-        actual, total = (w * p).sum(axis=0), np.full(p.shape[1], weight.sum())
-        tp, count = (w * p * d).sum(axis=0), (w * d).sum(axis=0)
+        actual, total = weight @ p, np.full(p.shape[1], weight.sum())
+        tp, count = np.einsum("n,nl,nl->l", weight, p, d), weight @ d
         return Confusion(
             *map(torch.from_numpy, (tp, actual, count, total)), present=present_classes(actual, weight), multilabel=True
         )
@@ -126,70 +154,77 @@ def expected_confusion(
     return counts.confusion(torch.from_numpy(counts.count(d)))
 
 
-def make_problem(
-    metric: str | MetricFunction, p: Floats, task: Task, average: Average | None, beta: Beta | None, subject_to: Any
-) -> Problem:
-    """Optimisation problem of a rule for these probabilities."""
-    multilabel, columns = task == "multilabel", p.shape[1]
-    if average is None:
-        average = "binary" if columns == 2 and not multilabel else "macro"
-    if average == "binary" and (columns != 2 or multilabel):
-        raise ValueError(
-            f"average='binary' needs two classes, got {columns} {'labels' if multilabel else 'classes'}; "
-            "use 'macro', 'micro' or 'weighted'"
-        )
-    return Problem(
-        metric, parse_constraints(subject_to), average=average, beta=beta, classes=columns, multilabel=multilabel
+def metric_value(problem: Problem, c: Confusion) -> float | None:
+    """The metric of one confusion; None if it is not finite."""
+    value = float(torch.as_tensor(problem.metric.function(c)))
+    return value if np.isfinite(value) else None
+
+
+def argmax_rule(problem: Problem) -> Rule:
+    """Rule of the largest probability; multilabel: 1/2."""
+    if problem.multilabel:
+        return Rule("thresholds", problem.classes, thresholds=(0.5,) * problem.classes)
+    return Rule("argmax", problem.classes)
+
+
+def unless_negligible(rule: Rule, q: Floats, problem: Problem, weight: Floats, y: Labels | None, margin: float) -> Rule:
+    """The rule if it is expected to gain more than `margin` over argmax or argmax misses a constraint, else argmax."""
+    plain = argmax_rule(problem)
+    if margin == 0.0 or problem.at_most is not None or not _meets(plain.decide(q), q, problem, weight, y):
+        return rule
+    task: Task = "multilabel" if problem.multilabel else "multiclass"
+    scores = [
+        metric_value(problem, expected_confusion(q, one.decide(q), task=task, sample_weight=weight))
+        for one in (rule, plain)
+    ]
+    return rule if scores[0] is not None and scores[0] - (scores[1] or 0.0) > margin else plain
+
+
+def constraint_values(decisions: Labels, q: Floats, problem: Problem, weight: Floats, y: Labels | None) -> list[float]:
+    """Value of each constraint: on the labels y or, for shares of flagged rows, without."""
+    if not problem.constraints:
+        return []
+    if y is None:
+        task: Task = "multilabel" if problem.multilabel else "multiclass"
+        c = expected_confusion(q, decisions, task=task, sample_weight=weight)
+    else:
+        c = problem.observed(decisions, y, weight)
+    return [float(torch.as_tensor(limit.function(c))) for limit in problem.limits]
+
+
+def _meets(decisions: Labels, q: Floats, problem: Problem, weight: Floats, y: Labels | None) -> bool:
+    reached = constraint_values(decisions, q, problem, weight, y)
+    return all(
+        v >= c.value - SLACK if c.op == ">=" else v <= c.value + SLACK
+        for v, c in zip(reached, problem.constraints, strict=True)
     )
 
 
-def label_problems(
-    problem: Problem, metric: str | MetricFunction, average: Average | None, beta: Beta | None
-) -> list[Problem]:
-    """The problem of each label by itself."""
-    betas = np.broadcast_to(np.asarray(1.0 if beta is None else beta, dtype=np.float64), problem.classes)
-    return [
-        Problem(metric, average=average or "macro", beta=None if beta is None else float(b), classes=1, multilabel=True)
-        for b in betas
-    ]
-
-
-def unless_negligible(
-    rule: Rule, p: Floats, problem: Problem, count: Callable[[Labels], Confusion], margin: float
-) -> Rule:
-    """The rule if it gains more than `margin` over argmax, else argmax, unless that misses a constraint."""
-    if margin == 0.0:
-        return rule
-    halves = (0.5,) * rule.columns
-    plain = Rule("thresholds", rule.columns, thresholds=halves) if problem.multilabel else Rule("argmax", rule.columns)
-    scores = []
-    for one in (rule, plain):
-        c = count(one.decide(p))
-        scores.append(float(torch.as_tensor(problem.metric.function(c))))
-    missed = any(not limit_met(problem, c, r) for r in range(len(problem.constraints)))
-    return rule if missed or scores[0] - scores[1] > margin else plain
-
-
-def limit_met(problem: Problem, c: Confusion, r: int) -> bool:
-    """Whether one confusion meets constraint r."""
-    score, limit = float(torch.as_tensor(problem.limits[r].function(c))), problem.constraints[r]
-    return score >= limit.value - SLACK if limit.op == ">=" else score <= limit.value + SLACK
-
-
-def with_value(rule: Rule, problem: Problem, c: Confusion) -> Rule:
-    """The rule with metric and value; warns if constraints are missed."""
-    value = float(torch.as_tensor(problem.metric.function(c)))
+def with_constraints(rule: Rule, p: Floats, problem: Problem, weight: Floats, y: Labels | None) -> Rule:
+    """The rule with its metric, constraints and the values reached; warns if a constraint is missed."""
+    decisions = rule.decide(p)
+    reached = constraint_values(decisions, rule.calibrate(p), problem, weight, y)
+    rule = replace(
+        rule,
+        metric=problem.name,
+        subject_to=tuple(map(str, problem.constraints)),
+        reached=tuple(reached),
+        feasible=_meets(decisions, rule.calibrate(p), problem, weight, y),
+    )
     if not rule.feasible:
-        scores = [float(torch.as_tensor(limit.function(c))) for limit in problem.limits]
-        warn_infeasible(problem.constraints, scores)
-    return replace(rule, metric=problem.name, value=value if np.isfinite(value) else None)
+        warn_infeasible(problem, reached)
+    return rule
 
 
-def warn_infeasible(constraints: Sequence[Constraint], scores: Sequence[float]) -> None:
-    wanted = ", ".join(str(c) for c in constraints)
-    reached = ", ".join(f"{s:.4g}" for s in scores)
+def warn_infeasible(problem: Problem, reached: list[float], confidence: float | None = None) -> None:
+    """Warn with the nearest feasible values of the constraints."""
+    wanted = " and ".join(map(str, problem.constraints))
+    nearest = " and ".join(
+        str(replace(c, value=float(f"{v:.4g}"))) for c, v in zip(problem.constraints, reached, strict=True)
+    )
+    certified = "" if confidence is None else f" with confidence {confidence:g}"
     warnings.warn(
-        f"no decision was found that meets {wanted}; the rule that misses least reaches {reached} (feasible=False)",
+        f"no decision meets {wanted}{certified}; nearest feasible: {nearest} (feasible=False)",
         UserWarning,
         stacklevel=4,
     )
@@ -197,44 +232,21 @@ def warn_infeasible(constraints: Sequence[Constraint], scores: Sequence[float]) 
 
 def as_rule(best: BestGain) -> Rule:
     """Rule of the best gain matrix."""
-    g, feasible = best.gain.g, not best.shortfall.any()
-    classes = g.shape[1]
+    g, classes = best.gain.g, best.gain.g.shape[1]
     if (g == np.eye(classes)).all() if not best.gain.affine else bool((g[0] == 1).all() and not g[1].any()):
-        return Rule("argmax", classes, feasible=feasible)
+        return Rule("argmax", classes)
     if best.gain.affine:
-        return Rule("affine", classes, weights=tuple(g[0]), biases=tuple(g[1]), feasible=feasible)
-    return Rule("gain", classes, gain=tuple(map(tuple, g)), feasible=feasible)
+        return Rule("affine", classes, weights=tuple(g[0]), biases=tuple(g[1]))
+    return Rule("gain", classes, gain=tuple(map(tuple, g)))
 
 
-def _temperature(p: Floats, target: Any, calibrate: Calibrate, task: Task, weight: Floats) -> tuple[float, float]:
-    if calibrate not in (False, True, "auto"):
-        raise ValueError(f"calibrate must be False, True or 'auto', got {calibrate!r}")
+def _temperature(
+    p: Floats, y: Labels | None, calibrate: Calibrate, weight: Floats, *, multilabel: bool
+) -> tuple[float, float]:
     if calibrate is False:
         return 1.0, FLOOR
-    if target is None:
+    if y is None:
         raise ValueError("calibrate needs the labels of these rows; pass target=, or leave calibrate out")
-    y: Labels = as_labels(target, p, task)
     fit = helpful_temperature if calibrate == "auto" else temperature_of
-    multilabel = task == "multilabel"
     floor = probability_floor(p, multilabel=multilabel)
     return fit(p, y, weight, multilabel=multilabel, floor=floor), floor
-
-
-def _two_classes(p: Floats, problem: Problem, weight: Floats) -> Rule:
-    sweep = ThresholdSweep(p[:, 1], p[:, 1], weight, expected=True)
-    k = sweep.best(problem)
-    threshold = sweep.threshold(k) if problem.constraints else sweep.stationary_threshold(k, problem)
-    return Rule("threshold", 2, threshold=threshold, feasible=not sweep.misses(problem, k))
-
-
-def _many_labels(p: Floats, problem: Problem, weight: Floats, metric: Any, average: Average | None, beta: Any) -> Rule:
-    size = p.shape[1]
-    if problem.separable:
-        thresholds = []
-        for label, own in enumerate(label_problems(problem, metric, average, beta)):
-            sweep = ThresholdSweep(p[:, label], p[:, label], weight, expected=True, multilabel=True)
-            thresholds.append(sweep.stationary_threshold(sweep.best(own), own))
-        return Rule("thresholds", size, thresholds=tuple(thresholds))
-    counts = LabelCounts(p, p, weight, expected=True)
-    found, feasible = best_thresholds(problem, counts, counts)
-    return Rule("thresholds", size, thresholds=tuple(found), feasible=feasible)

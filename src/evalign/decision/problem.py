@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from evalign import metrics
 from evalign.confusion import Confusion
-from evalign.decision.constraints import Constraint, _of_label
-from evalign.decision.rule import Floats
+from evalign.decision.constraints import FLAGGED, Constraint, flagged, label_score, parse_constraints
+from evalign.decision.rule import Floats, Labels, Task
 from evalign.metrics import Average, Beta, MetricFunction
 
 RARE = 0.05  # expected rows below which a class counts as absent
@@ -37,7 +38,7 @@ class BatchedMetric:
     def __init__(self, function: MetricFunction, name: str) -> None:
         self.function, self.name = function, name
         named = isinstance(function, partial) and (
-            function.func in metrics.METRICS.values() or function.func is _of_label
+            function.func in metrics.METRICS.values() or function.func in (label_score, flagged)
         )
         self.way = "batch" if named else "vmap"
         self.reads_matrix = False
@@ -89,6 +90,13 @@ class Problem:
         classes: int,
         multilabel: bool,
     ) -> None:
+        budgets = [c for c in constraints if c.count]
+        if budgets and (classes != 2 or multilabel or any(c.label not in (None, 1) for c in budgets)):
+            raise ValueError(f"{budgets[0]} counts rows of the positive class of two; write a share, like 2%, instead")
+        self.at_most = min((int(c.value) for c in budgets), default=None)
+        constraints = [c for c in constraints if not c.count]
+        self.average: Average = average
+        self.beta, self.source = beta, metric
         names = [metric, *(c.metric for c in constraints)]
         if multilabel and "quadratic_kappa" in names:
             raise ValueError("quadratic_kappa needs ordered classes, got task 'multilabel'; choose another metric")
@@ -102,6 +110,45 @@ class Problem:
         # A mean over labels of one score each: labels can be decided separately.
         self.separable = multilabel and isinstance(metric, str) and not constraints
         self.separable &= average != "micro" or not metrics.is_averaged(str(metric))
+
+    @classmethod
+    def of(
+        cls, metric: str | MetricFunction, p: Floats, task: Task, average: Average | None, beta: Any, subject_to: Any
+    ) -> "Problem":
+        """Problem for checked probabilities and the options of a user."""
+        multilabel, columns = task == "multilabel", p.shape[1]
+        if average is None:
+            average = "binary" if columns == 2 and not multilabel else "macro"
+        if average == "binary" and (columns != 2 or multilabel):
+            raise ValueError(
+                f"average='binary' needs two classes, got {columns} {'labels' if multilabel else 'classes'}; "
+                "use 'macro', 'micro' or 'weighted'"
+            )
+        constraints = parse_constraints(subject_to)
+        return cls(metric, constraints, average=average, beta=beta, classes=columns, multilabel=multilabel)
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether a constraint depends on the labels; the share of flagged rows does not."""
+        return any(c.metric != FLAGGED for c in self.constraints)
+
+    def per_label(self) -> "list[Problem]":
+        """Problem of each label, for metrics that are a mean over labels."""
+        betas = np.broadcast_to(np.asarray(1.0 if self.beta is None else self.beta, dtype=np.float64), self.classes)
+        return [
+            Problem(
+                self.source, average=self.average, beta=None if self.beta is None else float(b), classes=1,
+                multilabel=True,
+            )
+            for b in betas
+        ]  # fmt: skip
+
+    def observed(self, decisions: Labels, y: Labels, weight: Floats) -> Confusion:
+        """Confusion of decisions on labelled rows."""
+        return Confusion.hard(
+            torch.from_numpy(decisions), torch.from_numpy(y), self.classes, sample_weight=torch.from_numpy(weight),
+            multilabel=self.multilabel,
+        )  # fmt: skip
 
     def batch_size(self, width: int, budget: int = BUDGET) -> int:
         """Number of confusions of `width` numbers to evaluate at once."""

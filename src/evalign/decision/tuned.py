@@ -4,20 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from evalign.confusion import Confusion
 from evalign.decision.calibration import balanced_folds, fit_calibration
-from evalign.decision.plug_in import (
-    as_rule,
-    expected_confusion,
-    label_problems,
-    make_problem,
-    unless_negligible,
-    with_value,
-)
+from evalign.decision.certified import certified_rule, check_confidence
+from evalign.decision.plug_in import argmax_rule, best_expected, expected_confusion, metric_value, with_constraints
 from evalign.decision.problem import Problem
 from evalign.decision.rule import (
     FLOOR,
@@ -31,10 +23,9 @@ from evalign.decision.rule import (
     logit,
 )
 from evalign.decision.search.counts import ClassCounts, OffsetSweep
-from evalign.decision.search.frank_wolfe import maximise
 from evalign.decision.search.label_thresholds import LabelCounts, best_thresholds
 from evalign.decision.search.refine import coarse_to_fine
-from evalign.decision.search.thresholds import EXACT, ThresholdSweep
+from evalign.decision.search.thresholds import ThresholdSweep
 from evalign.metrics import Average, Beta, MetricFunction
 
 RESAMPLES = 30
@@ -52,9 +43,9 @@ def tuned(
     average: Average | None = None,
     beta: Beta | None = None,
     subject_to: Any = None,
+    confidence: float | None = None,
     sample_weight: Any = None,
     guard: bool = True,
-    rounds: int = 40,
 ) -> Rule:
     """Rule that maximises the metric on held-out labels, for probabilities that are not calibrated.
 
@@ -70,7 +61,8 @@ def tuned(
 
     `guard=False` maximises the metric on the labels themselves: all cut points for two classes, one offset a class by
     coordinate ascent with exact line search, one threshold a label. Thresholds lie halfway between neighbouring
-    probabilities. Constraints (see `plug_in`) are met on the labels in either case.
+    probabilities. Constraints (see `plug_in`) are met on the labels in either case; with
+    `confidence` they are certified (see `calibrated`).
 
     >>> tuned([0.1, 0.2, 0.3, 0.8], [0, 0, 1, 1], "f1", guard=False)
     Rule('threshold', 2, threshold=0.25, metric='f1', value=1)
@@ -78,111 +70,99 @@ def tuned(
     array([1, 1])
     """
     p = as_probabilities(probabilities, task)
-    y = as_labels(target, p, task)
-    weight = as_weights(sample_weight, p)
-    problem = make_problem(metric, p, task, average, beta, subject_to)
+    y, weight = as_labels(target, p, task), as_weights(sample_weight, p)
+    problem = Problem.of(metric, p, task, average, beta, subject_to)
+    if confidence is not None:
+        check_confidence(problem, weight, confidence)
+        calibration = fit_calibration(p, y, weight, multilabel=problem.multilabel)
+        return replace(certified_rule(calibration(p), y, problem, confidence), **calibration.fields)
+    rule = guarded(p, y, weight, problem) if guard else unguarded(p, y, weight, problem)
+    value = metric_value(problem, problem.observed(rule.decide(p), y, weight))
+    return with_constraints(replace(rule, value=value), p, problem, weight, y)
+
+
+def unguarded(p: Floats, y: Labels, weight: Floats, problem: Problem) -> Rule:
+    """Rule of the best metric on the labels."""
+    truth = y.astype(np.float64)
     if problem.multilabel:
-        own = label_problems(problem, metric, average, beta) if problem.separable else []
-        rule = _many_labels(p, y, weight, problem, own, guard)
+        counts = LabelCounts(p, truth, weight, expected=False)
+        if problem.separable:
+            sweeps = zip(counts.sweeps, problem.per_label(), strict=True)
+            return Rule("thresholds", p.shape[1], thresholds=tuple(s.threshold(s.best(own)) for s, own in sweeps))
+        return Rule("thresholds", p.shape[1], thresholds=tuple(best_thresholds(problem, counts, counts)))
+    if problem.classes == 2:
+        sweep = ThresholdSweep(p[:, 1], truth, weight, expected=False)
+        return Rule("threshold", 2, threshold=sweep.threshold(sweep.best(problem)), at_most=problem.at_most)
+    return _offsets(p, problem, ClassCounts(y, weight, problem.classes, reads_matrix=problem.reads_matrix))
+
+
+def guarded(p: Floats, y: Labels, weight: Floats, problem: Problem) -> Rule:
+    """Plug-in rule of calibrated probabilities, corrected by the labels as far as they are more than noise."""
+    calibration = fit_calibration(p, y, weight, multilabel=problem.multilabel)
+    q = calibration(p)
+    if problem.constraints or problem.at_most is not None or (problem.multilabel and not problem.separable):
+        rule = best_expected(q, problem, weight, y)
+    elif problem.multilabel:
+        columns = enumerate(problem.per_label())
+        found = [_shrunk_threshold(q[:, k], y[:, k], weight, own, multilabel=True) for k, own in columns]
+        return Rule("thresholds", p.shape[1], thresholds=tuple(found), **calibration.fields)
     elif problem.classes == 2:
-        rule = _two_classes(p, y, weight, problem, guard)
+        threshold = _shrunk_threshold(q[:, 1], y, weight, problem, multilabel=False)
+        return Rule("threshold", 2, threshold=threshold, **calibration.fields)
     else:
-        rule = _many_classes(p, y, weight, problem, guard, rounds)
-    return with_value(rule, problem, _counted(rule.decide(p), y, weight, problem))
+        rule = best_expected(q, problem, weight, y)
+        plain = argmax_rule(problem).decide(p)
+        counts = [expected_confusion(q, d, sample_weight=weight) for d in (rule.decide(q), plain)]
+        gain = np.subtract(*[metric_value(problem, c) or 0.0 for c in counts])
+        if _tuning_wins(p, y, weight, problem, rule.decide(q)):
+            return unguarded(p, y, weight, problem)
+        if gain <= MARGIN:
+            return argmax_rule(problem)
+    if rule.kind == "argmax":
+        return Rule("offsets", rule.columns, **calibration.fields)
+    return replace(rule, **calibration.fields)
 
 
-def _two_classes(p: Floats, y: Labels, weight: Floats, problem: Problem, guard: bool) -> Rule:
-    q = fit_calibration(p, y, weight)(p)[:, 1] if guard else None
-    threshold, feasible = _threshold(p[:, 1], y, weight, problem, q, multilabel=False)
-    return Rule("threshold", 2, threshold=threshold, feasible=feasible)
-
-
-def _threshold(
-    p: Floats, y: Labels, weight: Floats, problem: Problem, q: Floats | None, *, multilabel: bool
-) -> tuple[float, bool]:
-    """Threshold of one score, and whether it meets the constraints; the guard needs calibrated probabilities q."""
-    counted = ThresholdSweep(p, y.astype(np.float64), weight, expected=False, multilabel=multilabel)
-    if q is None:
-        k = counted.best(problem)
-        return counted.threshold(k), not counted.misses(problem, k)
-    expected = ThresholdSweep(p, q, weight, expected=True, multilabel=multilabel)
-    size, half, batch_size = len(counted), counted.cut_at(0.5), problem.batch_size(1)
-    centre = coarse_to_fine(lambda i: (np.zeros(len(i)), problem.value(expected.at(i))), size, half, batch_size)
-    gain = np.subtract(*problem.value(expected.at(np.array([centre, half]))))
-    threshold = _shrunk_threshold(counted, problem, expected.threshold(centre) if gain > MARGIN else 0.5)
-    k = counted.cut_at(threshold)
-    if not counted.misses(problem, k):
-        return threshold, True
-    # Labels determine which cuts meet the constraints, calibrated probabilities the best of these.
-    k = coarse_to_fine(
-        lambda i: (counted.score(problem, i)[0], problem.value(expected.at(i))), size, k, problem.batch_size(1, EXACT)
-    )
-    return counted.threshold(k), not counted.misses(problem, k)
-
-
-def _shrunk_threshold(counted: ThresholdSweep, problem: Problem, threshold: float) -> float:
-    """`threshold` shrunk towards the mean of the best bootstrap thresholds, on the logit scale (James-Stein)."""
+def _shrunk_threshold(q: Floats, y: Labels, weight: Floats, problem: Problem, *, multilabel: bool) -> float:
+    """Plug-in threshold of q, moved towards the best thresholds of bootstrap samples (James-Stein, logit scale)."""
+    observed = ThresholdSweep(q, y.astype(np.float64), weight, expected=False, multilabel=multilabel)
+    expected = ThresholdSweep(q, q, weight, expected=True, multilabel=multilabel)
+    half, best = observed.cut_at(0.5), expected.best(problem)
+    gain = np.subtract(*problem.value(expected.at(np.array([best, half]))))
+    threshold = expected.threshold(best) if gain > MARGIN else 0.5
     generator = np.random.default_rng(0)
-    n, half = len(counted.weight), counted.cut_at(0.5)
-    cuts = []
+    n, cuts = len(q), []
     for _ in range(RESAMPLES):
-        counts = counted.counts(np.bincount(generator.integers(n, size=n), minlength=n).astype(np.float64))
-        score = lambda i, counts=counts: (np.zeros(len(i)), problem.value(counted.at(i, counts)))  # noqa: E731
-        cuts.append(counted.threshold(coarse_to_fine(score, len(counted), half, problem.batch_size(8))))
+        counts = observed.counts(np.bincount(generator.integers(n, size=n), minlength=n).astype(np.float64))
+        score = lambda i, counts=counts: (np.zeros(len(i)), problem.value(observed.at(i, counts)))  # noqa: E731
+        cuts.append(observed.threshold(coarse_to_fine(score, len(observed), half, problem.batch_size(8))))
     z, centre = logit(np.array(cuts)), float(logit(np.array(threshold)))
     away = z.mean() - centre
     share = max(0.0, 1 - z.var() / away**2) if away else 0.0
     return float(expit(centre + share * away)) if share > 0 else threshold
 
 
-def _many_classes(p: Floats, y: Labels, weight: Floats, problem: Problem, guard: bool, rounds: int) -> Rule:
-    counted = ClassCounts(y, weight, problem.classes, reads_matrix=problem.reads_matrix)
-    if not guard:
-        return _offsets(p, problem, counted)
-    calibration = fit_calibration(p, y, weight)
-    q = calibration(p)
-    expected = ClassCounts(q, weight, problem.classes, reads_matrix=problem.reads_matrix)
-    rule = as_rule(maximise(q, problem, expected, counted if problem.constraints else expected, rounds=rounds))
-    kind = "offsets" if rule.kind == "argmax" else rule.kind
-    rule = replace(rule, kind=kind, **calibration.fields)
-    if problem.constraints:
-        return rule
-    if _tuning_wins(p, y, weight, problem, rule):
-        return _offsets(p, problem, counted)
-    return unless_negligible(rule, p, problem, lambda d: expected_confusion(q, d, sample_weight=weight), MARGIN)
-
-
-def _tuning_wins(p: Floats, y: Labels, weight: Floats, problem: Problem, rule: Rule) -> bool:
-    """Whether offsets tuned on other folds beat `rule` by more than EVIDENCE standard errors (jackknife)."""
+def _tuning_wins(p: Floats, y: Labels, weight: Floats, problem: Problem, decisions: Labels) -> bool:
+    """Whether offsets tuned on other folds beat `decisions` by more than EVIDENCE standard errors (jackknife)."""
     n, cells = len(p), balanced_folds(p, y, FOLDS * GROUPS)
     fold, group = cells % FOLDS, cells // FOLDS
-    decided = np.empty(n, dtype=np.int64)
+    tuned_decisions = np.empty(n, dtype=np.int64)
     for k in range(FOLDS):
         rest = fold != k
         if weight[rest].sum() == 0:
             return False
-        counts = ClassCounts(y[rest], weight[rest], problem.classes, reads_matrix=problem.reads_matrix)
-        decided[~rest] = _offsets(p[rest], problem, counts).decide(p[~rest])
-    guarded = rule.decide(p)
+        tuned_decisions[~rest] = unguarded(p[rest], y[rest], weight[rest], problem).decide(p[~rest])
 
     def lead(rows: NDArray[np.bool_]) -> float:
-        counts = (_counted(d[rows], y[rows], weight[rows], problem) for d in (decided, guarded))
-        offsets, plain = (float(torch.as_tensor(problem.metric.function(c))) for c in counts)
-        return offsets - plain
+        counts = (problem.observed(d[rows], y[rows], weight[rows]) for d in (tuned_decisions, decisions))
+        return float(np.subtract(*[metric_value(problem, c) or 0.0 for c in counts]))
 
     leads = np.array([lead(group != k) for k in range(GROUPS) if weight[group != k].any()])
     error = np.sqrt((GROUPS - 1) / GROUPS * ((leads - leads.mean()) ** 2).sum())
     return bool(lead(np.ones(n, dtype=bool)) > max(EVIDENCE * error, MARGIN))
 
 
-def _counted(decisions: Labels, y: Labels, weight: Floats, problem: Problem) -> Confusion:
-    return Confusion.hard(
-        torch.from_numpy(decisions), torch.from_numpy(y), problem.classes,
-        sample_weight=torch.from_numpy(weight), multilabel=problem.multilabel,
-    )  # fmt: skip
-
-
-def _offsets(p: Floats, problem: Problem, counted: ClassCounts, passes: int = 5) -> Rule:
+def _offsets(p: Floats, problem: Problem, observed: ClassCounts, passes: int = 5) -> Rule:
     """Rule argmax_j (log p_j + offset_j): coordinate ascent on the labels."""
     z = np.log(np.maximum(p, FLOOR))
     offsets = np.zeros(p.shape[1])
@@ -190,26 +170,10 @@ def _offsets(p: Floats, problem: Problem, counted: ClassCounts, passes: int = 5)
         before = offsets.copy()
         for j in range(len(offsets)):
             sweep = OffsetSweep.of(z + offsets, j)
-            score = lambda i, sweep=sweep: sweep.score(problem, counted, counted, i)  # noqa: E731
-            k = coarse_to_fine(score, len(sweep), sweep.current(), problem.batch_size(counted.width))
+            score = lambda i, sweep=sweep: sweep.score(problem, observed, observed, i)  # noqa: E731
+            k = coarse_to_fine(score, len(sweep), sweep.current(), problem.batch_size(observed.width))
             if k != sweep.current():
                 offsets[j] += sweep.offset(k)
         if (offsets == before).all():
             break
-    rule = Rule("offsets", len(offsets), offsets=tuple(offsets - offsets.mean()))
-    missed = counted.shortfalls(counted.count(rule.decide(p)), problem)
-    return replace(rule, feasible=not missed.any())
-
-
-def _many_labels(p: Floats, y: Labels, weight: Floats, problem: Problem, own: list[Problem], guard: bool) -> Rule:
-    q = fit_calibration(p, y, weight, multilabel=True)(p) if guard else None
-    if problem.separable:
-        thresholds = [
-            _threshold(p[:, k], y[:, k], weight, g, None if q is None else q[:, k], multilabel=True)[0]
-            for k, g in enumerate(own)
-        ]
-        return Rule("thresholds", p.shape[1], thresholds=tuple(thresholds))
-    limits = LabelCounts(p, y.astype(np.float64), weight, expected=False)
-    values = limits if q is None else LabelCounts(p, q, weight, expected=True)
-    found, feasible = best_thresholds(problem, values, limits)
-    return Rule("thresholds", p.shape[1], thresholds=tuple(found), feasible=feasible)
+    return Rule("offsets", len(offsets), offsets=tuple(offsets - offsets.mean()))

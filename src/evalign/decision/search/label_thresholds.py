@@ -113,9 +113,8 @@ class LabelSearch:
             self.add(self.ascend(self.best, None))
 
 
-def best_thresholds(problem: Problem, values: LabelCounts, limits: LabelCounts) -> tuple[Floats, bool]:
-    """One threshold a label, and whether the constraints are met."""
+def best_thresholds(problem: Problem, values: LabelCounts, limits: LabelCounts) -> list[float]:
+    """One threshold a label."""
     found = LabelSearch(problem, values, limits)
     found.run()
-    thresholds = [sweep.threshold(int(k)) for sweep, k in zip(values.sweeps, found.best, strict=True)]
-    return np.array(thresholds), not found.shortfall.any()
+    return [sweep.threshold(int(k)) for sweep, k in zip(values.sweeps, found.best, strict=True)]

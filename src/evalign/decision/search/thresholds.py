@@ -107,11 +107,16 @@ class ThresholdSweep:
         """Whether cut k misses a constraint."""
         return bool(self.score(problem, np.array([k]))[0].any())
 
-    def best(self, problem: Problem) -> int:
-        """Best cut for a problem; ties go to the one nearest to 1/2."""
-        return coarse_to_fine(
-            lambda i: self.score(problem, i), len(self), self.cut_at(0.5), problem.batch_size(1, EXACT)
-        )
+    def best(self, problem: Problem, limits: "ThresholdSweep | None" = None, near: float = 0.5) -> int:
+        """Best cut for a problem, with constraints on `limits` of the same scores; ties go to the nearest to `near`."""
+        limits = limits or self
+
+        def score(index: NDArray[np.int64]) -> Scored:
+            if limits is self:
+                return self.score(problem, index)
+            return limits.score(problem, index)[0], self.score(problem, index)[1]
+
+        return coarse_to_fine(score, len(self), self.cut_at(near), problem.batch_size(1, EXACT))
 
 
 def _single(c: Confusion) -> Confusion:

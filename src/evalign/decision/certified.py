@@ -1,0 +1,300 @@
+"""Certified constraints: exact binomial bounds and a multiplicity-controlled search (Learn-then-Test).
+
+With probability `confidence` over the labelled rows, every constraint holds for new rows of the same distribution.
+
+*Bounds.* Precision, recall, specificity, accuracy and the share of flagged rows are proportions of independent rows:
+Clopper-Pearson bounds are exact. A mean over classes is bounded by the mean of the classes' bounds, each at a C-th of
+the level (union bound); F-scores, Jaccard and the geometric mean are increasing in precisions and recalls and are
+bounded through these in the same way. Micro averages of multilabel decisions sum dependent cells of a row; they are
+tested by an empirical Bernstein bound over rows (Maurer and Pontil 2009). Several constraints share the level evenly
+(Bonferroni).
+
+*Search.* For two classes, recall, specificity and flagged are monotone in the threshold: the last threshold whose
+bound holds is valid for all of them at once, without a correction. For other metrics of two classes about 24 ranks,
+fixed in advance, are tested; with more classes or labels, rules of increasing risk are learned on 40 % of the rows
+and tested on the rest. Tests share the level: one that succeeds passes its part on to the next (fallback procedure,
+Wiens 2003), so that the probability of a single wrong certificate is at most 1 - confidence.
+
+*Cross-fitting.* The guarantee is about the model that gave the probabilities. It is exact for a model fitted on other
+rows. Out-of-fold probabilities come from several models, and the model that is used later is fitted on all rows: the
+guarantee is then approximate; docs/research/decisions.md has measured rates.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import betaincinv
+
+from evalign import _checks as checks
+from evalign.confusion import Confusion
+from evalign.decision.calibration import balanced_folds
+from evalign.decision.constraints import FLAGGED, Constraint
+from evalign.decision.plug_in import best_expected, constraint_values, metric_value, warn_infeasible
+from evalign.decision.problem import SLACK, Problem
+from evalign.decision.rule import Floats, Labels, Rule
+from evalign.decision.search.thresholds import ThresholdSweep
+
+RANKS = 24  # candidate thresholds of two classes for metrics that are not monotone
+SEARCH_SHARE = 0.4  # of the rows, for learning candidates with more classes or labels
+LEVELS = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.4)  # levels at which candidates meet constraints on the search rows
+PROPORTIONS = ("recall", "precision", "specificity", "accuracy", FLAGGED)
+RECALL_MEANS = ("balanced_accuracy", "gmean")
+F_SCORES = ("f1", "fbeta", "jaccard")
+BOUNDED = (*PROPORTIONS, *RECALL_MEANS, *F_SCORES)
+
+
+def binomial_bound(successes: Floats, trials: Floats, alpha: float, *, lower: bool) -> Floats:
+    """Clopper-Pearson bound of a proportion at one-sided level alpha.
+
+    >>> binomial_bound(np.array([22.0]), np.array([22.0]), 0.1, lower=True).round(3)
+    array([0.901])
+    """
+    k, n = np.broadcast_arrays(np.asarray(successes, np.float64), np.asarray(trials, np.float64))
+    with np.errstate(invalid="ignore"):
+        if lower:
+            return np.where(k > 0, betaincinv(np.maximum(k, 1e-9), n - k + 1, alpha), 0.0)
+        return np.where(k < n, betaincinv(k + 1, np.maximum(n - k, 1e-9), 1 - alpha), 1.0)
+
+
+def check_confidence(problem: Problem, weight: Floats, confidence: float) -> None:
+    """Raise if constraints cannot be certified."""
+    checks.check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
+    if not problem.constraints:
+        raise ValueError("confidence goes with subject_to; leave it out, or add a constraint like 'recall >= 0.9'")
+    for c in problem.constraints:
+        average = (
+            problem.average
+            if c.label is None and c.metric in ("recall", "precision", "specificity", *F_SCORES)
+            else None
+        )
+        micro = average == "micro" and c.metric == "specificity" and not problem.multilabel
+        if c.metric not in BOUNDED or average == "weighted" or micro:
+            raise ValueError(
+                f"{c} has no exact bound; certify {', '.join(BOUNDED)} (binary, macro, micro or of one class), "
+                "or leave confidence out"
+            )
+    if (weight != weight[0]).any():
+        raise ValueError("certified constraints need rows of equal weight; leave out sample_weight or confidence")
+
+
+class CertifiedProblem(Problem):
+    """A problem whose constraints hold for bounds at a level instead of for the observed values."""
+
+    level: float = 0.1
+
+    @classmethod
+    def at(cls, problem: Problem, level: float) -> "CertifiedProblem":
+        found = cls(
+            problem.source, problem.constraints, average=problem.average, beta=problem.beta, classes=problem.classes,
+            multilabel=problem.multilabel,
+        )  # fmt: skip
+        found.level = level
+        return found
+
+    def batch_size(self, width: int, budget: int = 2**12) -> int:
+        """Fewer confusions at once: a bound costs far more than a metric."""
+        return super().batch_size(width, min(budget, 2**12))
+
+    def shortfalls(self, c: Confusion) -> Floats:
+        bounds = self.bounds(c)
+        signs = np.array([[1.0 if r.op == ">=" else -1.0] for r in self.constraints])
+        missing = signs * (np.array([[r.value] for r in self.constraints]) - bounds)
+        return np.where(missing <= SLACK, 0.0, missing)
+
+    def bounds(self, c: Confusion) -> Floats:
+        """Bound of each constraint for a batch of confusions of observed labels, (constraints, K)."""
+        alpha = self.level / len(self.constraints)
+        return np.stack([self._bound(r, c, alpha) for r in self.constraints])
+
+    def _bound(self, r: Constraint, c: Confusion, alpha: float) -> Floats:
+        tp, actual, predicted, total = (x.double().numpy() for x in (c.tp, c.actual, c.predicted, c.total))
+        rows = total if c.multilabel else total[..., None]
+        lower = r.op == ">="
+        name, label = str(r.metric), r.label
+        if name == FLAGGED and c.multilabel and label is None:
+            return binomial_bound(predicted.mean(-1), rows[..., 0], alpha / 2, lower=lower)  # search only
+        if label is None and name not in ("accuracy", *RECALL_MEANS) and (name == FLAGGED or self.average == "binary"):
+            label = 1
+        if name == "accuracy" or (self.average == "micro" and label is None and name not in RECALL_MEANS):
+            if c.multilabel:  # cells are pooled for the search only; `certify_decisions` bounds them over rows
+                top, bottom = _cells(name, tp, actual, predicted, rows * np.ones_like(tp), self.beta)
+                return binomial_bound(top.sum(-1), np.maximum(bottom.sum(-1), top.sum(-1)), alpha, lower=lower)
+            bound = binomial_bound(tp.sum(-1), total, alpha, lower=lower)  # one label a row: the accuracy
+            return bound / (2 - bound) if name == "jaccard" else bound
+        classes = [label] if label is not None else list(range(self.classes))
+        alpha = alpha / len(classes)
+
+        def proportion(kind: str, alpha: float) -> Floats:
+            if kind == "recall":
+                return binomial_bound(tp[..., classes], actual[..., classes], alpha, lower=lower)
+            if kind == "precision":
+                return binomial_bound(tp[..., classes], predicted[..., classes], alpha, lower=lower)
+            if kind == FLAGGED:
+                return binomial_bound(predicted[..., classes], rows * np.ones(len(classes)), alpha, lower=lower)
+            negative = (rows - actual)[..., classes]
+            return binomial_bound(negative - (predicted - tp)[..., classes], negative, alpha, lower=lower)
+
+        if name in ("recall", "precision", "specificity", FLAGGED):
+            return np.asarray(proportion(name, alpha).mean(-1))
+        if name in RECALL_MEANS:
+            if c.multilabel:  # mean over labels of the two recalls
+                both = [proportion("recall", alpha / 2), proportion("specificity", alpha / 2)]
+                of_label = (both[0] + both[1]) / 2 if name != "gmean" else np.sqrt(both[0] * both[1])
+                return np.asarray(of_label.mean(-1))
+            recalls = proportion("recall", alpha)
+            return np.asarray(recalls.mean(-1) if name != "gmean" else np.exp(np.log(recalls + 1e-300).mean(-1)))
+        b2 = np.broadcast_to(np.asarray(1.0 if self.beta is None or name != "fbeta" else self.beta, float) ** 2,
+                             self.classes)[classes]  # fmt: skip
+        precision, recall = proportion("precision", alpha / 2), proportion("recall", alpha / 2)
+        f = (1 + b2) * precision * recall / np.maximum(b2 * precision + recall, 1e-300)
+        return np.asarray((f / (2 - f) if name == "jaccard" else f).mean(-1))
+
+
+class Certificate(NamedTuple):
+    """Bounds of a rule's constraints at its level, and whether all of them hold."""
+
+    holds: bool
+    bounds: Floats
+
+
+def certify_decisions(problem: Problem, decisions: Labels, y: Labels, level: float) -> Certificate:
+    """Certificate of fixed decisions on labelled rows."""
+    c = problem.observed(decisions, y, np.ones(len(y)))
+    batch = Confusion(c.tp[None], c.actual[None], c.predicted[None], c.total[None], multilabel=c.multilabel)
+    bounds = CertifiedProblem.at(problem, level).bounds(batch)[:, 0]
+    for i, r in enumerate(problem.constraints):
+        micro = problem.average == "micro" and r.metric not in RECALL_MEANS
+        if problem.multilabel and r.label is None and (micro or r.metric in (FLAGGED, "accuracy")):
+            bounds[i] = _pooled_bound(r, decisions, y, level / len(problem.constraints), problem.beta)
+    signs = np.array([1.0 if r.op == ">=" else -1.0 for r in problem.constraints])
+    limits = np.array([r.value for r in problem.constraints])
+    return Certificate(bool((signs * (bounds - limits) >= -SLACK).all()), bounds)
+
+
+def _cells(name: str, tp: Floats, y: Floats, d: Floats, one: Floats, beta: Any) -> tuple[Floats, Floats]:
+    """Numerator and denominator of a pooled metric, from true positives, labels, decisions and ones."""
+    b2 = np.asarray(1.0 if beta is None or name != "fbeta" else beta, dtype=np.float64) ** 2
+    parts = {
+        "recall": (tp, y),
+        "precision": (tp, d),
+        "specificity": (one - y - d + tp, one - y),
+        "accuracy": (one - y - d + 2 * tp, one),
+        FLAGGED: (d, one),
+        "jaccard": (tp, d + y - tp),
+    }
+    return parts.get(name, ((1 + b2) * tp, b2 * y + d))
+
+
+def _pooled_bound(r: Constraint, d: Labels, y: Labels, alpha: float, beta: Any) -> float:
+    """Bound of sum top / sum bottom over all cells: empirical Bernstein of sum_l (top - v bottom) over rows."""
+    top, bottom = _cells(str(r.metric), (d * y).astype(float), y.astype(float), d.astype(float), np.ones(y.shape), beta)
+    a, b, n = top.sum(1), bottom.sum(1), len(y)
+    width = y.shape[1] * (1.0 + (float(np.max(np.asarray(beta or 1.0))) ** 2 if r.metric in F_SCORES[:2] else 0.0))
+    log, sign = np.log(2 / alpha), 1.0 if r.op == ">=" else -1.0
+    v = np.linspace(0.0, 1.0, 1001)
+    cov = np.cov(a, b)
+    spread = np.sqrt(2 * np.maximum(cov[0, 0] - 2 * v * cov[0, 1] + v**2 * cov[1, 1], 0.0) * log / n)
+    held = v[sign * (a.mean() - v * b.mean()) - spread - 7 * width * log / (3 * (n - 1)) >= 0]
+    if r.op == ">=":
+        return float(held.max(initial=0.0))
+    return float(held.min(initial=1.0))
+
+
+def certified_rule(q: Floats, y: Labels, problem: Problem, confidence: float) -> Rule:
+    """Rule of the best expected metric on calibrated q among those whose constraints are certified on y."""
+    alpha, ones = 1 - confidence, np.ones(len(y))
+    check_confidence(problem, ones, confidence)
+    exact = (is_monotone(r, problem) or (r.metric == "precision" and of_class(r, problem)) for r in problem.constraints)
+    if problem.classes == 2 and not problem.multilabel and all(exact):
+        rule, certificate = _two_classes(q, y, problem, alpha)
+    else:
+        rule, certificate = _candidates(q, y, problem, alpha)
+    if not certificate.holds:
+        warn_infeasible(problem, certificate.bounds.tolist(), confidence)
+    return replace(
+        rule,
+        metric=problem.name,
+        value=metric_value(problem, problem.observed(rule.decide(q), y, ones)),
+        subject_to=tuple(map(str, problem.constraints)),
+        reached=tuple(constraint_values(rule.decide(q), q, problem, ones, y)),
+        bounds=tuple(certificate.bounds),
+        confidence=confidence,
+        feasible=certificate.holds,
+    )
+
+
+def of_class(r: Constraint, problem: Problem) -> bool:
+    """Whether a constraint is about one class."""
+    return r.label is not None or problem.average == "binary"
+
+
+def is_monotone(r: Constraint, problem: Problem) -> bool:
+    """Whether a constraint of two classes changes in one direction with the threshold."""
+    return r.metric == FLAGGED or (r.metric in ("recall", "specificity") and of_class(r, problem))
+
+
+def _two_classes(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[Rule, Certificate]:
+    ones = np.ones(len(y))
+    expected = ThresholdSweep(q[:, 1], q[:, 1], ones, expected=True)
+    observed = ThresholdSweep(q[:, 1], y.astype(np.float64), ones, expected=False)
+    bounded = CertifiedProblem.at(problem, alpha)
+    if all(is_monotone(r, problem) for r in problem.constraints):
+        k = expected.best(bounded, observed)
+        bounds = bounded.bounds(observed.at(np.array([k])))[:, 0]
+        holds = not bounded.shortfalls(observed.at(np.array([k]))).any()
+        return _threshold_rule(expected, k, problem), Certificate(holds, bounds)
+    # Given the next lower score, the m rows above it are an independent sample of all rows above it, so that a rank
+    # chosen in advance keeps the binomial law exact although its threshold is read from the data.
+    ranks = np.unique(np.geomspace(min(10, len(y)), len(y), RANKS).astype(int))
+    cuts = np.unique(np.searchsorted(observed.sizes, ranks, side="right") - 1)
+    cuts = cuts[cuts > 0]
+    certificates: list[Certificate] = []
+    level = 0.0
+    for k in cuts:
+        level += alpha / len(cuts)
+        bounded.level = level
+        c = observed.at(np.array([k]))
+        found = Certificate(not bounded.shortfalls(c).any(), bounded.bounds(c)[:, 0])
+        certificates.append(found)
+        if not found.holds:
+            level = 0.0
+    shortfall = np.array([_distance(problem, one) for one in certificates])
+    values = problem.value(expected.at(cuts))
+    best = int(np.lexsort((-values, shortfall))[0])
+    return _threshold_rule(expected, int(cuts[best]), problem), certificates[best]
+
+
+def _threshold_rule(sweep: ThresholdSweep, k: int, problem: Problem) -> Rule:
+    return Rule("threshold", 2, threshold=sweep.threshold(k), at_most=problem.at_most)
+
+
+def _distance(problem: Problem, certificate: Certificate) -> float:
+    """Total shortfall of a certificate's bounds, 0 if it holds."""
+    signs = np.array([1.0 if r.op == ">=" else -1.0 for r in problem.constraints])
+    missing = signs * (np.array([r.value for r in problem.constraints]) - certificate.bounds)
+    return 0.0 if certificate.holds else float(np.maximum(missing, 1e-12).sum())
+
+
+def _candidates(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[Rule, Certificate]:
+    """Learn rules of increasing risk on some rows, test them in this order on the others."""
+    part = balanced_folds(q, y, 10) < round(10 * SEARCH_SHARE)
+    if part.all() or not part.any():
+        raise ValueError(f"certified constraints need at least 10 labelled rows, got {len(y)}")
+    ones = np.ones(len(y))
+    rules: list[Rule] = []
+    for level in LEVELS:
+        rule = best_expected(q[part], CertifiedProblem.at(problem, level), ones[part], y[part])
+        if rule not in rules:
+            rules.append(rule)
+    levels = np.full(len(rules), alpha / 2 / max(len(rules) - 1, 1))
+    levels[0] = alpha / 2 if len(rules) > 1 else alpha
+    carried, certificates = 0.0, []
+    for rule, own in zip(rules, levels, strict=True):
+        found = certify_decisions(problem, rule.decide(q[~part]), y[~part], carried + own)
+        certificates.append(found)
+        carried = carried + own if found.holds else 0.0
+    shortfall = np.array([_distance(problem, one) for one in certificates])
+    values = [-(metric_value(problem, problem.observed(rule.decide(q), y, ones)) or 0.0) for rule in rules]
+    best = int(np.lexsort((values, shortfall))[0])
+    return rules[best], certificates[best]
