@@ -27,8 +27,9 @@ from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from evalign.decision import plug_in, tuned
-from evalign.estimators.decided import DECISIONS, MetricDecision
+from evalign.decision import calibrated, plug_in, tuned
+from evalign.decision.calibrated import DECISIONS
+from evalign.estimators.decided import MetricDecision
 
 
 @parametrize_with_checks([MetricDecision(LogisticRegression())])
@@ -56,7 +57,9 @@ def four_classes():
 def test_rule_is_learned_from_out_of_fold_probabilities(two_classes):
     X, y = two_classes
     p = cross_val_predict(LogisticRegression(), X, y, cv=5, method="predict_proba")
-    assert MetricDecision(LogisticRegression()).fit(X, y).decision_ == plug_in(p, "f1", margin=1e-4)
+    assert MetricDecision(LogisticRegression()).fit(X, y).decision_ == calibrated(p, y, "f1")
+    model = MetricDecision(LogisticRegression(), decision="plug_in").fit(X, y)
+    assert model.decision_.threshold == pytest.approx(plug_in(p, "f1", margin=1e-4).threshold)
     assert MetricDecision(LogisticRegression(), decision="tuned").fit(X, y).decision_ == tuned(p, y, "f1")
     model = MetricDecision(LogisticRegression(), decision="argmax").fit(X, y)
     assert (model.predict(X) == LogisticRegression().fit(X, y).predict(X)).all()
@@ -65,7 +68,7 @@ def test_rule_is_learned_from_out_of_fold_probabilities(two_classes):
 def test_beside_scikit_learns_tuned_threshold(two_classes):
     """Six splits: within noise of TunedThresholdClassifierCV, and above the threshold 1/2."""
     X, y = two_classes
-    scores = {"plug_in": [], "tuned": [], "argmax": [], "theirs": []}
+    scores = {name: [] for name in (*DECISIONS, "theirs")}
     for seed in range(6):
         X_fit, X_test, y_fit, y_test = train_test_split(X, y, test_size=0.4, stratify=y, random_state=seed)
         models = {decision: MetricDecision(LogisticRegression(), decision=decision) for decision in DECISIONS}
@@ -73,7 +76,7 @@ def test_beside_scikit_learns_tuned_threshold(two_classes):
         for name, model in models.items():
             scores[name].append(f1_score(y_test, model.fit(X_fit, y_fit).predict(X_test)))
     mean = {name: np.mean(values) for name, values in scores.items()}
-    for name in ("plug_in", "tuned"):
+    for name in ("auto", "plug_in", "tuned"):
         assert mean[name] > mean["theirs"] - 0.01
         assert mean[name] > mean["argmax"] + 0.02
 
@@ -122,19 +125,19 @@ def test_function_as_metric(four_classes):
     assert model.score(X, y) == pytest.approx(f1_score(y, model.predict(X), labels=["dog"], average="macro") / 2)
 
 
-def test_class_weights_are_noticed_and_mended(two_classes):
+def test_class_weights_are_noticed_and_corrected(two_classes):
     X, y = two_classes
     inner = LogisticRegression(class_weight="balanced")
-    with pytest.warns(UserWarning, match=r"they are not calibrated .*; use decision='tuned'"):
-        believing = MetricDecision(inner).fit(X, y)
-    mended = MetricDecision(inner, decision="tuned").fit(X, y)
-    assert mended.score(X, y) > believing.score(X, y) + 0.05
+    with pytest.warns(UserWarning, match=r"they are not calibrated .*; use decision='auto'"):
+        uncalibrated = MetricDecision(inner, decision="plug_in").fit(X, y)
+    for decision in ("auto", "tuned"):
+        assert MetricDecision(inner, decision=decision).fit(X, y).score(X, y) > uncalibrated.score(X, y) + 0.05
 
 
-def test_calibrate(two_classes):
+def test_overconfidence_is_calibrated(two_classes):
     X, y = two_classes
     thrice = np.hstack([X, X, X])  # naive Bayes takes that for three times the evidence
-    model = MetricDecision(GaussianNB(), calibrate="auto", metric="mcc").fit(thrice, y)
+    model = MetricDecision(GaussianNB(), "mcc").fit(thrice, y)
     assert 1.5 < model.decision_.temperature < 3
 
 
@@ -146,7 +149,8 @@ def test_held_out_share_prefit_and_splits(two_classes):
     fitted = LogisticRegression().fit(X[:1500], y[:1500])
     prefit = MetricDecision(fitted, folds="prefit").fit(X[1500:], y[1500:])
     assert prefit.estimator_ is fitted
-    assert prefit.decision_ == plug_in(fitted.predict_proba(X[1500:]), "f1", margin=1e-4)
+    assert prefit.decision_ == calibrated(fitted.predict_proba(X[1500:]), y[1500:], "f1")
+    assert not np.allclose(share.predict_proba(X), LogisticRegression().fit(X, y).predict_proba(X))
     assert MetricDecision(LogisticRegression(), folds=ShuffleSplit(2, random_state=0)).fit(X, y).decision_.feasible
     assert MetricDecision(LogisticRegression(), folds=3, n_jobs=1).fit(X, y).decision_.feasible
 
@@ -214,7 +218,12 @@ def test_labels_unseen_in_fit_count_as_wrong():
         (MetricDecision(GaussianNB(), metric="f-1"), "metric must be one of"),
         (MetricDecision(GaussianNB(), folds="loo"), "folds must be"),
         (MetricDecision(GaussianNB(), decision="argmax", subject_to="recall >= 0.9"), "cannot meet constraints"),
-        (MetricDecision(GaussianNB(), decision="tuned", calibrate=True), "goes with decision 'plug_in'"),
+        (MetricDecision(GaussianNB(), subject_to="recall[2] >= 0.9"), "the class in 'recall"),
+        (MetricDecision(GaussianNB(), subject_to="mcc >= 0.3", confidence=0.9), "has no exact bound"),
+        (MetricDecision(GaussianNB(), confidence=0.9), "confidence goes with subject_to"),
+        (MetricDecision(GaussianNB(), costs=[[0, 1], [1, 0]]), "costs go with metric 'cost'"),
+        (MetricDecision(GaussianNB(), "cost"), "costs go with metric 'cost'"),
+        (MetricDecision(GaussianNB(), pos_label=3), "pos_label must be one of two"),
         (MetricDecision(GaussianNB(), subject_to="recal >= 0.9"), "did you mean 'recall'"),
     ],
 )
@@ -226,7 +235,7 @@ def test_errors(model, message, two_classes):
 def test_more_errors(two_classes):
     X, y = two_classes
     with pytest.raises(ValueError, match="one label a row"):
-        MetricDecision(GaussianNB()).fit(X, np.stack([y, y], axis=1))
+        MetricDecision(GaussianNB()).fit(X, np.stack([y, y + 2], axis=1))
     with pytest.raises(ValueError, match="does not know"):
         MetricDecision(GaussianNB().fit(X, y), folds="prefit").fit(X, y + 1)
     assert not hasattr(MetricDecision(LinearSVC()), "predict_proba")

@@ -10,7 +10,7 @@ tested by an empirical Bernstein bound over rows (Maurer and Pontil 2009). Sever
 (Bonferroni).
 
 *Search.* For two classes, recall, specificity and flagged are monotone in the threshold: the last threshold whose
-bound holds is valid for all of them at once, without a correction. For other metrics of two classes about 24 ranks,
+bound holds is valid for all of them at once, without a correction. For other metrics of two classes about 16 ranks,
 fixed in advance, are tested; with more classes or labels, rules of increasing risk are learned on 40 % of the rows
 and tested on the rest. Tests share the level: one that succeeds passes its part on to the next (fallback procedure,
 Wiens 2003), so that the probability of a single wrong certificate is at most 1 - confidence.
@@ -35,7 +35,7 @@ from evalign.decision.problem import SLACK, Problem
 from evalign.decision.rule import Floats, Labels, Rule
 from evalign.decision.search.thresholds import ThresholdSweep
 
-RANKS = 24  # candidate thresholds of two classes for metrics that are not monotone
+RANKS = 16  # candidate thresholds of two classes for metrics that are not monotone
 SEARCH_SHARE = 0.4  # of the rows, for learning candidates with more classes or labels
 LEVELS = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.4)  # levels at which candidates meet constraints on the search rows
 PROPORTIONS = ("recall", "precision", "specificity", "accuracy", FLAGGED)

@@ -87,6 +87,10 @@ class Adapting:
         """The plug-in rule of calibrated probabilities."""
         raise NotImplementedError
 
+    def _joint_plug_in(self, p: Floats) -> Rule:
+        """The rule of a batch without a change of shares."""
+        return self._plug_in(p)
+
     # -----------------------------------------------------------------------------------------------------------
 
     def adapt(self, X: Any = None, *, prevalence: Mapping[Any, float] | None = None) -> Self:
@@ -141,7 +145,7 @@ class Adapting:
             shift = self._find_shift(p, X, intervals=False)
             if shift.adapts:
                 return self._adapted_rule(shift, p)
-        return self._plug_in(p)
+        return self._joint_plug_in(p)
 
     def _adapted_rule(self, shift: Shift, p: Floats | None) -> Rule:
         reference, ratios = self.reference_, shift.ratios

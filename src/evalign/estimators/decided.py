@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
-from sklearn.model_selection import ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit, check_cv
+from sklearn.model_selection import KFold, ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit, check_cv
 from sklearn.utils import _safe_indexing, assert_all_finite, get_tags, indexable
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
 from sklearn.utils.metaestimators import available_if
@@ -27,13 +27,13 @@ from evalign import _checks as checks
 from evalign import decision as decisions
 from evalign import metrics
 from evalign.confusion import Confusion
-from evalign.decision.rule import Floats
+from evalign.decision.calibrated import DECISIONS
+from evalign.decision.costs import COST, Costs, cheapest, cost_metric, mean_cost
+from evalign.decision.rule import REJECTED, Floats, Rule
 from evalign.estimators.adapting import Adapting
 from evalign.metrics import Average, Beta, MetricFunction
 
-DECISIONS = ("plug_in", "tuned", "argmax")
 FOLDS = 5
-MARGIN = 1e-4  # expected gain below which `predict` stays with the largest probability
 
 
 def _gives_probabilities(self: "MetricDecision") -> bool:
@@ -41,32 +41,37 @@ def _gives_probabilities(self: "MetricDecision") -> bool:
 
 
 class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
-    """Wrap a classifier so that `predict` maximises a metric: thresholds for two classes, a gain matrix for more.
+    """Classifier whose `predict` maximises a metric, around any classifier with `predict_proba`.
 
-    `fit` gets probabilities of rows the classifier has not seen by cross-validation, learns a rule from them
-    (`decision.plug_in` or `decision.tuned`), and fits the classifier on all rows. What
-    `TunedThresholdClassifierCV` does for two classes, for any number of them, with constraints, and by default
-    without spending labels on it.
+    `fit` gets probabilities of held-out rows by cross-validation, learns a decision rule from them, and fits the
+    classifier on all rows: what `TunedThresholdClassifierCV` does for two classes, for any number of classes or
+    labels, with constraints, budgets and costs.
 
     Parameters
     ----------
-    estimator: a classifier with `predict_proba`.
-    metric: a name in `metrics.METRICS`, or a function of a `Confusion`.
-    average: None is "binary" for two classes (the second of `classes_` is positive), "macro" otherwise.
+    estimator: a classifier with `predict_proba`; for multilabel `y` (n, L) one that takes it, such as a forest.
+    metric: a name in `metrics.METRICS`, a function of a `Confusion`, or "cost" with `costs`.
+    average: None is "binary" for two classes, "macro" otherwise.
     beta: of "fbeta".
-    decision: "plug_in" (label-free; it believes the probabilities), "tuned" (on the held-out labels, for classifiers
-        with class weights, resampling or other reasons to be poorly calibrated), "argmax".
-        Where a rule is not expected to gain 0.0001 over the largest probability, that decides.
-    subject_to: constraints such as "recall >= 0.9", or a list; see `decision.plug_in`.
+    pos_label: the positive one of two classes; None is the second of `classes_`.
+    decision: "auto" (`decision.calibrated`: calibrate on held-out labels, then plug in), "plug_in" (believes the
+        probabilities), "tuned" (maximises the metric on held-out labels) or "argmax".
+    subject_to: constraints such as "recall >= 0.9", "recall['fraud'] >= 90%", "flagged <= 2%", "flagged <= 200"
+        (rows of each call of `predict`), or a list.
+    confidence: None meets constraints on held-out rows; 0.9 certifies them for new rows with probability 0.9.
+    costs: of metric "cost": a matrix by true and decided class in the order of `classes_`, or a mapping with keys
+        "fp", "fn", "tp", "tn" or (true, decided) labels, whose values are numbers or columns of X; the key "reject" is
+        the cost of a row that is not decided, whose label is then None or, for numbers, -1.
     folds: None is 5 stratified folds; an int, a splitter or a list of splits as in scikit-learn; a number between 0
-        and 1 is the share of rows held out; "prefit" takes the fitted estimator as it is and all rows as held out.
-    calibrate: True or "auto" rescales probabilities by a temperature first; see `decision.plug_in`.
+        and 1 holds out this share of the rows and fits the classifier on the others only; "prefit" takes the fitted
+        estimator as it is and all rows as held out. A certificate is exact for the last two. For folds it is
+        approximate, since the final classifier is fitted on all rows.
     random_state: of the held-out share.
     n_jobs: folds fitted at a time.
 
     Attributes
     ----------
-    estimator_, classes_, decision_ (the `decisions.Rule`), n_features_in_, feature_names_in_.
+    estimator_, classes_, decision_ (the `decision.Rule`), n_features_in_, feature_names_in_.
 
     >>> from sklearn.datasets import make_classification
     >>> from sklearn.linear_model import LogisticRegression
@@ -86,10 +91,12 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         *,
         average: Average | None = None,
         beta: Beta | None = None,
-        decision: str = "plug_in",
+        pos_label: Any = None,
+        decision: str = "auto",
         subject_to: Any = None,
+        confidence: float | None = None,
+        costs: Any = None,
         folds: Any = None,
-        calibrate: Any = False,
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None:
@@ -97,10 +104,12 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         self.metric = metric
         self.average = average
         self.beta = beta
+        self.pos_label = pos_label
         self.decision = decision
         self.subject_to = subject_to
+        self.confidence = confidence
+        self.costs = costs
         self.folds = folds
-        self.calibrate = calibrate
         self.random_state = random_state
         self.n_jobs = n_jobs
 
@@ -111,42 +120,55 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         if np.asarray(y).dtype.kind == "f":
             assert_all_finite(y, input_name="y")
         check_classification_targets(y)
-        if type_of_target(y).startswith(("multilabel", "multiclass-multioutput")):
-            raise ValueError(
-                f"y must hold one label a row, got {type_of_target(y)}; use decisions.plug_in(task='multilabel')"
-            )
-        y = column_or_1d(y, warn=True)
+        kind = type_of_target(y)
+        if kind == "multiclass-multioutput":
+            raise ValueError("y must hold one label a row, or 0/1 of shape (n, L), got several classes in columns")
+        self.multilabel_ = kind == "multilabel-indicator"
+        y = _indicator(y) if self.multilabel_ else column_or_1d(y, warn=True)
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
         fit_params = self._fit_params(weight, params)
-        if isinstance(self.folds, str):
+        splits = None if isinstance(self.folds, str) else self._splits(X, y)
+        if splits is None:
             check_is_fitted(self.estimator)
             self.estimator_ = self.estimator
+        elif _is_share(self.folds) and splits:  # held-out rows stay out: what was certified is what is used
+            train = splits[0][0]
+            own = _check_method_params(X, fit_params, indices=train)
+            self.estimator_ = clone(self.estimator).fit(_safe_indexing(X, train), _safe_indexing(y, train), **own)
         else:
             self.estimator_ = clone(self.estimator).fit(X, y, **fit_params)
-        self.classes_: NDArray[Any] = np.asarray(self.estimator_.classes_)
+        self.classes_: NDArray[Any] = (
+            np.arange(y.shape[1]) if self.multilabel_ else np.asarray(self.estimator_.classes_)
+        )
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
-        self.decision_ = self._learn_rule(X, y, weight, fit_params)
+        self.decision_ = self._learn_rule(X, y, weight, fit_params, splits)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Labels that the rule decides."""
-        check_is_fitted(self)
-        return np.asarray(self.classes_[self.decision_.predict(self._decision_probabilities(X))])
+        """Labels by the rule; a rejected row gets None, or -1 if labels are numbers."""
+        p = self._decision_probabilities(X)
+        costs = self._costs().rows(X) if self.decision_.kind == "row_costs" else None
+        return self._labels(self.decision_.predict(p, costs=costs))
 
     def predict_jointly(self, X: Any) -> NDArray[Any]:
-        """Labels of all rows at once, by the plug-in rule of their own probabilities; see `EASTBlend`.
+        """Labels of all rows at once, by the plug-in rule of their own calibrated probabilities; see `EASTBlend`.
 
-        Where there is evidence that class shares changed, and nothing else, the rule is that of `adapt(X)`.
+        Where there is evidence that class shares changed, and nothing else, the rule is that of `adapt(X)`. Rules with
+        constraints that need labels, and those of costs, decide as in `predict`.
         """
         p = self._decision_probabilities(X)
-        return np.asarray(self.classes_[self._joint_rule(p, X).predict(p)])
+        if self.costs is not None:
+            return self.predict(X)
+        return self._labels(self._joint_rule(p, X).predict(p))
 
     @available_if(_gives_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Floats:
-        """The classifier's own probabilities."""
+        """The classifier's own probabilities; (n, L) if multilabel."""
         check_is_fitted(self)
+        if self.multilabel_:
+            return _probabilities(self.estimator_, X, self.classes_, multilabel=True)
         return np.asarray(self.estimator_.predict_proba(X))
 
     def export_onnx(self, path: str | Path, X: Any) -> Path:
@@ -160,15 +182,28 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         return export_decided(self, Path(path), X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The metric of `predict`, over all of `classes_`."""
-        predicted, y = self.predict(X), column_or_1d(y)
+        """The metric of `predict`, over all of `classes_`; of "cost", minus the mean cost."""
+        weight = None if sample_weight is None else torch.as_tensor(np.asarray(sample_weight, dtype=np.float64))
+        predicted = self.predict(X)
+        if self.multilabel_:
+            c = Confusion.hard(torch.from_numpy(predicted), torch.from_numpy(_indicator(y)), len(self.classes_),
+                               sample_weight=weight, multilabel=True)  # fmt: skip
+            return float(metrics.resolve(self.metric, average=self.average or "macro", beta=self.beta)(c))
+        y = column_or_1d(y)
         # Labels that were not there in `fit` come after those that were, so that class numbers stay.
         unseen = np.setdiff1d(y, self.classes_)
-        known = [*self.classes_.tolist(), *unseen.tolist()]
+        known = [*self._decision_classes().tolist(), *unseen.tolist()]
         index = {label: k for k, label in enumerate(known)}
-        decided, target = (torch.tensor([index[label] for label in labels.tolist()]) for labels in (predicted, y))
-        weight = None if sample_weight is None else torch.as_tensor(np.asarray(sample_weight, dtype=np.float64))
-        c = Confusion.hard(decided, target, max(2, len(known)), sample_weight=weight)
+        if self.costs is not None:
+            if len(unseen):
+                raise ValueError(f"y holds the label {unseen[0]!r}, whose costs are not known")
+            decided = np.array([index.get(label, REJECTED) for label in predicted.tolist()])
+            target = np.array([index[label] for label in y.tolist()])
+            own, ones = self._costs(), np.ones(len(y))
+            table = own.rows(X) if own.per_row else own.matrix()
+            return -mean_cost(decided, target, table, ones if weight is None else weight.numpy(), own.reject)
+        codes = (torch.tensor([index[label] for label in labels.tolist()]) for labels in (predicted, y))
+        c = Confusion.hard(*codes, max(2, len(known)), sample_weight=weight)
         average = self.average or ("binary" if len(self.classes_) <= 2 and not len(unseen) else "macro")
         return float(metrics.resolve(self.metric, average=average, beta=self.beta)(c))
 
@@ -195,11 +230,9 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         if isinstance(self.folds, str) and self.folds != "prefit":
             raise ValueError(f"folds must be None, a number, a splitter, splits or 'prefit', got {self.folds!r}")
         if self.decision == "argmax" and self.subject_to is not None:
-            raise ValueError(
-                "decision 'argmax' cannot meet constraints; use 'plug_in' or 'tuned', or leave out subject_to"
-            )
-        if self.decision != "plug_in" and self.calibrate is not False:
-            raise ValueError(f"calibrate goes with decision 'plug_in', got {self.decision!r}; leave it out")
+            raise ValueError("decision 'argmax' cannot meet constraints; use 'auto', 'plug_in' or 'tuned'")
+        if (self.metric == COST) != (self.costs is not None):
+            raise ValueError("costs go with metric 'cost': MetricDecision(model, 'cost', costs=...)")
 
     def _fit_params(self, weight: Floats | None, params: dict[str, Any]) -> dict[str, Any]:
         """What the classifier's `fit` is given beside X and y."""
@@ -219,55 +252,118 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         )
         return params
 
-    def _learn_rule(self, X: Any, y: NDArray[Any], weight: Floats | None, fit_params: dict[str, Any]) -> decisions.Rule:
+    def _learn_rule(
+        self, X: Any, y: NDArray[Any], weight: Floats | None, fit_params: dict[str, Any], splits: Any
+    ) -> Rule:
         size = len(self.classes_)
-        if self.decision == "argmax" or size < 2:
-            return decisions.Rule("argmax", size)
-        p, rows = self._held_out(X, y, fit_params)
-        target = np.searchsorted(self.classes_, y[rows])
+        if size < 2 and not self.multilabel_:
+            return Rule("argmax", max(size, 1))
+        p, rows = self._held_out(X, y, fit_params, splits)
+        if not self.multilabel_ and _is_share(self.folds):  # a class of one row may be held out
+            known = np.isin(y[rows], self.classes_)
+            p, rows = p[known], rows[known]
+        own = None if weight is None else weight[rows]
+        if self.multilabel_:
+            return self._learned_rule(p, y[rows], own)
+        p = p[:, self._order]
         if not np.isin(y[rows], self.classes_).all():
             raise ValueError(
-                "y holds labels that the fitted estimator does not know; fit it anew, without folds='prefit'"
+                "y holds labels that the fitted estimator does not know; fit it again, without folds='prefit'"
             )
-        own = None if weight is None else weight[rows]
-        self._keep_reference(p, target, own, lambda some: _safe_indexing(X, rows[some]))
-        if self.decision == "plug_in" and self.calibrate is False:
-            _warn_if_dishonest(p, target, own)
+        target = np.argsort(self._order)[np.searchsorted(self.classes_, y[rows])]
+        if self.decision != "argmax" and self.costs is None:
+            self._keep_reference(p, target, own, lambda some: _safe_indexing(X, rows[some]))
+        if self.costs is not None:
+            return self._cost_rule(_safe_indexing(X, rows), p, target, own)
+        if self.decision == "plug_in":
+            _warn_if_uncalibrated(p, target, own)
         return self._learned_rule(p, target, own)
+
+    def _cost_rule(self, X: Any, p: Floats, target: NDArray[np.int64], weight: Floats | None) -> Rule:
+        costs = self._costs()
+        if self.subject_to is None:
+            table = costs.rows(X) if costs.per_row else costs.matrix()
+            return cheapest(p, target, table, reject=costs.reject, sample_weight=weight)
+        if costs.per_row or costs.reject is not None:
+            raise ValueError("constraints go with one matrix of costs for all rows, without rejection")
+        return self._learned_rule(p, target, weight)
+
+    def _costs(self) -> Costs:
+        return Costs.of(self.costs, self._decision_classes().tolist())
+
+    @property
+    def _order(self) -> NDArray[np.int64]:
+        """Column of `predict_proba` of each column of the rule: the positive one of two classes is the second."""
+        order = np.arange(len(self.classes_))
+        if self.pos_label is None:
+            return order
+        match = np.flatnonzero(self.classes_ == self.pos_label)
+        if len(order) != 2 or not len(match):
+            raise ValueError(
+                f"pos_label must be one of two classes, got {self.pos_label!r} of {self.classes_.tolist()}"
+            )
+        return order if match[0] == 1 else order[::-1]
+
+    def _decision_classes(self) -> NDArray[Any]:
+        return self.classes_ if self.multilabel_ else self.classes_[self._order]
 
     def _decision_probabilities(self, X: Any) -> Floats:
         check_is_fitted(self)
-        return _probabilities(self.estimator_, X, self.classes_)
+        p = _probabilities(self.estimator_, X, self.classes_, multilabel=self.multilabel_)
+        return p if self.multilabel_ else p[:, self._order]
 
-    def _plug_in(self, p: Floats) -> decisions.Rule:
-        return decisions.plug_in(p, self.metric, average=self.average, beta=self.beta, subject_to=self.subject_to)
+    def _labels(self, decisions: NDArray[np.int64]) -> NDArray[Any]:
+        if self.multilabel_:
+            return decisions
+        labels = np.asarray(self._decision_classes()[decisions])
+        rejected = decisions == REJECTED
+        if rejected.any():
+            labels = labels.astype(object) if labels.dtype.kind not in "if" else labels.copy()
+            labels[rejected] = None if labels.dtype == object else REJECTED
+        return labels
 
-    def _learned_rule(self, p: Floats, target: NDArray[np.int64], weight: Floats | None) -> decisions.Rule:
-        options: dict[str, Any] = {
-            "average": self.average,
-            "beta": self.beta,
-            "subject_to": self.subject_to,
-            "sample_weight": weight,
-        }
-        if self.decision == "tuned":
-            return decisions.tuned(p, target, self.metric, **options)
-        return decisions.plug_in(p, self.metric, target=target, calibrate=self.calibrate, margin=MARGIN, **options)
+    def _options(self) -> dict[str, Any]:
+        """Options that all rules share; constraints by index of the class."""
+        constraints = decisions.parse_constraints(self.subject_to, self._decision_classes().tolist())
+        metric = cost_metric(self._costs().matrix()) if self.costs is not None else self.metric
+        task = "multilabel" if self.multilabel_ else "multiclass"
+        return {"metric": metric, "average": self.average, "beta": self.beta, "task": task,
+                "subject_to": constraints or None}  # fmt: skip
 
-    def _held_out(self, X: Any, y: NDArray[Any], fit_params: dict[str, Any]) -> tuple[Floats, NDArray[np.int64]]:
+    def _plug_in(self, p: Floats) -> Rule:
+        options = self._options() | {"subject_to": None}
+        return decisions.plug_in(p, **options)
+
+    def _joint_plug_in(self, p: Floats) -> Rule:
+        return decisions.joint_rule(self.decision_, p, **self._options())
+
+    def _learned_rule(self, p: Floats, labels: NDArray[np.int64], weight: Floats | None) -> Rule:
+        return decisions.learn_rule(
+            self.decision, p, labels, confidence=self.confidence, sample_weight=weight, **self._options()
+        )
+
+    def _held_out(
+        self, X: Any, y: NDArray[Any], fit_params: dict[str, Any], splits: Any
+    ) -> tuple[Floats, NDArray[np.int64]]:
         """Probabilities of rows that their model was not fitted on, and which rows these are."""
         everything = np.arange(len(y))
-        if isinstance(self.folds, str):
-            return _probabilities(self.estimator_, X, self.classes_), everything
-        splits = self._splits(X, y)
-        if not splits:  # no class has two rows: nothing can be held out
-            return _probabilities(self.estimator_, X, self.classes_), everything
+        if not splits:  # fitted before, or no class has two rows
+            return _probabilities(self.estimator_, X, self.classes_, multilabel=self.multilabel_), everything
+        if _is_share(self.folds):
+            held_out = everything[splits[0][1]]
+            rest = _safe_indexing(X, held_out)
+            return _probabilities(self.estimator_, rest, self.classes_, multilabel=self.multilabel_), held_out
         parts = Parallel(n_jobs=self.n_jobs)(
-            delayed(_fold)(clone(self.estimator), X, y, fit_params, train, test, self.classes_)
+            delayed(_fold)(clone(self.estimator), X, y, fit_params, train, test, self.classes_, self.multilabel_)
             for train, test in splits
         )
         return np.concatenate(parts), np.concatenate([everything[test] for _, test in splits])
 
     def _splits(self, X: Any, y: NDArray[Any]) -> list[tuple[Any, Any]]:
+        if self.multilabel_ and (self.folds is None or _is_share(self.folds)):
+            if self.folds is None:
+                return list(KFold(min(FOLDS, len(y))).split(y)) if len(y) > 1 else []
+            return list(ShuffleSplit(1, test_size=float(self.folds), random_state=self.random_state).split(y))
         counts = np.unique(y, return_counts=True)[1]
         if self.folds is None:
             folds = min(FOLDS, int(counts.max()))
@@ -277,14 +373,14 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
                 # A class with fewer rows than folds is missing from some of them, which is as good as it gets.
                 warnings.filterwarnings("ignore", "The least populated class", UserWarning)
                 return list(StratifiedKFold(folds).split(np.zeros(len(y)), y))
-        if isinstance(self.folds, Real) and not isinstance(self.folds, bool) and 0 < float(self.folds) < 1:
+        if _is_share(self.folds):
             kind = StratifiedShuffleSplit if counts.min() > 1 else ShuffleSplit
             return list(kind(1, test_size=float(self.folds), random_state=self.random_state).split(np.zeros(len(y)), y))
         return list(check_cv(self.folds, y, classifier=True).split(X, y))
 
 
-def _warn_if_dishonest(p: Floats, target: NDArray[np.int64], weight: Floats | None) -> None:
-    """The plug-in rule believes the probabilities: say so if they promise quite other class counts than there are."""
+def _warn_if_uncalibrated(p: Floats, target: NDArray[np.int64], weight: Floats | None) -> None:
+    """Warn if held-out probabilities add up to far other class counts than there are."""
     w = np.ones(len(p)) if weight is None else weight
     expected, actual = w @ p, np.bincount(target, w, p.shape[1])
     surprise = np.abs(expected - actual) / np.sqrt(np.maximum((w**2) @ (p * (1 - p)), 1e-12))
@@ -292,30 +388,54 @@ def _warn_if_dishonest(p: Floats, target: NDArray[np.int64], weight: Floats | No
     if surprise[worst] > 6 and max(expected[worst], actual[worst]) > 1.5 * min(expected[worst], actual[worst]):
         warnings.warn(
             f"held-out probabilities add up to {expected[worst]:.4g} rows of class {worst}, and there are "
-            f"{actual[worst]:.4g}: they are not calibrated (class weights or resampling?); use decision='tuned'",
+            f"{actual[worst]:.4g}: they are not calibrated (class weights or resampling?); use decision='auto'",
             UserWarning,
             stacklevel=4,
         )
 
 
+def _is_share(folds: Any) -> bool:
+    return isinstance(folds, Real) and not isinstance(folds, bool) and 0 < float(folds) < 1
+
+
+def _indicator(y: Any) -> NDArray[np.int64]:
+    """Multilabel y as a dense 0/1 array (n, L)."""
+    return np.asarray(y.toarray() if hasattr(y, "toarray") else y).astype(np.int64)
+
+
 def _fold(
-    estimator: Any, X: Any, y: NDArray[Any], fit_params: dict[str, Any], train: Any, test: Any, classes: NDArray[Any]
-) -> Floats:
+    estimator: Any, X: Any, y: NDArray[Any], fit_params: dict[str, Any], train: Any, test: Any, classes: NDArray[Any],
+    multilabel: bool,
+) -> Floats:  # fmt: skip
     """Probabilities of the rows `test` by a model of the rows `train`."""
     labels = _safe_indexing(y, train)
+    params = _check_method_params(X, fit_params, indices=train)
+    if multilabel:
+        fitted = estimator.fit(_safe_indexing(X, train), labels, **params)
+        return _probabilities(fitted, _safe_indexing(X, test), classes, multilabel=True)
     weight = fit_params.get("sample_weight")
     seen = np.unique(labels if weight is None else labels[np.asarray(weight)[train] > 0])
     if len(seen) < 2:  # many classifiers refuse a single class; all it can say is known anyway
         certain = (classes == seen[0]).astype(np.float64) if len(seen) else np.full(len(classes), 1 / len(classes))
         return np.tile(certain, (len(y[test]), 1))
-    params = _check_method_params(X, fit_params, indices=train)
     estimator.fit(_safe_indexing(X, train), labels, **params)
     return _probabilities(estimator, _safe_indexing(X, test), classes)
 
 
-def _probabilities(estimator: Any, X: Any, classes: NDArray[Any]) -> Floats:
+def _probabilities(estimator: Any, X: Any, classes: NDArray[Any], *, multilabel: bool = False) -> Floats:
     """predict_proba with one column for each of `classes`; a class the estimator has not seen gets 0."""
-    p = np.asarray(estimator.predict_proba(X), dtype=np.float64)
+    given = estimator.predict_proba(X)
+    if multilabel:
+        # One array (n, 2) a label (forests, neighbours) or one (n, L) (networks, one-vs-rest).
+        if isinstance(given, list):
+            seen = [np.asarray(own).tolist() for own in estimator.classes_]
+            given = [q[:, own.index(1)] if 1 in own else np.zeros(len(q)) for q, own in zip(given, seen, strict=True)]
+            given = np.stack(given, axis=1)
+        p = np.asarray(given, dtype=np.float64)
+        if p.ndim != 2 or p.shape[1] != len(classes):
+            raise ValueError(f"predict_proba must give one column for each of {len(classes)} labels, got {p.shape}")
+        return p
+    p = np.asarray(given, dtype=np.float64)
     if p.ndim != 2 or p.shape[1] != len(estimator.classes_):
         raise ValueError(
             f"predict_proba must give one column for each of {len(estimator.classes_)} classes, got {p.shape}"
