@@ -67,7 +67,7 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 2 wrong input, 130 Ctrl-C with nothing kept."""
+    """Run the command line and exit: 0 done, 2 wrong input, 3 a constraint that cannot be met, 130 Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Read by torch's thread pool on import. Threads that spin while waiting slow a fit from seconds to minutes on a
     # busy machine.

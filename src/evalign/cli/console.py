@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evalign.training.history import Epoch
 
-EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 130, 141
+EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 3, 130, 141
 SECONDS = 5.0  # between lines of progress where there is no terminal
 KNOWN = 0.05  # share of the work after which the time left can be estimated
 

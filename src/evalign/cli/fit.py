@@ -151,6 +151,8 @@ def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output,
     if why is not None:
         output.show(f"Kept:   {trials[0].contender.title}; {why}")
     output.show(f"Model:  {folder.path / MODEL} (trained on the {len(parts[0])} rows outside the test set)")
+    if not model.decision_.feasible:  # the note above names the nearest feasible value
+        raise typer.Exit(EXIT_INFEASIBLE)
 
 
 def importance(model: Any, development: Any) -> list[dict[str, Any]]:

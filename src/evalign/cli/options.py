@@ -225,7 +225,7 @@ class Settings:
         if self.beta is not None and self.metric != "fbeta":
             raise ValueError(f"--beta goes with --metric fbeta, got --metric {self.metric}; change one of them")
         for constraint in self.subject_to:
-            decision.parse_constraint(_without_label(constraint))
+            decision.parse_constraint(constraint)
         if self.subject_to and self.decision == "argmax":
             raise ValueError("--subject-to needs --decision plug_in or tuned, got argmax")
         if self.recipe != "auto":
@@ -377,13 +377,6 @@ def check_device(name: str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError):
         found = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise ValueError(f"--device must be one this machine has ({', '.join(found)}), got {name!r}") from None
-
-
-def _without_label(constraint: str) -> str:
-    """Replace the label in a constraint, which cannot be checked before the table is read, by class 0."""
-    import re
-
-    return re.sub(r"\[[^\]]*\]", "[0]", constraint)
 
 
 def resolve_device(device: str) -> str:

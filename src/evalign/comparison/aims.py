@@ -1,6 +1,5 @@
 """What contenders are compared by: a metric with its options, applied to labels of any kind."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ from evalign.estimators.base import Codes, Floats, HeldOutPredictions
 from evalign.metrics import Average, MetricFunction
 
 DECISIONS = ("argmax", "tuned", "plug_in")
-_LABELLED = re.compile(r"(\s*\w+\s*\[)\s*(.*?)\s*(\]\s*[<>=!]+[^\]]*)")
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,8 @@ class Judge:
         self.classes = in_order[self.order]
         self.average: Average = aim.average or ("binary" if len(self.classes) == 2 else "macro")
         self.beta = self._beta()
-        self.subject_to = [self._with_index(text) for text in aim.subject_to]
-        self.constraints = tuple(decision.parse_constraint(text) for text in self.subject_to)
+        self.subject_to = list(aim.subject_to)
+        self.constraints = decision.parse_constraints(self.subject_to, self.classes.tolist())
         self._metric = metrics.resolve(aim.metric, average=self.average, beta=self.beta)
         self._limits = [limit.resolve(average=self.average, beta=self.beta) for limit in self.constraints]
         one_each = np.eye(len(self.classes), dtype=np.int64)
@@ -120,10 +118,10 @@ class Judge:
         if name == "argmax":
             return Rule("argmax", p.shape[1])
         options: dict[str, Any] = {"average": self.average, "beta": self.beta, "sample_weight": held_out.weight}
-        options["subject_to"] = self.subject_to or None
+        options["subject_to"] = self.constraints or None
         if name == "tuned":
             return decision.tuned(p, held_out.labels, self.aim.metric, **options)
-        return decision.plug_in(p, self.aim.metric, **options)
+        return decision.plug_in(p, self.aim.metric, target=held_out.labels, **options)
 
     def _beta(self) -> float | list[float] | None:
         beta = self.aim.beta
@@ -135,12 +133,6 @@ class Judge:
         for label, value in beta.items():
             values[_index_of(label, self.classes, "a label of beta")] = value
         return [float(value) for value in values]
-
-    def _with_index(self, text: str) -> str:
-        match = _LABELLED.fullmatch(text)
-        if match is None:
-            return text
-        return f"{match[1]}{_index_of(match[2], self.classes, f'the class in {text!r}')}{match[3]}"
 
 
 def as_confusion(matrix: NDArray[Any]) -> Confusion:

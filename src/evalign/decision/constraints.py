@@ -48,6 +48,8 @@ class Constraint:
         if self.label is None:
             return self
         names = [str(label) for label in classes]
+        if str(self.label) not in names and isinstance(self.label, int) and self.label < len(names):
+            return self  # an index
         checks.check_choice(f"the class in {str(self)!r}", str(self.label), names)
         return replace(self, label=names.index(str(self.label)))
 

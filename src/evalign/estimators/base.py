@@ -250,6 +250,10 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     def _learned_rule(self, p: Floats, labels: Codes, weight: Floats) -> Rule:
         return self._rule(HeldOutPredictions(p, labels, weight))
 
+    def _joint_plug_in(self, p: Floats) -> Rule:
+        # Constraints never rest on probabilities alone: the rule that met them on held-out labels decides.
+        return self._plug_in(p) if self.subject_to is None else self.decision_
+
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric the classifier was trained on."""
         return self.score_labels(self.predict(X), y, sample_weight)
@@ -371,21 +375,21 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
 
     def _rule(self, held_out: HeldOutPredictions) -> Rule:
         """The rule that `decision` asks for, learned from held-out predictions."""
-        if self.decision == "plug_in":
+        if self.decision == "argmax":
+            return Rule("argmax", len(self.classes_))
+        if self.decision == "plug_in" and self.subject_to is None:
             return self._plug_in(held_out.probabilities, held_out.weight)
-        if self.decision == "tuned":
-            options: dict[str, Any] = {"average": self._average, "beta": self._beta, "sample_weight": held_out.weight}
-            return decision.tuned(
-                held_out.probabilities, held_out.labels, self.metric, subject_to=self.subject_to, **options
-            )
-        return Rule("argmax", len(self.classes_))
+        return decision.learn_rule(
+            self.decision, held_out.probabilities, held_out.labels, self.metric, average=self._average, beta=self._beta,
+            sample_weight=held_out.weight,
+            subject_to=decision.parse_constraints(self.subject_to, self.classes_[self.class_order].tolist()) or None,
+        )  # fmt: skip
 
     def _plug_in(self, p: Floats, weight: Floats | None = None) -> Rule:
         """The plug-in rule of probabilities in the order of decision rules."""
         # A rule that promises less than one row's worth over argmax is not worth leaving it.
         return decision.plug_in(
-            p, self.metric, average=self._average, beta=self._beta, sample_weight=weight, subject_to=self.subject_to,
-            margin=1 / len(p),
+            p, self.metric, average=self._average, beta=self._beta, sample_weight=weight, margin=1 / len(p)
         )  # fmt: skip
 
     def _score_codes(self, predicted: Codes, truth: Codes, weight: Floats | None = None) -> float:
