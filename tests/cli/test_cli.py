@@ -214,6 +214,14 @@ def test_constraints_are_shown_with_what_they_reached(folder: Path, call: Call, 
     assert ("recall[emu]>=0.999" in row["missed"]) == (expected[1] < 0.999)
 
 
+def test_a_constraint_that_cannot_be_met_exits_with_3(folder: Path, call: Call, tmp_path: Path) -> None:
+    said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "a", *FAST,
+                "--subject-to", "precision>=0.9999", "--subject-to", "recall>=0.9999")  # fmt: skip
+    assert said.code == 3, said.err
+    assert "nearest feasible: precision >= 0." in said.err
+    assert (tmp_path / "a" / "report.html").exists()
+
+
 def test_decision_and_recipe_are_taken(folder: Path, call: Call, tmp_path: Path) -> None:
     said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "a", *FAST, "--json",
                 "--decision", "tuned", "--recipe", "paper", "--metric", "mcc", "--drop", "tame")  # fmt: skip

@@ -9,16 +9,19 @@ import sklearn
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_iris
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score, f1_score, fbeta_score, precision_score, recall_score
 from sklearn.model_selection import (
     GridSearchCV,
     ShuffleSplit,
+    StratifiedShuffleSplit,
     TunedThresholdClassifierCV,
     cross_val_predict,
     cross_val_score,
     train_test_split,
 )
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -239,3 +242,50 @@ def test_more_errors(two_classes):
     with pytest.raises(ValueError, match="does not know"):
         MetricDecision(GaussianNB().fit(X, y), folds="prefit").fit(X, y + 1)
     assert not hasattr(MetricDecision(LinearSVC()), "predict_proba")
+
+
+@pytest.mark.parametrize(
+    "inner", [RandomForestClassifier(30, random_state=0), OneVsRestClassifier(LogisticRegression())]
+)
+def test_multilabel(inner):
+    """One array a label or one for all; thresholds beat 1/2, and constraints hold on held-out rows."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(900, 4))
+    y = (X @ rng.normal(size=(4, 3)) + rng.logistic(size=(900, 3)) > [1.0, 2.0, 3.0]).astype(int)
+    model = MetricDecision(inner, "f1", folds=3).fit(X[:600], y[:600])
+    assert model.decision_.kind == "thresholds"
+    predicted = model.predict(X[600:])
+    assert predicted.shape == (300, 3)
+    assert model.predict_jointly(X[600:]).shape == (300, 3)
+    assert model.score(X[600:], y[600:]) == pytest.approx(f1_score(y[600:], predicted, average="macro"))
+    halves = (model.predict_proba(X[600:]) >= 0.5).astype(int)
+    assert model.score(X[600:], y[600:]) > f1_score(y[600:], halves, average="macro", zero_division=0.0)
+    held = MetricDecision(inner, "precision", subject_to="recall[2] >= 0.8", folds=0.4, random_state=0).fit(X, y)
+    assert held.decision_.feasible
+    assert held.decision_.reached[0] >= 0.8
+
+
+def test_positive_class_and_constraints_by_label(two_classes):
+    X, y = two_classes
+    names = np.where(y == 1, "fraud", "honest")  # sorted, fraud comes first
+    model = MetricDecision(LogisticRegression(), "precision", pos_label="fraud", subject_to="recall['fraud'] >= 0.8")
+    model.fit(X, names)
+    same = MetricDecision(LogisticRegression(), "precision", subject_to="recall >= 0.8").fit(X, y)
+    assert ((model.predict(X) == "fraud") == same.predict(X)).all()
+    assert model.score(X, names) == pytest.approx(same.score(X, y))
+    assert model.decision_.reached[0] >= 0.8
+    both = ["recall['fraud'] >= 0.6", "recall['honest'] >= 0.7"]
+    model = MetricDecision(LogisticRegression(), "f1", pos_label="fraud", subject_to=both, confidence=0.9).fit(X, names)
+    assert model.decision_.feasible
+    assert (np.array(model.decision_.bounds) >= [0.6, 0.7]).all()
+
+
+def test_a_held_out_share_certifies_the_model_that_is_used(two_classes):
+    X, y = two_classes
+    model = MetricDecision(
+        LogisticRegression(), "precision", subject_to="recall >= 0.7", confidence=0.9, folds=0.5, random_state=0
+    ).fit(X, y)
+    assert model.decision_.bounds[0] >= 0.7
+    train, _ = next(StratifiedShuffleSplit(1, test_size=0.5, random_state=0).split(X, y))
+    inner = LogisticRegression().fit(X[train], y[train])
+    assert np.allclose(model.predict_proba(X), inner.predict_proba(X))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.console import Interrupt, Output, watch_interrupt
+from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Output, watch_interrupt
 from evalign.cli.data import Reading, Source
 from evalign.cli.run_folder import CHECKPOINT, MODEL, RunFolder
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evalign import _checks as checks
 from evalign.decision.calibration import balanced_folds, fit_calibration
@@ -12,6 +11,7 @@ from evalign.decision.certified import certified_rule, check_confidence
 from evalign.decision.plug_in import (
     argmax_rule,
     best_expected,
+    lead,
     metric_value,
     plug_in,
     unless_negligible,
@@ -100,13 +100,8 @@ def _argmax_lead(p: Floats, y: Labels, weight: Floats, problem: Problem) -> floa
         calibration = fit_calibration(p[fit], y[fit], weight[fit], multilabel=problem.multilabel)
         rule = best_expected(calibration(p[fit]), problem, weight[fit], None)
         decided[rest] = rule.decide(calibration(p[rest]))
-
-    def lead(rows: NDArray[np.bool_]) -> float:
-        counts = (problem.observed(d[rows], y[rows], weight[rows]) for d in (plain, decided))
-        return float(np.subtract(*[metric_value(problem, c) or 0.0 for c in counts]))
-
-    leads = np.array([lead(group != g) for g in range(GROUPS) if weight[group != g].any()])
-    return lead(np.ones(len(y), dtype=bool)) - EVIDENCE * float(np.sqrt((len(leads) - 1) * leads.var()))
+    ahead, error = lead(problem, plain, decided, y, weight, group)
+    return ahead - EVIDENCE * error
 
 
 def learn_rule(

@@ -158,4 +158,4 @@ def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int, scale: 
         return (value + ridge / 2 * float(x @ x)) / scale, (slope + ridge * x) / scale
 
     found = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options={"gtol": 1e-7, "ftol": 1e-14})
-    return np.round(np.asarray(found.x), 10)  # beyond that digits depend on the order of rows
+    return np.asarray(found.x, dtype=np.float64).round(10)  # beyond that digits depend on the order of rows

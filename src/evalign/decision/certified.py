@@ -119,7 +119,10 @@ class CertifiedProblem(Problem):
         if name == "accuracy" or (self.average == "micro" and label is None and name not in RECALL_MEANS):
             if c.multilabel:  # cells are pooled for the search only; `certify_decisions` bounds them over rows
                 top, bottom = _cells(name, tp, actual, predicted, rows * np.ones_like(tp), self.beta)
-                return binomial_bound(top.sum(-1), np.maximum(bottom.sum(-1), top.sum(-1)), alpha, lower=lower)
+                trials = np.maximum(bottom.sum(-1), top.sum(-1))
+                slack = 7 * self.classes * np.log(2 / alpha) / (3 * np.maximum(trials, 1.0))
+                pooled = binomial_bound(top.sum(-1), trials, alpha, lower=lower)
+                return np.clip(pooled - slack if lower else pooled + slack, 0.0, 1.0)
             bound = binomial_bound(tp.sum(-1), total, alpha, lower=lower)  # one label a row: the accuracy
             return bound / (2 - bound) if name == "jaccard" else bound
         classes = [label] if label is not None else list(range(self.classes))
@@ -295,6 +298,6 @@ def _candidates(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[R
         certificates.append(found)
         carried = carried + own if found.holds else 0.0
     shortfall = np.array([_distance(problem, one) for one in certificates])
-    values = [-(metric_value(problem, problem.observed(rule.decide(q), y, ones)) or 0.0) for rule in rules]
-    best = int(np.lexsort((values, shortfall))[0])
+    values = np.array([metric_value(problem, problem.observed(r.decide(q), y, ones)) or 0.0 for r in rules])
+    best = int(np.lexsort((-values, shortfall))[0])
     return rules[best], certificates[best]

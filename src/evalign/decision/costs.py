@@ -103,7 +103,7 @@ def cost_metric(matrix: Any) -> MetricFunction:
     tensor(-2., dtype=torch.float64)
     """
     named: MetricFunction = partial(_minus_cost, matrix=torch.as_tensor(np.asarray(matrix, dtype=np.float64)))
-    named.__name__ = COST  # type: ignore[attr-defined]
+    named.__name__ = COST
     return named
 
 

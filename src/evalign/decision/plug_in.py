@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from evalign import _checks as checks
 from evalign.confusion import Confusion
@@ -158,6 +159,19 @@ def metric_value(problem: Problem, c: Confusion) -> float | None:
     """The metric of one confusion; None if it is not finite."""
     value = float(torch.as_tensor(problem.metric.function(c)))
     return value if np.isfinite(value) else None
+
+
+def lead(problem: Problem, one: Labels, other: Labels, y: Labels, weight: Floats, group: Labels) -> tuple[float, float]:
+    """Lead of decisions `one` over `other` in the metric, and its jackknife error over groups of rows."""
+
+    def difference(rows: NDArray[np.bool_]) -> float:
+        first, second = (metric_value(problem, problem.observed(d[rows], y[rows], weight[rows])) for d in (one, other))
+        return (first or 0.0) - (second or 0.0)
+
+    kept = [group != g for g in np.unique(group)]
+    leads = np.array([difference(rows) for rows in kept if weight[rows].any()])
+    error = float(np.sqrt(max(len(leads) - 1, 0) * leads.var())) if len(leads) else np.inf
+    return difference(np.ones(len(y), dtype=bool)), error
 
 
 def argmax_rule(problem: Problem) -> Rule:

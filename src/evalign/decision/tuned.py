@@ -4,12 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
 from evalign.decision.calibration import balanced_folds, fit_calibration
 from evalign.decision.certified import certified_rule, check_confidence
-from evalign.decision.plug_in import argmax_rule, best_expected, expected_confusion, metric_value, with_constraints
+from evalign.decision.plug_in import (
+    argmax_rule,
+    best_expected,
+    expected_confusion,
+    lead,
+    metric_value,
+    with_constraints,
+)
 from evalign.decision.problem import Problem
 from evalign.decision.rule import (
     FLOOR,
@@ -113,7 +119,7 @@ def guarded(p: Floats, y: Labels, weight: Floats, problem: Problem) -> Rule:
         rule = best_expected(q, problem, weight, y)
         plain = argmax_rule(problem).decide(p)
         counts = [expected_confusion(q, d, sample_weight=weight) for d in (rule.decide(q), plain)]
-        gain = np.subtract(*[metric_value(problem, c) or 0.0 for c in counts])
+        gain = (metric_value(problem, counts[0]) or 0.0) - (metric_value(problem, counts[1]) or 0.0)
         if _tuning_wins(p, y, weight, problem, rule.decide(q)):
             return unguarded(p, y, weight, problem)
         if gain <= MARGIN:
@@ -152,14 +158,8 @@ def _tuning_wins(p: Floats, y: Labels, weight: Floats, problem: Problem, decisio
         if weight[rest].sum() == 0:
             return False
         tuned_decisions[~rest] = unguarded(p[rest], y[rest], weight[rest], problem).decide(p[~rest])
-
-    def lead(rows: NDArray[np.bool_]) -> float:
-        counts = (problem.observed(d[rows], y[rows], weight[rows]) for d in (tuned_decisions, decisions))
-        return float(np.subtract(*[metric_value(problem, c) or 0.0 for c in counts]))
-
-    leads = np.array([lead(group != k) for k in range(GROUPS) if weight[group != k].any()])
-    error = np.sqrt((GROUPS - 1) / GROUPS * ((leads - leads.mean()) ** 2).sum())
-    return bool(lead(np.ones(n, dtype=bool)) > max(EVIDENCE * error, MARGIN))
+    ahead, error = lead(problem, tuned_decisions, decisions, y, weight, group)
+    return ahead > max(EVIDENCE * error, MARGIN)
 
 
 def _offsets(p: Floats, problem: Problem, observed: ClassCounts, passes: int = 5) -> Rule:

@@ -202,8 +202,8 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
             own, ones = self._costs(), np.ones(len(y))
             table = own.rows(X) if own.per_row else own.matrix()
             return -mean_cost(decided, target, table, ones if weight is None else weight.numpy(), own.reject)
-        codes = (torch.tensor([index[label] for label in labels.tolist()]) for labels in (predicted, y))
-        c = Confusion.hard(*codes, max(2, len(known)), sample_weight=weight)
+        first, second = (torch.tensor([index[label] for label in labels.tolist()]) for labels in (predicted, y))
+        c = Confusion.hard(first, second, max(2, len(known)), sample_weight=weight)
         average = self.average or ("binary" if len(self.classes_) <= 2 and not len(unseen) else "macro")
         return float(metrics.resolve(self.metric, average=average, beta=self.beta)(c))
 

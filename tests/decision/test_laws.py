@@ -1,0 +1,121 @@
+"""Laws of decision rules: monotone transforms, permuted classes, copied rows; brute force over all decisions."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalign import metrics
+from evalign.confusion import Confusion
+from evalign.decision import calibrated, parse_constraint, plug_in, tuned
+
+seeds = st.integers(0, 10**6)
+
+
+def two_classes(seed, n=60):
+    rng = np.random.default_rng(seed)
+    p = rng.integers(1, 20, size=n) / 20
+    y = (rng.random(n) < p).astype(int)
+    y[:2] = 0, 1
+    return p, y
+
+
+def three_classes(seed, n=60):
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet([1.0, 0.7, 0.5], size=n)
+    return p, np.array([rng.choice(3, p=row) for row in p])
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, st.sampled_from(["f1", "mcc", "recall"]))
+def test_tuning_two_classes_is_unchanged_by_monotone_transforms(seed, metric):
+    p, y = two_classes(seed)
+    plain, moved = tuned(p, y, metric, guard=False), tuned(p**3, y, metric, guard=False)
+    assert plain.value == moved.value
+    a, b = plain.predict(p), moved.predict(p**3)
+    assert (a == b).all() or plain.value == pytest.approx(moved.value)  # ties go to the cut nearest to 1/2
+
+
+@settings(max_examples=8, deadline=None)
+@given(seeds, st.sampled_from(["f1", "mcc", "balanced_accuracy"]), st.permutations(range(3)))
+def test_permuted_classes_permute_the_decisions(seed, metric, order):
+    p, y = three_classes(seed)
+    place = np.argsort(order)
+    for learn in (lambda p, y: plug_in(p, metric), lambda p, y: calibrated(p, y, metric)):
+        value, permuted = learn(p, y), learn(p[:, order], place[y])
+        assert value.value == pytest.approx(permuted.value, abs=0.02)
+        assert np.mean(place[value.predict(p)] == permuted.predict(p[:, order])) > 0.9
+
+
+@settings(max_examples=8, deadline=None)
+@given(seeds, st.booleans())
+def test_copied_rows_are_weights(seed, many):
+    p, y = three_classes(seed) if many else two_classes(seed)
+    times = np.random.default_rng(seed).integers(1, 4, size=len(y))
+    copies, labels = np.repeat(p, times, axis=0), np.repeat(y, times)
+    assert plug_in(p, "f1", sample_weight=times).value == pytest.approx(plug_in(copies, "f1").value, abs=1e-9)
+    one, two = (
+        tuned(*rows, "f1", guard=False, sample_weight=w) for rows, w in (((p, y), times), ((copies, labels), None))
+    )
+    assert one.value == pytest.approx(two.value, abs=1e-9)
+    floor = "recall >= 0.6"
+    one = calibrated(p, y, "precision", subject_to=floor, sample_weight=times)
+    two = calibrated(copies, labels, "precision", subject_to=floor)
+    assert one.reached == pytest.approx(two.reached, abs=1e-6)
+
+
+CONSTRAINTS = ["recall >= 0.6", "precision >= 0.6", "specificity >= 0.5", "flagged <= 50%", "recall[0] >= 0.4",
+               "accuracy >= 0.5", ["recall >= 0.4", "precision >= 0.4"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("metric", [m for m in metrics.METRICS if m != "fbeta"])
+@pytest.mark.parametrize("subject_to", CONSTRAINTS, ids=str)
+def test_two_classes_with_constraints_against_all_decisions(metric, subject_to):
+    """On 9 rows the tuned rule is the best of all decisions that some threshold makes, and meets what they can."""
+    rng = np.random.default_rng(5)
+    p = np.round(rng.random(9), 2)
+    y = (rng.random(9) < p).astype(int)
+    limits = [parse_constraint(text) for text in (subject_to if isinstance(subject_to, list) else [subject_to])]
+    best = -np.inf
+    for d in itertools.product((0, 1), repeat=9):
+        d = np.array(d)
+        if d.any() and not d.all() and p[d == 1].min() <= p[d == 0].max():
+            continue  # no threshold decides so
+        c = Confusion.hard(torch.from_numpy(d), torch.from_numpy(y), 2)
+        reached = [float(limit.resolve(average="binary", beta=None)(c)) for limit in limits]
+        if all(
+            r >= x.value - 1e-9 if x.op == ">=" else r <= x.value + 1e-9 for r, x in zip(reached, limits, strict=True)
+        ):
+            best = max(best, float(metrics.resolve(metric, average="binary")(c)))
+    rule = tuned(p, y, metric, subject_to=subject_to, guard=False)
+    assert rule.feasible
+    assert rule.value == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize("metric", ["f1", "mcc", "balanced_accuracy", "accuracy"])
+def test_three_classes_against_all_decisions(metric):
+    """On 6 rows the plug-in rule is close to the best of all 729 decisions, gain matrix or not, and above argmax."""
+    for seed in range(3):
+        p, _ = three_classes(seed, 6)
+        scores = []
+        for d in itertools.product(range(3), repeat=6):
+            matrix = torch.zeros(3, 3, dtype=torch.float64)
+            for row, j in zip(p, d, strict=True):
+                matrix[:, j] += torch.from_numpy(row)
+            c = Confusion(matrix.diagonal(), matrix.sum(1), matrix.sum(0), matrix.sum(), matrix=matrix)
+            scores.append(float(metrics.resolve(metric)(c)))
+        assert plug_in(p, metric).value >= max(scores) - 0.03
+
+
+def test_never_worse_than_argmax_beyond_noise():
+    """Twenty small samples with calibrated probabilities: the default rule loses nothing on average."""
+    gain = []
+    for seed in range(20):
+        p, y = two_classes(seed, 150)
+        new, truth = two_classes(seed + 1000, 4000)
+        rule = calibrated(p, y, "accuracy")
+        gain.append(np.mean(rule.predict(new) == truth) - np.mean((new >= 0.5) == truth))
+    assert np.mean(gain) > -0.01
