@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+from scipy.special import expit
 
 from evalign import _checks as checks
 from evalign.decision.calibration import balanced_folds, fit_calibration
@@ -18,7 +19,7 @@ from evalign.decision.plug_in import (
     with_constraints,
 )
 from evalign.decision.problem import Problem
-from evalign.decision.rule import Floats, Labels, Rule, Task, as_labels, as_probabilities, as_weights
+from evalign.decision.rule import Floats, Labels, Rule, Task, as_labels, as_probabilities, as_weights, logit
 from evalign.decision.tuned import guarded, tuned
 from evalign.metrics import Average, Beta, MetricFunction
 
@@ -153,20 +154,26 @@ def joint_rule(
 ) -> Rule:
     """Rule for a batch of rows that are decided jointly: the plug-in rule of their own calibrated probabilities.
 
-    Calibration is that of `rule`, which was learned from held-out labels. Budgets ("flagged <= 2%") hold exactly in
-    the batch; constraints that need labels cannot rest on probabilities, so with these `rule` itself is returned.
+    Calibration is that of `rule`, which was learned from held-out labels. For two classes the threshold is halfway, in
+    logits, between that of the batch and that of `rule`, which labels have corrected. Budgets ("flagged <= 2%") hold
+    exactly in the batch. `rule` itself is returned if labels have shown argmax to be better, and with constraints that
+    need labels: these cannot rest on probabilities.
 
     >>> rule = Rule("threshold", 2, threshold=0.3)
     >>> joint_rule(rule, [0.1, 0.2, 0.3, 0.8], "f1").threshold.__round__(4)
-    0.3333
+    0.3165
     """
     p = as_probabilities(probabilities, task)
     problem = Problem.of(metric, p, task, average, beta, subject_to)
-    if problem.needs_labels or not len(p):
+    if problem.needs_labels or not len(p) or (rule.kind == "argmax" and rule.value is not None):
         return rule
     q, weight = rule.calibrate(p), as_weights(sample_weight, p)
     found = best_expected(q, problem, weight, None)
     found = unless_negligible(found, q, problem, weight, None, 1 / len(p))
+    limited = bool(problem.constraints) or problem.at_most is not None
+    if rule.threshold is not None and found.threshold is not None and not limited:
+        both = logit(np.array([rule.threshold, found.threshold]))
+        found = replace(found, threshold=float(expit(both.mean())))
     kind = "offsets" if found.kind == "argmax" and rule.offsets is not None else found.kind
     found = replace(found, kind=kind, temperature=rule.temperature, offsets=rule.offsets, floor=rule.floor)
     return replace(found, metric=problem.name, shares=rule.shares)
