@@ -12,10 +12,10 @@ from evalign.decision.certified import certified_rule, check_confidence
 from evalign.decision.plug_in import (
     argmax_rule,
     best_expected,
+    expected_confusion,
     lead,
     metric_value,
     plug_in,
-    unless_negligible,
     with_constraints,
 )
 from evalign.decision.problem import Problem
@@ -156,12 +156,12 @@ def joint_rule(
 
     Calibration is that of `rule`, which was learned from held-out labels. For two classes the threshold is halfway, in
     logits, between that of the batch and that of `rule`, which labels have corrected. Budgets ("flagged <= 2%") hold
-    exactly in the batch. `rule` itself is returned if labels have shown argmax to be better, and with constraints that
-    need labels: these cannot rest on probabilities.
+    exactly in the batch. `rule` itself is returned if the batch's own rule is expected to gain less than one row, if
+    labels have shown argmax to be better, and with constraints that need labels: these cannot rest on probabilities.
 
     >>> rule = Rule("threshold", 2, threshold=0.3)
-    >>> joint_rule(rule, [0.1, 0.2, 0.3, 0.8], "f1").threshold.__round__(4)
-    0.3165
+    >>> round(joint_rule(rule, [0.4, 0.6, 0.8, 0.9] * 20, "f1").threshold, 2)
+    0.3
     """
     p = as_probabilities(probabilities, task)
     problem = Problem.of(metric, p, task, average, beta, subject_to)
@@ -169,8 +169,11 @@ def joint_rule(
         return rule
     q, weight = rule.calibrate(p), as_weights(sample_weight, p)
     found = best_expected(q, problem, weight, None)
-    found = unless_negligible(found, q, problem, weight, None, 1 / len(p))
     limited = bool(problem.constraints) or problem.at_most is not None
+    counts = [expected_confusion(q, d, task=task, sample_weight=weight) for d in (found.decide(q), rule.decide(p))]
+    values = [metric_value(problem, c) or 0.0 for c in counts]
+    if not limited and values[0] - values[1] < 1 / len(p):  # less than a row's worth
+        return rule
     if rule.threshold is not None and found.threshold is not None and not limited:
         both = logit(np.array([rule.threshold, found.threshold]))
         found = replace(found, threshold=float(expit(both.mean())))
