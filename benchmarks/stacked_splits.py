@@ -14,7 +14,7 @@ from sklearn.model_selection import train_test_split
 from evalign import EASTClassifier, metrics
 from evalign._objective import Objective
 from evalign.metrics import Average
-from evalign.networks import Together, table_network
+from evalign.networks import MeanOfNetworks, table_network
 from evalign.networks.embedding import Fields
 from evalign.networks.tabular import fields_of
 from evalign.steps import StepChoice
@@ -129,7 +129,7 @@ def network_probabilities(
     found = []
     for i, part in enumerate(made):
         own = [trained[i, fold] for fold in range(len(part.divisions))]
-        together = Together([network for network, _ in own])
+        together = MeanOfNetworks([network for network, _ in own])
         found.append(
             (np.concatenate([p for _, p in own]), _probabilities(together, padded(torch.from_numpy(part.test))))
         )

@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score
 
 from evalign import EASTClassifier, decision, metrics
 from evalign._objective import Objective
-from evalign.networks import Together, mlp
+from evalign.networks import MeanOfNetworks, mlp
 from evalign.steps import StepChoice
 from evalign.tables.split import fold_rows
 from evalign.training.batches import Rows
@@ -174,7 +174,7 @@ def test_weights_are_copies_and_none_is_no_row(rare):
 def test_what_was_saved_says_the_same(rare, tmp_path, options):
     X, y = rare
     model = EASTClassifier(**{**SMALL, "epochs": 3, **options}).fit(X, y)
-    assert isinstance(model.network_, Together)
+    assert isinstance(model.network_, MeanOfNetworks)
     loaded = EASTClassifier.load(model.save(tmp_path / "model"))
     assert loaded.folds_ == 3
     assert np.array_equal(loaded.predict_proba(X), model.predict_proba(X))

@@ -159,7 +159,7 @@ class MetricLGBMClassifier(lightgbm.LGBMClassifier):
     >>> X, y = np.arange(40.0).reshape(-1, 1), np.where(np.arange(40) % 20 > 15, "yes", "no")
     >>> options = {"n_estimators": 20, "min_child_samples": 2, "min_data_in_bin": 1, "verbose": -1, "n_jobs": 1}
     >>> model = MetricLGBMClassifier(objective=MetricObjective("f1", task="binary"), **options).fit(X, y)
-    >>> (model.predict(X) == y).all()
+    >>> bool((model.predict(X) == y).all())
     True
     """
 

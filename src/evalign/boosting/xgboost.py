@@ -148,8 +148,8 @@ class MetricXGBClassifier(xgboost.XGBClassifier):
     >>> X, y = np.arange(40.0).reshape(-1, 1), (np.arange(40) % 20 > 15).astype(int)
     >>> options = {"n_estimators": 20, "min_child_weight": 0, "base_score": 0.5, "n_jobs": 1}
     >>> model = MetricXGBClassifier(objective=MetricObjective("f1", task="binary"), **options).fit(X, y)
-    >>> (model.predict(X) == y).all()
-    np.True_
+    >>> bool((model.predict(X) == y).all())
+    True
     """
 
     def fit(self, X: Any, y: Any, *args: Any, **options: Any) -> Self:

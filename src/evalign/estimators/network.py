@@ -28,7 +28,7 @@ from evalign.estimators.base import (
     both,
 )
 from evalign.metrics import Average, MetricFunction
-from evalign.networks.ensemble import SHARING, Sharing, Together
+from evalign.networks.ensemble import SHARING, MeanOfNetworks, Sharing
 from evalign.networks.tabular import CURVES, Network, fields_of, table_network
 from evalign.steps import StepChoice
 from evalign.storage.heap import release_memory
@@ -264,7 +264,7 @@ class EASTClassifier(MetricClassifier):
 
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
         network = self.network_
-        if fold is not None and isinstance(network, Together):
+        if fold is not None and isinstance(network, MeanOfNetworks):
             network = network[fold]
         return _predicted(network, torch.from_numpy(self.encoder_.transform(X)).to(self.torch_device))
 
@@ -281,7 +281,7 @@ class EASTClassifier(MetricClassifier):
             self.device = "auto"  # trained on a GPU, used on a machine without one
         self.encoder_, self.folds_ = TableEncoder.from_json(fitted["encoder"]), fitted["folds"]
         members = [self.make_network(seed=0) for _ in range(self.folds_)]
-        self.network_ = members[0] if len(members) == 1 else Together(members)
+        self.network_ = members[0] if len(members) == 1 else MeanOfNetworks(members)
         self.network_.load_state_dict(arrays)
         self.network_.to(self.torch_device)
 

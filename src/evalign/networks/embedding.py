@@ -1,4 +1,4 @@
-"""Embeddings of a table's columns, in front of a network: numbers cut into bins or waves, a vector for each category.
+"""Embeddings of columns in front of a network: numbers as learned curves, categories as vectors.
 
 Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning": a linear layer sees one slope
 for a whole column; here every column first gets a small curve of its own. What comes in is the matrix that
@@ -19,7 +19,7 @@ Curves = Literal["piecewise", "periodic"]
 
 @dataclass(frozen=True)
 class Fields:
-    """Where the columns of a table stand in its encoded matrix (n, `features`).
+    """Positions of a table's columns in its encoded matrix (n, `features`).
 
     `numbers` are places of numbers, of which each has rising `edges` (none are known of a column that is only scaled);
     `categories` are the ranges of 0/1 columns that one column of categories has become. Everything else is left as

@@ -1,7 +1,7 @@
-"""Several networks trained as one: they see the same batch, each learns from its own loss, and together they predict.
+"""Ensembles: several networks trained on the same batches, each by its own loss, that predict by their mean.
 
-All members of an `Ensemble` are one batched product a layer. On a CPU k of them cost about k times one; a GPU that one
-of them leaves idle takes several in the same time.
+All members of an `Ensemble` are one batched product per layer. On a CPU k members cost about k times one; on a GPU that
+one network does not fill, several take the same time.
 """
 
 import math
@@ -49,10 +49,10 @@ class RankOneLinear(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """`members` networks like `mlp`: in training the logits of each, (k, n, C), else those of all together, (n, C).
+    """`members` networks like `mlp`: logits of each in training, (k, n, C), of their mean in evaluation, (n, C).
 
-    Together they say the mean of their probabilities, p = 1/k sum_m softmax(z_m); what comes out is log p, so that
-    softmax gives p back. `sharing` "none" gives each its own weights; "rank_one" shares all but two scales, the biases
+    In evaluation the output is log p of the mean probabilities p = 1/k sum_m softmax(z_m), so that softmax returns p.
+    `sharing` "none" gives each its own weights; "rank_one" shares all but two scales, the biases
     and the last layer.
 
     >>> network = Ensemble(4, 3, hidden=(8,), members=5)
@@ -88,21 +88,21 @@ class Ensemble(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         z = x.expand(self.members, -1, -1)
         for layer, dropout in zip(self.layers, self.dropouts, strict=True):
-            # Rows first, where whoever says what to keep of a batch's rows expects them (training.stacked_networks).
+            # Rows first, as the dropout masks of training.stacked_networks have them.
             z = dropout(layer(z).relu().transpose(0, 1)).transpose(0, 1)
         z = self.last(z)
         return z if self.training else mean_of_members(z)
 
 
-class Together(nn.ModuleList):
-    """Whole networks, each trained by itself, that predict as one: log of the mean of their probabilities, (n, C).
+class MeanOfNetworks(nn.ModuleList):
+    """Networks trained separately that predict by their mean: log of the mean of their probabilities, (n, C).
 
-    >>> Together([nn.Linear(4, 3), nn.Linear(4, 3)])(torch.zeros(2, 4)).shape
+    >>> MeanOfNetworks([nn.Linear(4, 3), nn.Linear(4, 3)])(torch.zeros(2, 4)).shape
     torch.Size([2, 3])
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        # In float64, then rounded: a sum in float32 is rounded otherwise where a row stands elsewhere in its batch.
+        # In float64, then rounded: a float32 sum depends on the position of a row in its batch.
         logits = torch.stack([network(x) for network in self])
         return mean_of_members(logits.double()).to(logits.dtype)
 

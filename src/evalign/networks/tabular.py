@@ -1,4 +1,4 @@
-"""Where the columns of an encoded table stand, for networks that embed each by itself."""
+"""Networks for encoded tables, with or without embeddings of their columns."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from evalign.tables.encode import TableEncoder
 
 
 def fields_of(encoder: TableEncoder) -> Fields:
-    """Of a number its rank is embedded, with the ranks of its quantiles as edges; where it has none, its scaled value.
+    """Positions of the columns for embeddings: a number's rank with its quantiles as edges, else its scaled value.
 
     >>> import pandas as pd
     >>> frame = pd.DataFrame({"age": [20.0, 40.0, 60.0], "job": ["cook", "smith", "cook"]})

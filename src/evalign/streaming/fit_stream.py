@@ -1,4 +1,4 @@
-"""A classifier fitted on a stream: the survey, the encoder, training and decision, put together."""
+"""Fit a classifier on a stream: survey, encoder, training and decision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ Codes = NDArray[np.int64]
 
 @dataclass
 class Stream:
-    """A data set, how its rows are parted, and what the first pass found."""
+    """A data set, the partition of its rows, and the result of the first pass."""
 
     source: ParquetRows
     parts: Parts
@@ -95,7 +95,7 @@ def encoded(model: EASTClassifier, frames: Sequence[pd.DataFrame], source: Parqu
 
 
 def codes_of(model: EASTClassifier, frame: pd.DataFrame, target: str) -> Codes:
-    """Labels as the network numbers them."""
+    """Labels as class codes of the network."""
     at = pd.Index(model.classes_).get_indexer(pd.Index(labels_of(frame[target], target)))
     assert (at >= 0).all()  # the survey has seen every row
     codes: Codes = model.class_order[at].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Which part a row belongs to, from its number alone: no pass over the labels, and every rank and run agrees."""
+"""Parquet files as a stream of rows, and their partition by row number, on which all ranks and runs agree."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ MOST_HELD_OUT = 100_000  # rows: a score of so many is known to 0.002, and they 
 
 
 def hashed(numbers: Numbers, seed: int) -> Numbers:
-    """What SplitMix64 (Steele et al. 2014) with this seed gives at each of these places, in 64 bits.
+    """SplitMix64 (Steele et al. 2014) of row numbers: 64-bit hashes for this seed.
 
     >>> hashed(np.arange(2, dtype=np.uint64), 1234567).tolist()
     [6457827717110365317, 3203168211198807973]
@@ -53,7 +53,7 @@ class Parts:
 
     @classmethod
     def for_rows(cls, rows: int, test_size: float, validation_fraction: float, seed: int) -> "Parts":
-        """The shares asked for, but no more than `MOST_HELD_OUT` rows of either: the rest serves training better."""
+        """The requested shares, but at most `MOST_HELD_OUT` rows of each."""
         most = MOST_HELD_OUT / rows
         return cls(min(test_size, most), min((1 - test_size) * validation_fraction, most), seed)
 
@@ -81,7 +81,7 @@ def rank_count() -> int:
 
 
 def gathered(value: Any) -> list[Any]:
-    """What every rank has, in the order of the ranks.
+    """The values of all ranks, in the order of the ranks.
 
     >>> gathered("alone")
     ['alone']
@@ -95,7 +95,7 @@ def gathered(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """The group that torchrun started this process in, up for as long as it is needed; alone, nothing at all."""
+    """Context with torchrun's process group; does nothing for a single process."""
     if is_up() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return

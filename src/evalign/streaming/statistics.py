@@ -1,4 +1,4 @@
-"""What is kept of a column that passes by: moments of numbers, counts of categories. Summaries of ranks add up."""
+"""Mergeable column statistics of a stream (moments, category counts, samples) and the survey that collects them."""
 
 import math
 from collections import Counter
@@ -94,7 +94,7 @@ class NumberSummary:
 
 @dataclass
 class CategorySummary:
-    """How often each category comes; beyond `most` of them the rarest half is forgotten and counted anew."""
+    """Category counts; beyond `most` categories the rarest half is dropped."""
 
     text: bool
     most: int = MOST_DISTINCT
@@ -137,7 +137,7 @@ SALT = 0x5A3  # another order than the one that parts rows
 
 @dataclass
 class Sample:
-    """The rows whose hashed numbers are smallest: each is as likely as any, whatever the order that they come in.
+    """A uniform sample: the rows with the smallest hashed numbers, whatever order they come in.
 
     >>> sample = Sample(columns=1, seed=0, size=3)
     >>> sample.add(np.arange(100, dtype=np.uint64), np.arange(100.0)[:, None])
@@ -222,7 +222,7 @@ class Statistics:
         self.sample.add(numbers, drawn)
 
     def merge(self, other: "Statistics") -> None:
-        """Take what another rank has learned."""
+        """Merge the statistics of another rank."""
         for name, kind in other.kinds.items():
             self._check_kind(name, kind)
         for name, summary in other.summaries.items():
@@ -295,7 +295,7 @@ class HeldOut:
             self._join()
 
     def frames(self) -> list[pd.DataFrame]:
-        """What was kept, which is then no longer here."""
+        """The rows kept so far, which are then released."""
         self._join()
         tables, self.tables = self.tables, []
         return [to_pandas(table) for table in tables]
@@ -311,7 +311,7 @@ MOST_CLASSES = 1000
 
 @dataclass
 class Survey:
-    """What one pass tells. Held-out rows are this rank's own; all else is the same on all ranks."""
+    """Result of the first pass. Held-out rows differ by rank; everything else is the same on all ranks."""
 
     statistics: Statistics
     labels: Counter[Any] = field(default_factory=Counter)
@@ -326,7 +326,7 @@ class Survey:
 
 
 def survey(source: ParquetRows, groups: Sequence[RowGroup], parts: Parts) -> Survey:
-    """Read the row groups of this rank once, and share with the other ranks what was learned."""
+    """Read this rank's row groups once and merge the statistics of all ranks."""
     found = Survey(Statistics(source.features, parts.seed))
     valid, test = HeldOut(), HeldOut()
     for chunk in source.chunks(groups):

@@ -37,7 +37,7 @@ NUMERIC: tuple[Numeric, ...] = ("standard", "quantile", "both")
 
 
 class Widths(NamedTuple):
-    """How many columns of the table a column becomes, by the numbers that they hold; in this order."""
+    """Number of encoded columns of each storage kind, in this order."""
 
     exact: int  # any float32
     rounded: int  # ranks, which float16 holds as well as they are known
@@ -45,7 +45,7 @@ class Widths(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Where a column is written: a matrix (n, k) for each of its `Widths`, of any type that holds such numbers."""
+    """Output of a column: a matrix (n, k) for each of its `Widths`, of any dtype that holds such numbers."""
 
     exact: NDArray[Any]
     rounded: NDArray[Any]
@@ -83,7 +83,7 @@ class NumberColumn:
         return [name, *([f"{name}=<rank>"] if self.both else []), *([f"{name}=<missing>"] if self.indicator else [])]
 
     def read(self, column: Column, kind: Kind, label: Label) -> NDArray[np.float64]:
-        """The column's numbers as they are, nan where one is missing; what training did not have is refused."""
+        """The column's numbers, nan where one is missing; a type that training did not have is refused."""
         expected = "numbers" if self.kind == "number" else "true/false values"
         check_kind(column, kind, label, expected=expected, right=kind != "text")
         x = floats(column, label)
@@ -95,7 +95,7 @@ class NumberColumn:
         return x
 
     def write(self, column: Column, kind: Kind, label: Label, out: Blocks) -> None:
-        """Fill `out`, which holds zeros."""
+        """Write to `out`, which must hold zeros."""
         x = self.read(column, kind, label)
         missing = np.isnan(x)
         if self.indicator:
@@ -168,7 +168,7 @@ class CategoryColumn:
         ]
 
     def read(self, column: Column, kind: Kind, label: Label) -> NDArray[np.int64]:
-        """The place of each row's category among those of training: -1 for an unseen one, -2 for a missing value."""
+        """Index of each row's category: -1 for a category unseen in training, -2 for a missing value."""
         expected = "text" if self.text else "categories that are numbers"
         check_kind(column, kind, label, expected=expected, right=self.text == (kind == "text"))
         codes, uniques = factorized(column)
@@ -179,7 +179,7 @@ class CategoryColumn:
         return at
 
     def write(self, column: Column, kind: Kind, label: Label, out: Blocks) -> None:
-        """Fill `out`, which holds zeros."""
+        """Write to `out`, which must hold zeros."""
         at = self.read(column, kind, label)
         if self.missing:
             at[at == -2] = self.width - 1
@@ -216,7 +216,7 @@ def fit_numbers(
 
 
 def quantiles_of(x: NDArray[np.float64]) -> tuple[float, ...]:
-    """At most `QUANTILES` of them, from the lowest to the highest value."""
+    """At most `QUANTILES` quantiles, from the lowest to the highest value."""
     q = np.percentile(x, np.linspace(0, 100, min(QUANTILES, len(x))))
     return tuple(np.maximum.accumulate(q).tolist())
 
@@ -242,7 +242,7 @@ def categories_of_counts(
     max_categories: int,
     forgotten: int = 0,
 ) -> CategoryColumn | None:
-    """A column whose values come so often in `rows` rows; `forgotten` others were too many to be counted."""
+    """An encoder from the counts of the values in `rows` rows; `forgotten` further values were not counted."""
     seen = int(np.count_nonzero(counts)) + forgotten
     if not seen:
         return None
@@ -263,7 +263,7 @@ def categories_of_counts(
 
 
 def plain(value: Any, label: Label) -> Any:
-    """A category as JSON can hold it."""
+    """A category as a JSON value."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, (bool, int)):
@@ -278,7 +278,7 @@ def column_to_json(column: AnyColumn) -> dict[str, Any]:
 
 
 def column_from_json(data: Any) -> AnyColumn:
-    """The encoder `column_to_json` wrote; whatever else comes is a ValueError."""
+    """The encoder that `column_to_json` wrote; anything else raises ValueError."""
     fields = dict(data) if isinstance(data, dict) else {}
     if fields.get("kind") == "category":
         _check_types(

@@ -31,7 +31,7 @@ FORMAT, VERSION = "evalign.tables", 1
 
 
 class TableEncoder:
-    """Learns from the training table how each column becomes numbers; a frame's or an array's columns alike.
+    """Encode the columns of a data frame or an array as numbers, as learned from the training table.
 
     - Numbers: (x - mean) / std, cut at ±1e4; with `numeric="quantile"` the normal quantile of the rank, for heavy
       tails, to the three digits of float16; with "both" one column of each. A missing value becomes the mean (the
@@ -93,7 +93,7 @@ class TableEncoder:
         return None if kind == "empty" else fit_numbers(column, kind, label, numeric=self.numeric)
 
     def _learned(self, names: list[str] | None, columns: list[AnyColumn]) -> None:
-        """Set all that is learned, at the end: a fit that fails leaves the encoder as it was."""
+        """Set everything learned in one step, so that a fit that fails leaves the encoder unchanged."""
         self.n_features_in_ = len(columns)
         if names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
@@ -107,7 +107,7 @@ class TableEncoder:
         self.text_columns_ = [label for label, column in categories if column.text]
 
     def transform(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-        """(n, F), C-contiguous. A frame's columns are found by name, in any order; none may lack or be too many."""
+        """A C-contiguous matrix (n, F). Columns of a frame are matched by name; none may be missing or extra."""
         table, order = self._checked(X)
         count = table.shape[0] if rows is None else len(rows)
         out = np.zeros((count, sum(column.width for column in self._columns)), dtype=np.float32)
@@ -120,7 +120,7 @@ class TableEncoder:
         return out
 
     def packed(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> PackedTable:
-        """The same numbers as `transform` gives, kept in fewer bytes until a batch of them is asked for.
+        """The numbers of `transform` as a `PackedTable`, which takes fewer bytes.
 
         >>> frame = pd.DataFrame({"age": [20.0, 40.0, 60.0], "job": ["cook", "smith", "cook"]})
         >>> encoder = TableEncoder(numeric="both").fit(frame)
@@ -170,13 +170,13 @@ class TableEncoder:
 
     @property
     def feature_names_out(self) -> list[str]:
-        """One name per column of the matrix; `x0`, `x1`, ... stand for columns without a name."""
+        """Names of the columns of the matrix; `x0`, `x1`, ... for unnamed columns."""
         self._check_fitted()
         names = self._names or [f"x{j}" for j in range(self.n_features_in_)]
         return [out for name, column in zip(names, self._columns, strict=True) for out in column.names(name)]
 
     def to_json(self) -> dict[str, Any]:
-        """All that was learned, in plain JSON types."""
+        """Everything learned, in plain JSON types."""
         self._check_fitted()
         return {
             "format": FORMAT,
@@ -237,7 +237,7 @@ class TableEncoder:
         return table, self._order(table)
 
     def _order(self, table: Table) -> list[int]:
-        """Where in `table` each column of training stands; by position unless both have names."""
+        """Position in `table` of each training column: by name if both have names, else by position."""
         names, known = column_names(table), self._names
         if names is not None and known is not None:
             self._check_missing(names)

@@ -1,8 +1,7 @@
-"""A table kept in fewer bytes than float32 takes, and widened a batch at a time.
+"""An encoded table stored in fewer bytes than float32 takes, and converted to float32 one batch at a time.
 
-Of a table that is trained on in memory most is there only to be looked up: one-hot columns need a byte of the four, and
-ranks two. A row's columns lie side by side, so that a batch is one gather of short rows, then a copy that stays in the
-cache.
+One-hot columns need one byte instead of four, ranks two. The columns of a row are adjacent, so that a batch is one
+gather of short rows and a conversion that stays in the cache.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns of a table are kept in four bytes, as they are; in two, rounded to float16; in one, as 0 or 1.
+    """Columns stored as float32 (`exact`), as float16 (`rounded`) and as single bytes 0 or 1 (`flags`).
 
     >>> layout = Layout(exact=(0,), rounded=(1,), flags=(2, 3))
     >>> layout.width, layout.row_bytes
@@ -33,7 +32,7 @@ class Layout:
 
     @property
     def row_bytes(self) -> int:
-        """A multiple of four, so that every row's numbers begin where a processor wants them."""
+        """Bytes of a row, a multiple of four so that float32 values are aligned."""
         used = 4 * len(self.exact) + 2 * len(self.rounded) + len(self.flags)
         return -(-used // 4) * 4
 
@@ -41,7 +40,7 @@ class Layout:
         return np.zeros((rows, self.row_bytes), dtype=np.uint8)
 
     def views(self, data: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float16], NDArray[np.uint8]]:
-        """The exact, the rounded and the flag columns of packed rows, to be written to."""
+        """Writable views of the exact, rounded and flag columns of packed rows."""
         two, one = 4 * len(self.exact), 4 * len(self.exact) + 2 * len(self.rounded)
         return (
             data[:, :two].view(np.float32),
@@ -52,9 +51,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class PackedTable:
-    """Rows of `Layout.row_bytes` bytes; what is taken out of it is float32, (..., width).
+    """Packed rows; indexing gives float32 tensors (..., width).
 
-    It has as much of a tensor's form as training asks of a table of float32 numbers on a CPU.
+    It has the part of a tensor's interface that training needs of a float32 table on a CPU.
 
     >>> layout = Layout(exact=(0,), rounded=(2,), flags=(1,))
     >>> rows = layout.zeros(2)
@@ -71,7 +70,7 @@ class PackedTable:
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         if isinstance(index, slice):
             return self._widened(self.data[index])
-        # Indexing would copy byte after byte; this copies whole rows.
+        # index_select copies whole rows, indexing single bytes.
         rows = self._widened(self.data.index_select(0, index.reshape(-1)))
         return rows.view(*index.shape, self.layout.width)
 
@@ -86,7 +85,7 @@ class PackedTable:
 
     @cached_property
     def _places(self) -> Tensor:
-        """Where each column of the table stands among the parts."""
+        """Position of each column of the table among the stored parts."""
         return torch.tensor([*self.layout.exact, *self.layout.rounded, *self.layout.flags]).argsort()
 
     def joined(self, other: "PackedTable") -> "PackedTable":
@@ -119,7 +118,7 @@ Table = Tensor | PackedTable
 
 
 def number_type(x: Table) -> torch.dtype:
-    """The type that a network's numbers have: that of its input, of bytes float32.
+    """The dtype of a network's values: that of its input, float32 for bytes.
 
     >>> number_type(torch.zeros(2, dtype=torch.uint8))
     torch.float32

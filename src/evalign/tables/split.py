@@ -1,7 +1,7 @@
-"""Equal rows with equal labels, counted once: what fitting a weighted table rests on.
+"""Deduplicating rows and dividing them into training and validation parts or folds.
 
-A weight of 3 then is the same as three copies, and a weight of 0 the same as no row, to the last bit; the order of
-the rows does not matter either. And no copy of a training row can sit in the validation part and flatter it.
+Equal rows with equal labels are merged first. A weight of 3 is then the same as three copies and a weight of 0 the same
+as no row, to the last bit, whatever the order of the rows; and no copy of a training row can leak into validation.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def distinct_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Positions of the distinct (row, label) pairs with a positive weight, and their summed weights.
 
-    Pairs come ordered by label, then by a 64-bit hash of the row: an order that depends on the content alone.
+    Pairs are ordered by label, then by a 64-bit hash of the row: an order that depends on the content alone.
 
     >>> rows, weight = distinct_rows(np.array([[1.0], [2.0], [1.0]]), np.array([0, 0, 0]), np.ones(3))
     >>> sorted(weight.tolist())
@@ -35,7 +35,7 @@ def distinct_rows(
 
 
 def split_rows(labels: NDArray[np.int64], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions to keep and to hold out: every class gives its share, but keeps at least one row.
+    """Positions of rows to keep and to hold out, stratified; every class keeps at least one row.
 
     >>> kept, held_out = split_rows(np.array([0] * 10 + [1] * 5 + [2]), 0.2, seed=0)
     >>> len(kept), len(held_out), 15 in kept
@@ -51,7 +51,7 @@ def split_rows(labels: NDArray[np.int64], fraction: float, seed: int) -> tuple[N
 
 
 class Division(NamedTuple):
-    """Positions of training and validation rows, and what they weigh there."""
+    """Positions and weights of training and validation rows."""
 
     train: NDArray[np.int64]
     train_weight: NDArray[np.float64]
@@ -66,8 +66,8 @@ def divide_rows(labels: NDArray[np.int64], weight: NDArray[np.float64], fraction
     """Training and validation rows of a weighted table.
 
     A row of more than `HEAVY` times its class's mean weight goes to both sides, with its weight divided: a third of
-    Mammography is one row, copied, and the side without it would be of another kind than the data. Where nothing
-    can be spared for validation, the training rows serve as both.
+    Mammography is copies of one row, and a side without it would not represent the data. Where no row can be spared
+    for validation, the training rows serve as both.
 
     >>> division = divide_rows(np.zeros(41, dtype=int), np.array([100.0] + [1.0] * 40), 0.2, seed=0)
     >>> len(division.train), len(division.valid), float(division.train_weight[0]), float(division.valid_weight[0])
@@ -89,8 +89,8 @@ def fold_rows(
 ) -> Sequence[Division]:
     """Training and validation rows of each fold; one fold is `divide_rows` with `fraction` held out.
 
-    Every class is dealt out by itself. A class of one row is never held out, and a row of more than `HEAVY` times its
-    class's mean weight goes to both sides of every fold, with its weight divided, as in `divide_rows`.
+    Folds are stratified by class. A class of one row is never held out, and a row of more than `HEAVY` times the mean
+    weight of its class goes to both sides of every fold, with its weight divided, as in `divide_rows`.
 
     >>> made = fold_rows(np.array([0] * 6 + [1] * 3 + [2]), np.ones(10), 3, seed=0)
     >>> [len(fold.valid) for fold in made], sorted(np.concatenate([fold.valid for fold in made]).tolist())
@@ -102,7 +102,7 @@ def fold_rows(
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     fold = np.empty(len(labels), dtype=np.int32)
-    fold[by_class] = np.arange(len(labels)) % folds  # dealt on from class to class, so that folds are of one size
+    fold[by_class] = np.arange(len(labels)) % folds  # continued from class to class, so that folds have equal sizes
     fold[counts[labels] == 1] = -1
     mean = np.bincount(labels, weight) / np.maximum(counts, 1)
     heavy = (weight > HEAVY * mean[labels]) & (fold >= 0)
@@ -111,15 +111,15 @@ def fold_rows(
 
 
 class Folds(Sequence[Division]):
-    """The divisions that hold out one fold each, listed anew whenever one is asked for.
+    """The divisions that hold out one fold each, computed on access.
 
-    k lists of nearly all rows and their weights would take 16 k bytes for every row; which fold a row is in takes 4.
+    Storing k lists of rows and weights would take 16 k bytes a row; the number of a row's fold takes 4.
     """
 
     def __init__(
         self, fold: NDArray[np.int32], heavy: NDArray[np.bool_], weight: NDArray[np.float64], share: float
     ) -> None:
-        """`fold` is -1 where a row is never held out; a fold without rows is left out; of heavy rows `share` is."""
+        """`fold` is -1 for rows never held out; `share` is the part of a heavy row's weight that is held out."""
         self.fold, self.heavy, self.weight, self.share = fold, heavy, weight, share
         self.numbers = np.unique(fold[fold >= 0]).tolist()
 

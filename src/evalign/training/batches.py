@@ -25,8 +25,8 @@ class Batches:
     """A new order every epoch, cut into batches of nearly equal size; deterministic for a seed.
 
     The number of batches is n / batch_size rounded, so that no epoch ends in a sliver: a metric of ten samples
-    says little. With `labels` every batch gets its share of every class, to within one sample; with `oversample`
-    too, an epoch is n draws with replacement in which every class is as likely as any other.
+    is noise. With `labels` every batch gets its share of every class, to within one sample; with `oversample`
+    also, an epoch is n draws with replacement in which every class is as likely as any other.
 
     >>> batches = Batches(10, 4, seed=0)
     >>> [len(batch) for batch in batches.epoch()]
@@ -84,7 +84,7 @@ class Batches:
 
     @property
     def lengths(self) -> list[int]:
-        """How many rows each batch of an epoch has: as many as any other, or one more."""
+        """Sizes of the batches of an epoch, which differ by one at most."""
         least, more = divmod(self.n, self.count)
         return [least + (batch < more) for batch in range(self.count)]
 
@@ -102,7 +102,7 @@ def default_batch_size(n: int) -> int:
 
 
 class StackedBatches:
-    """As many batches an epoch for every trial, each the trial's own; a shorter one is filled up and masked.
+    """Batches of several trials in parallel: equally many for each, padded to one length and masked.
 
     `rows` are the row numbers that each trial draws from; `labels` of those rows are needed for stratified or
     oversampled batches.
@@ -138,7 +138,7 @@ class StackedBatches:
         self.lengths = lengths[..., None].to(device)  # (batches, S, 1)
         self.starts = self.lengths.cumsum(0) - self.lengths
         self.within = torch.arange(max(self.longest), device=device)
-        # A GPU lists an epoch at once, in few kernels; a CPU one batch after the other, which takes no room.
+        # A GPU indexes a whole epoch in few kernels; a CPU one batch at a time, which saves memory.
         self.at_once = 1 if self.within.device.type == "cpu" else self.count
 
     @property
@@ -188,7 +188,7 @@ MISSED_RARELY = 0.01
 
 @dataclass(frozen=True)
 class BatchAdvice:
-    """What a batch of `batch` rows knows of the metric."""
+    """How well a batch of `batch` rows estimates the metric."""
 
     batch: int
     rows_of_rarest: float
@@ -199,7 +199,7 @@ class BatchAdvice:
 
 @dataclass(frozen=True)
 class Advice:
-    """What a metric needs on data with these classes; `at` tells of one batch size."""
+    """Batch sizes that a metric needs for these class shares; `at` describes one batch size."""
 
     shares: tuple[float, ...]
     variance: float  # of the metric of one row: the standard error of n rows is its root over sqrt(n)

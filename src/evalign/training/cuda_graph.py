@@ -1,4 +1,4 @@
-"""A step recorded once as a CUDA graph and replayed: a small network's step is all launches, and those go away."""
+"""CUDA graphs: a step recorded once and replayed, which saves the launches that dominate small networks."""
 
 import contextlib
 import gc
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-# Recording stops at the first random seed or allocation of another thread that it can see, so one at a time.
+# A recording fails if another thread seeds or allocates during it, so one at a time.
 RECORDING = threading.Lock()
 
 
 class Replay:
-    """`step` as it is on a CPU; on a GPU its recording, made at the first call.
+    """`step` itself on a CPU; on a GPU a recording of it, made at the first call.
 
     `step` must take its inputs from tensors that stay where they are, and leave its outputs in such. `state` are the
     tensors it changes: recording runs the step a few times, and puts them back. `generators` draw its random numbers.
@@ -60,7 +60,7 @@ class Replay:
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Garbage may hold an earlier recording, and taking that apart would end the one that is being made."""
+    """Suspend garbage collection: destroying an earlier graph would abort the recording."""
     collects = gc.isenabled()
     gc.collect()
     gc.disable()

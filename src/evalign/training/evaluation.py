@@ -29,10 +29,10 @@ Watch = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, weights ->
 
 
 def joined(parts: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
-    """`torch.cat` of parts that are made one after the other, `rows` long in all.
+    """`torch.cat` of parts computed one after the other, `rows` long in all.
 
-    The room for all is taken once: small results kept between the large tensors that come and go for each part would
-    tear the free memory into pieces that no large tensor fits into, and every part would take new room.
+    The result is allocated first: small results allocated between the large temporary tensors of each part would
+    fragment the heap.
 
     >>> joined((torch.full((1, n), float(n)) for n in (1, 2)), 3, dim=1)
     tensor([[1., 2., 2.]])
@@ -48,7 +48,7 @@ def joined(parts: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
 
 
 def flat(logits: Tensor, y: Tensor, weight: Tensor, task: Task) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, labels and weights as an objective takes them.
+    """Logits, labels and weights in the shapes that an objective takes.
 
     Binary logits (M,), (M, 1) or (F, E) and labels (M,) or (F, E) become vectors, a row's weight that of all its
     pairs. Multiclass ones, (M, C) and (M,), stay.
@@ -82,7 +82,7 @@ def probabilities_of(logits: Tensor, task: Task) -> Tensor:
 
 
 def mean_over_members(loss: Callable[[Tensor], Tensor], logits: Tensor, task: Task) -> Tensor:
-    """The loss of logits; of an ensemble's (members, n, C) the mean of its members' losses, each of its own counts.
+    """The loss of logits; for an ensemble (members, n, C) the mean of its members' losses.
 
     >>> mean_over_members(lambda z: z.sum(), torch.ones(3, 2, 5), "multiclass")
     tensor(10.)
@@ -93,7 +93,7 @@ def mean_over_members(loss: Callable[[Tensor], Tensor], logits: Tensor, task: Ta
 
 
 def with_offset(logits: Tensor, offset: Tensor | None, task: Task) -> Tensor:
-    """Flat logits with one number added for every class; a binary logit is the difference of two.
+    """Logits plus class offsets; a binary logit is the difference of two.
 
     >>> with_offset(torch.zeros(1), torch.tensor([1.0, 3.0]), "binary")
     tensor([2.])
@@ -105,11 +105,11 @@ def with_offset(logits: Tensor, offset: Tensor | None, task: Task) -> Tensor:
 
 
 Score = Callable[[Tensor, Tensor, Tensor], Tensor]  # probabilities (n, C), labels (n,), weights (n,) -> hard metric
-PICTURES_AT_ONCE = 2048
+IMAGES_AT_ONCE = 2048
 
 
 def rows_at_once(device: torch.device) -> int:
-    """How many rows a network is shown at once outside of training: enough to be busy, and no table's worth."""
+    """Rows per forward pass outside of training."""
     return 1024 if device.type == "cpu" else 16384
 
 
@@ -120,7 +120,7 @@ def predict_logits(network: nn.Module, x: Table, rows: Tensor | None = None, *, 
     In pieces, so that hidden layers never hold a whole table, and neither does a copy of the rows.
     """
     network.eval()
-    size = rows_at_once(x.device) if x.dim() <= 2 else PICTURES_AT_ONCE
+    size = rows_at_once(x.device) if x.dim() <= 2 else IMAGES_AT_ONCE
     count = len(x) if rows is None else len(rows)
     places = [slice(i, i + size) for i in range(0, max(1, count), size)]
     pieces = (x[part] for part in (places if rows is None else torch.split(rows.to(x.device), size)))
@@ -163,9 +163,9 @@ def validate(
 def estimate_offset(
     network: nn.Module, rows: Rows, objective: Objective | Term, stage: Stage, before: Tensor | None, amp: bool = False
 ) -> Tensor:
-    """The class offsets that the metric asks for at the confusion matrix of `rows`, by the strength of the stage.
+    """Class offsets of the metric at the confusion matrix of `rows`, multiplied by the strength of the stage.
 
-    After the first time, half way between what was and what is asked for now: the matrix answers to the offset.
+    After the first time, the mean of the previous and the new offset, since the matrix responds to the offset.
     """
     if not isinstance(objective, Objective) or objective.task == "multilabel" or objective.metric == "auroc":
         raise ValueError("class offsets need a metric of one confusion matrix; train without offset")
@@ -220,7 +220,7 @@ def gain_matrix(matrix: Tensor, metric: Callable[[Confusion], Tensor]) -> Tensor
 
 
 def class_gains(matrix: Tensor, metric: Callable[[Confusion], Tensor]) -> Tensor:
-    """w_k for every class; one error is added to each row, spread as all errors are, so that no row is without."""
+    """w_k for every class; one error, spread as all errors are, is added to each row so that none has zero errors."""
     gain = gain_matrix(matrix, metric)
     counts = matrix.detach().to(gain)
     errors = counts - counts.diagonal().diag()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evalign._objective import Objective
-from evalign.networks.ensemble import Together
+from evalign.networks.ensemble import MeanOfNetworks
 from evalign.tables.packed import Table
 from evalign.tables.split import Division
 from evalign.training.batches import Batches, Rows
@@ -111,7 +111,7 @@ class FoldedRows:
 class TrainedFolds:
     """The mean of the networks, the history of each, and probabilities of the held-out rows, fold after fold."""
 
-    network: Together
+    network: MeanOfNetworks
     histories: list[list[Epoch]]
     held_out: Floats
 
@@ -141,7 +141,7 @@ def train_folds(
     more, each on all rows and each stage for as many epochs as were best.
     """
 
-    def run(trials: list[Trial]) -> tuple[Together, list[list[Epoch]]]:
+    def run(trials: list[Trial]) -> tuple[MeanOfNetworks, list[list[Epoch]]]:
         shown = [0]
 
         def listen(member: int, epoch: Epoch) -> None:
@@ -158,7 +158,7 @@ def train_folds(
         for member, result in zip(members, results, strict=True):
             member.load_state_dict(result.state)
             member.to(folded.rows.x.device)
-        return Together(members), [result.history for result in results]
+        return MeanOfNetworks(members), [result.history for result in results]
 
     trials = [
         Trial(train, valid, recipe, seed=seed + i)

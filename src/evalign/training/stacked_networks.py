@@ -22,7 +22,7 @@ def with_shared_dropout(network: nn.Module, rate: float | None) -> nn.Module:
 
 
 def dropout_widths(network: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
-    """The shape of one sample at every dropout layer, found by sending two rows through."""
+    """The shape of one sample at every dropout layer, found by a forward pass of two rows."""
     widths: dict[str, tuple[int, ...]] = {}
     hooks = []
     for name, module in network.named_modules():
@@ -96,9 +96,9 @@ class StackedAdamW:
 
 
 def padded(indices: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Index vectors as one matrix, and a mask that is 0 where a shorter one was filled up."""
+    """Index vectors padded to one matrix, and a mask that is 0 at the padding."""
     longest = max(len(i) for i in indices)
-    dtype = indices[0].dtype if device.type == "cpu" else torch.long  # a GPU would turn short ones into long every time
+    dtype = indices[0].dtype if device.type == "cpu" else torch.long  # a GPU would convert 32-bit ones every time
     matrix = torch.zeros(len(indices), longest, dtype=dtype, device=device)
     mask = torch.zeros(len(indices), longest, device=device)
     for row, i in enumerate(indices):
@@ -140,8 +140,8 @@ class StackedNetworks:
         self.evaluated = self.parameters.flat.clone() if averages else self.parameters.flat
         self.evaluated_views = self.parameters.views_of(self.evaluated)
         self.widths = dropout_widths(networks[0], x[:2])
-        anew = {f"{name}.keep" for name in self.widths}  # anew for every batch
-        self.buffers: dict[str, Tensor] = {name: b.detach() for name, b in buffers.items() if name not in anew}
+        masks = {f"{name}.keep" for name in self.widths}  # drawn for every batch
+        self.buffers: dict[str, Tensor] = {name: b.detach() for name, b in buffers.items() if name not in masks}
         self.skeleton = copy.deepcopy(networks[0]).to("meta")
         self.best = {name: kept.clone() for name, kept in self._kept().items()}
         rows, drawn = max(batch_lengths), sum(map(math.prod, self.widths.values()))
@@ -265,7 +265,7 @@ class StackedNetworks:
         return vmap(one, randomness="different")(state, self.x[index])  # type: ignore[no-any-return]
 
     def _masks(self, own: slice, shape: torch.Size) -> dict[str, Tensor]:
-        """What every dropout layer keeps of a batch; on a CPU drawn by each network's generator, for its rows only."""
+        """Dropout masks of a batch; on a CPU drawn by each network's generator, for its rows only."""
         drawn = self.drawn[: shape[0]]
         if len(self.generators) < self.count:
             drawn.uniform_(generator=self.generators[0])
@@ -280,7 +280,7 @@ class StackedNetworks:
 
     @torch.no_grad()
     def keep(self, better: list[int]) -> None:
-        """The weights of the networks that are better than ever; on a GPU all at once: a copy of each is a kernel."""
+        """Store the weights of these networks as their best; on a GPU in one kernel per tensor."""
         if self.device.type == "cpu":
             for name, current in self._kept().items():
                 for s in better:
@@ -295,7 +295,7 @@ class StackedNetworks:
 
     @torch.no_grad()
     def restore(self, s: int) -> None:
-        """Network s goes on from its best weights."""
+        """Set the weights of network s to its best ones."""
         for name, current in {**self._kept(), "": self.parameters.flat}.items():
             current[s] = self.best[name][s]
 
