@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign._batch import rows_of_images
-from evalign.kernels.cpu import column_loops, dense_loops, entry_loops, row_loops
+from evalign.kernels.cpu import column_loops, dense_loops, row_loops
 from evalign.kernels.cpu.jit import in_threads, parts
 from evalign.kernels.cpu.metric_loops import agreement_and_slopes, remember, value_and_slopes
 from evalign.kernels.plan import (
@@ -169,7 +169,7 @@ def _entry_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles,
     sums = np.zeros((4, z.shape[1]))
 
     def run(start: int, stop: int, own: Doubles) -> float:
-        return entry_loops.entry_forward(z, y, w, line, e, settings.losses, start, stop, own)
+        return column_loops.entry_forward(z, y, w, line, e, settings.losses, start, stop, own)
 
     return sums, _summed(run, z.shape[0], z.size, sums)
 
@@ -234,7 +234,7 @@ def entry_gradient(
     line, e = _lines_table(settings.points, settings.thresholds)[0], np.float32(settings.smoothing)
     rest = by_tp, by_predicted, by_losses, found.numpy()
     ranges = parts(z.shape[0], z.size)
-    in_threads([partial(entry_loops.entry_backward, z, y, w, line, e, start, stop, *rest) for start, stop in ranges])
+    in_threads([partial(column_loops.entry_backward, z, y, w, line, e, start, stop, *rest) for start, stop in ranges])
     return found
 
 
