@@ -14,7 +14,14 @@ from evalign_papers.analysis.filled import fill
 from evalign_papers.engine.printed import load_table
 from evalign_papers.render.benchmarks import corrected_mean, read_results
 from evalign_papers.render.documents import CIFAR10_ROWS, Numbers, write_document
-from evalign_papers.render.reproduction import CLAIMS, cifar10_block, effects, reproduction_blocks, time_block
+from evalign_papers.render.reproduction import (
+    CLAIMS,
+    cifar10_block,
+    curves_block,
+    effects,
+    reproduction_blocks,
+    time_block,
+)
 from evalign_papers.render.results import CONTESTS, main, results_blocks
 
 ROOT = Path(__file__).parents[3]
@@ -185,13 +192,15 @@ def test_rows_of_benchmarks_are_shown_as_they_are(tmp_path: Path) -> None:
     line = {
         "loss": "f1", "learning_rate": 1e-4, "batch_size": 256, "trial": 0, "epochs": 82, "stopped_by": "time",
         "seconds": 400.0, "validation_loss": 0.3, "test": {"f1": 0.7, "accuracy": 0.71, "mcc": 0.68},
-        "environment": {"device": "a GPU"},
+        "environment": {"device": "a GPU"}, "curve": [[0.2, 0.5, 0.6, 0.45]] * 82,
     }  # fmt: skip
     worse = line | {"learning_rate": 1e-3, "validation_loss": 0.4, "test": {"f1": 0.6, "accuracy": 0.6, "mcc": 0.5}}
     (tmp_path / CIFAR10_ROWS).write_text("".join(json.dumps(row) + "\n" for row in (worse, line)))
     block = cifar10_block(tmp_path)
     assert "| F1\\* | 0.0001 | 0 | 82 | time | 400 | 0.300 | 0.700 | 0.710 | 0.680 |" in block
     assert "on a GPU" in block
+    curves = curves_block(tmp_path)
+    assert "| f1 | 0.0001 | 82 | 0.2 | 0.500 | 0.400 | 0.450 | +0.100 | +0.050 |" in curves
     numbers = Numbers(tmp_path, tmp_path)
     assert numbers.cifar10("f1", "mcc") == "0.680"  # of the lowest validation loss
     assert numbers.cifar10_epochs() == "82 epochs, when time was up"

@@ -32,7 +32,7 @@ class Measured:
     planned: int | None = None
     reduced: tuple[str, ...] = ()
     quirks: tuple[str, ...] = ()
-    without_test: Mapping[str, str] = field(default_factory=dict)  # metric -> mean without `test_chooses`
+    without_test: Mapping[int, float] = field(default_factory=dict)  # the scores without `test_chooses`
 
     @property
     def one_split(self) -> bool:
@@ -77,11 +77,19 @@ class Number:
     @cached_property
     def distance(self) -> Distance | None:
         """Distance of the paper's protocol from the printed number; None where there is nothing to compare."""
+        return self._distance(())
+
+    @cached_property
+    def distance_without_test(self) -> Distance | None:
+        """The same without the quirk `test_chooses`, where a report has it."""
+        return self._distance(tuple(self.measured["paper"].without_test.values()) if "paper" in self.measured else ())
+
+    def _distance(self, instead: tuple[float, ...]) -> Distance | None:
         found = self.measured.get("paper")
         if found is None or self.printed is None or "paper" in self.incomparable:
             return None
-        fresh = self.measured["honest"].values if "honest" in self.measured else ()
-        return distance(self.printed, found.values, self.decimals, one_split=found.one_split, over_splits=fresh)
+        fresh, values = self.measured["honest"].values if "honest" in self.measured else (), instead or found.values
+        return distance(self.printed, values, self.decimals, one_split=found.one_split, over_splits=fresh)
 
 
 @dataclass(frozen=True)
@@ -187,7 +195,6 @@ def measure(report: Report | None, decision: str, score: str, *, empty: State = 
         return Measured({}, empty)
     reduced = tuple(reductions(report.config, report))
     state: State = "complete" if report.complete else "partial"
-    without = [trial.scores.get(f"{decision}-without-test_chooses", {}).get(score) for trial in report.trials]
-    kept = [value for value in without if value is not None]
-    fair = {score: f"{fmean(kept):.3f}"} if kept else {}
+    variant = f"{decision}-without-test_chooses"
+    fair = {t.trial: t.scores[variant][score] for t in report.trials if score in t.scores.get(variant, {})}
     return Measured(scores, state, report.config.trials, reduced, report.config.quirks, fair)

@@ -18,7 +18,7 @@ from evalign_papers.render.wording import NONE, measured_number, not_run, printe
 
 WITHOUT = "-without-"
 SHOWN = ("f1", "accuracy", "mcc")
-CLAIMS = "bench_btg_claims.csv"
+CLAIMS, CURVE_EPOCHS = "bench_btg_claims.csv", (1, 5, 10, 20, 40)
 LEAST = 0.0005  # an effect below is none at three decimals
 
 
@@ -40,6 +40,7 @@ def reproduction_blocks(papers: Path, benchmarks: Path | None = None) -> dict[st
         "reached": reached_block(filled),
         "budgets": budgets_block(filled),
         "cifar10": cifar10_block(benchmarks),
+        "cifar10-curves": curves_block(benchmarks),
         "adult": adult_block(filled),
         "time": time_block(benchmarks),
         "fit": fit_block(moved),
@@ -92,6 +93,11 @@ def reached_block(filled: Sequence[FilledTable]) -> str:
     total = counts.sum()
     rows.append(["all", str(total.sum()), *(str(total[name]) for name in VERDICTS), f"{numbers.gap.median():.3f}",
                  f"{numbers.gap.max():.3f}", ""])  # fmt: skip
+    fair = [cell.distance_without_test for one in filled for cell in one.cells if cell.distance_without_test]
+    found = Counter(one.verdict for one in fair)
+    gap = [abs(one.difference) for one in fair]
+    rows.append(["all, without `test_chooses`", str(len(fair)), *(str(found[name]) for name in VERDICTS),
+                 f"{median(gap):.3f}", f"{max(gap):.3f}", ""])  # fmt: skip
     head = ["table", "numbers measured", *VERDICTS, "median distance", "largest", "command"]
     return markdown_table(head, rows)
 
@@ -143,6 +149,24 @@ def cifar10_block(benchmarks: Path | None) -> str:
     return f"{markdown_table(head, rows)}\n\n{note}"
 
 
+def curves_block(benchmarks: Path | None) -> str:
+    """Soft metric on training and validation rows and hard metric on validation rows, along training on CIFAR-10."""
+    path = None if benchmarks is None else benchmarks / CIFAR10_ROWS
+    if path is None or not path.exists():
+        return "Nothing has been run yet: `python benchmarks/printed_budget.py cifar10`."
+    rows = []
+    for run in pd.read_json(path, lines=True).sort_values(["loss", "learning_rate"]).itertuples():
+        for epoch in sorted({*(e for e in CURVE_EPOCHS if e <= run.epochs), run.epochs}):
+            temperature, train_loss, valid_loss, score = run.curve[epoch - 1]
+            soft_train, soft_valid = 1 - train_loss, 1 - valid_loss
+            rows.append([run.loss, f"{run.learning_rate:g}", str(epoch), f"{temperature:g}", f"{soft_train:.3f}",
+                         f"{soft_valid:.3f}", f"{score:.3f}", _signed(soft_train - soft_valid),
+                         _signed(score - soft_valid)])  # fmt: skip
+    head = ["trained on", "learning rate", "epoch", "temperature", "soft, training", "soft, validation",
+            "hard, validation", "training minus validation", "hard minus soft"]  # fmt: skip
+    return markdown_table(head, rows)
+
+
 def time_block(benchmarks: Path | None) -> str:
     """Times of `benchmarks/bench_btg_claims.py`, as multiples of the soft-set F1 loss and of the linear step."""
     path = None if benchmarks is None else benchmarks / CLAIMS
@@ -173,14 +197,19 @@ def adult_block(filled: Sequence[FilledTable]) -> str:
             seen.add(place)
             rows.append([one.table.name, cell.row.label, one.table.metrics[cell.metric],
                          printed_number(cell.printed, cell.decimals), measured_number(found),
-                         found.without_test.get(cell.metric, NONE), cell.distance.verdict,
+                         f"{fmean(found.without_test.values()):.3f}" if found.without_test else NONE,
+                         cell.distance.verdict,
+                         cell.distance_without_test.verdict if cell.distance_without_test else NONE,
                          measured_number(cell.measured["honest"]) if "honest" in cell.measured else NONE])  # fmt: skip
     if not rows:
         return "Nothing has been run with this quirk yet."
-    head = ["table", "row", "metric", "printed", "with the quirk", "and without test_chooses", "class", "honest"]
-    counts = Counter(row[6] for row in rows)
-    listed = ", ".join(f"{counts[name]} {name}" for name in VERDICTS)
-    return f"Of {len(rows)} printed numbers on Adult: {listed}.\n\n{markdown_table(head, rows)}"
+    head = ["table", "row", "metric", "printed", "with the quirk", "and without test_chooses", "class",
+            "class without", "honest"]  # fmt: skip
+    listed = [
+        ", ".join(f"{Counter(row[column] for row in rows)[name]} {name}" for name in VERDICTS) for column in (6, 7)
+    ]
+    note = f"Of {len(rows)} printed numbers on Adult: {listed[0]}; without `test_chooses` {listed[1]}."
+    return f"{note}\n\n{markdown_table(head, rows)}"
 
 
 def fit_block(moved: Sequence[Effect]) -> str:
