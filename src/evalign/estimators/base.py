@@ -448,14 +448,3 @@ def log_loss(p: Floats, labels: Codes, weight: Floats) -> float:
     0.399
     """
     return float(weight @ -np.log(np.maximum(p[np.arange(len(labels)), labels], LEAST)) / weight.sum())
-
-
-def both(first: OnEpoch, second: OnEpoch | None) -> OnEpoch:
-    """One callback for two."""
-
-    def call(event: Epoch) -> None:
-        first(event)
-        if second is not None:
-            second(event)
-
-    return call

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from sklearn.calibration import calibration_curve
+from sklearn.inspection import permutation_importance
 from sklearn.metrics import precision_recall_fscore_support
 
 
@@ -89,3 +90,10 @@ class Explaining:
         drops = np.array([[whole - score(column) for _ in range(repeats)] for column in range(len(names))])
         found = pd.DataFrame({"column": names, "importance": drops.mean(axis=1), "deviation": drops.std(axis=1)})
         return found.sort_values("importance", ascending=False, ignore_index=True)
+
+    def permutation_importances(
+        self, X: Any, y: Any, *, repeats: int = 5, random_state: int = 0
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean loss of `score` when a column is shuffled, and its standard error, for each column."""
+        found = permutation_importance(self, X, y, n_repeats=repeats, random_state=random_state)
+        return found.importances_mean, found.importances_std / np.sqrt(repeats)

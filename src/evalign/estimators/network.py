@@ -25,7 +25,6 @@ from evalign.estimators.base import (
     MetricClassifier,
     OnEpoch,
     TrainingRows,
-    both,
 )
 from evalign.metrics import Average, MetricFunction
 from evalign.networks.ensemble import SHARING, MeanOfNetworks, Sharing
@@ -194,7 +193,7 @@ class EASTClassifier(MetricClassifier):
             with epoch_bar(recipe, self.metric_name, enabled=bool(self.verbose)) as show:
                 return train(
                     self.network_, rows, valid_rows, recipe, self.objective(), self._score(), batch_size=size,
-                    seed=data.seed, stratified=self.stratified, amp=self.amp, on_epoch=both(show, on_epoch),
+                    seed=data.seed, stratified=self.stratified, amp=self.amp, on_epoch=_both(show, on_epoch),
                 )  # fmt: skip
 
         history = trained(train_rows, recipe)
@@ -215,7 +214,7 @@ class EASTClassifier(MetricClassifier):
         with epoch_bar(recipe, self.metric_name, enabled=bool(self.verbose)) as show:
             trained = train_folds(
                 self._new_network, folded, recipe, self.objective(), self._score(), batch_size=size, seed=data.seed,
-                stratified=self.stratified, refit=self.refit, on_epoch=both(show, on_epoch),
+                stratified=self.stratified, refit=self.refit, on_epoch=_both(show, on_epoch),
             )  # fmt: skip
         self.network_ = trained.network
         self._keep_history(trained.histories[0], recipe)
@@ -371,3 +370,14 @@ def _trains_alone(model: "EASTClassifier", recipe: Recipe) -> str | None:
 
 def _has_offsets(recipe: Recipe) -> bool:
     return any(stage.offset for stage in recipe.stages)
+
+
+def _both(first: OnEpoch, second: OnEpoch | None) -> OnEpoch:
+    """One callback for two."""
+
+    def call(event: Epoch) -> None:
+        first(event)
+        if second is not None:
+            second(event)
+
+    return call
