@@ -251,7 +251,7 @@ def test_folds_are_taken_and_told(folder: Path, call: Call, tmp_path: Path) -> N
     result = result_of(tmp_path / "run")
     assert result["settings"]["folds"] == 2
     assert result["split"]["validation_rows"] == result["split"]["training_and_validation_rows"]
-    assert "each of one of 2 networks" in result["protocol"]
+    assert "each by one of 2 folds" in result["protocol"]
     assert any(note.startswith("2 networks were trained") for note in result["notes"])
 
 
@@ -304,7 +304,18 @@ def test_ctrl_c_keeps_the_best_so_far(
 ) -> None:
     with pressing_ctrl_c(monkeypatch, ("ours", 3)):
         said = call(
-            "fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", "--epochs", "50", "--hidden", "16"
+            "fit",
+            folder / "train.csv",
+            "-t",
+            "kind",
+            "-o",
+            tmp_path / "run",
+            "--model",
+            "network",
+            "--epochs",
+            "50",
+            "--hidden",
+            "16",
         )
     assert said.code == 0, said.err
     assert "Ctrl-C ended the training of ours (anchored); its best weights so far were kept" in said.err
