@@ -228,3 +228,18 @@ def test_wrong_options_are_told_at_once():
     with pytest.raises(RuntimeError, match="sync=True needs a process group, got none"):
         loss(torch.zeros(3, 3, requires_grad=True), torch.arange(3))
     assert resolve(Sync(), training=True) is None
+
+
+def joined(rank, ranks):
+    model, loss = DistributedDataParallel(nn.Linear(FEATURES, CLASSES)), MetricLoss("f1")
+    try:
+        with model.join():
+            for _ in range(1 + rank):
+                loss(model(torch.randn(ROWS, FEATURES)), torch.arange(ROWS) % CLASSES).backward()
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_a_join_of_ranks_with_different_numbers_of_batches_is_refused(tmp_path):
+    for message in on_ranks(joined, 2, tmp_path):
+        assert "inside DistributedDataParallel.join()" in message

@@ -333,7 +333,8 @@ class Objective:
             s = membership.grid(p, step, self.thresholds)
             return Confusion.soft_grid(s, y, self.task, sample_weight=weight)
         if self.task == "multiclass":
-            return Confusion.soft(membership.dynamic(p, step, self.thresholds), y, sample_weight=weight)
+            s = membership.dynamic(p, step, self.thresholds)
+            return Confusion.soft(s, y, sample_weight=weight, task=self.task)
         s = membership.fixed(p, step, 0.5 if self.thresholds is None else self.thresholds)
         return Confusion.soft(s, y, sample_weight=weight, task=self.task)
 

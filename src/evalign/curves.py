@@ -118,7 +118,7 @@ def ranking(
     order = _Order.of(scores, y, weight)
     with torch.no_grad():
         value = _mean_defined(order, _exact(metric, order, at, max_fpr), metric)
-        value = torch.where((scores * weight).isnan().any(), math.nan, value)
+        value = torch.where((scores.isnan() & (weight != 0)).any(), math.nan, value)
     soft = _mean_defined(order, _soft(metric, order, at, max_fpr, temperature), metric)
     return represents(value, soft)
 

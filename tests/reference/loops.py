@@ -218,3 +218,50 @@ def auroc(matrices: list[list[list[float]]]) -> float:
         points.append((fp / (fp + tn), tp / (tp + fn)))
     points.append((0.0, 0.0))
     return sum((x0 - x1) * (y1 + y0) / 2 for (x0, y0), (x1, y1) in pairwise(points))
+
+
+# --- losses of other libraries, as their documentation defines them ----------------------------
+
+
+def _pixels(p, labels, image, k):
+    """(probability, 0/1) of class k for every pixel of an image (C, H, W)."""
+    height, width = range(len(labels[image])), range(len(labels[image][0]))
+    return [(p[image][k][i][j], float(labels[image][i][j] == k)) for i in height for j in width]
+
+
+def monai_dice(p, labels, smooth, include_background=True) -> float:
+    """monai.losses.DiceLoss(softmax=True, to_onehot_y=True): 1 - Dice of every image and class, and their mean."""
+    losses = []
+    for image in range(len(p)):
+        for k in range(0 if include_background else 1, len(p[0])):
+            pixels = _pixels(p, labels, image, k)
+            both, sums = math.fsum(a * b for a, b in pixels), math.fsum(a + b for a, b in pixels)
+            losses.append(1 - (2 * both + smooth) / (sums + smooth))
+    return math.fsum(losses) / len(losses)
+
+
+def _over_images(p, labels, k):
+    return [pixel for image in range(len(p)) for pixel in _pixels(p, labels, image, k)]
+
+
+def smp_dice(p, labels, smooth) -> float:
+    """segmentation_models_pytorch.losses.DiceLoss("multiclass", smooth=...): classes over all images, then their mean.
+
+    DIFFERS: it sets the loss of a class without a pixel to 0 after the fact; with `smooth` ours keeps what it is.
+    """
+    losses = []
+    for k in range(len(p[0])):
+        pixels = _over_images(p, labels, k)
+        both, sums = math.fsum(a * b for a, b in pixels), math.fsum(a + b for a, b in pixels)
+        losses.append(1 - (2 * both + smooth) / (sums + smooth))
+    return math.fsum(losses) / len(losses)
+
+
+def smp_tversky(p, labels, smooth, alpha, beta) -> float:
+    """segmentation_models_pytorch.losses.TverskyLoss("multiclass", alpha=..., beta=..., smooth=...)."""
+    losses = []
+    for k in range(len(p[0])):
+        pixels = _over_images(p, labels, k)
+        tp, fp, fn = (math.fsum(x) for x in zip(*((a * b, a * (1 - b), (1 - a) * b) for a, b in pixels), strict=True))
+        losses.append(1 - (tp + smooth) / (tp + alpha * fp + beta * fn + smooth))
+    return math.fsum(losses) / len(losses)
