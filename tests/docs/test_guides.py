@@ -15,7 +15,7 @@ def test_python_of_the_guide_runs(guide):
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, guide.name, "exec"), names)
-    assert names.keys() & {"loss", "callback", "options", "net"}
+    assert names.keys() & {"loss", "callback", "options", "net", "model"}
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)

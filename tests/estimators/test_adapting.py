@@ -74,6 +74,17 @@ def test_constraints_hold_after_adapting():
     assert (labels[before] == "fraud").mean() < 0.6
 
 
+def test_certificates_after_adapting():
+    X, y = rows(np.random.default_rng(0), 4000, 0.1)
+    options = {"subject_to": "recall['fraud'] >= 0.9", "confidence": 0.9}
+    careful = MetricDecision(LogisticRegression(), "precision", **options).fit(X, y)
+    adapted = careful.adapt(prevalence={"fraud": 0.4})
+    assert adapted.decision_.confidence == 0.9
+    assert adapted.decision_.bounds[0] >= 0.9
+    new, labels = rows(np.random.default_rng(6), 4000, 0.4)
+    assert (adapted.predict(new)[labels == "fraud"] == "fraud").mean() >= 0.88
+
+
 def test_errors(model):
     with pytest.raises(ValueError, match="got neither"):
         model.adapt()

@@ -8,13 +8,15 @@ from evalign.decision.calibrated import calibrated, joint_rule, learn_rule
 from evalign.decision.calibration import fit_temperature
 from evalign.decision.constraints import Constraint, parse_constraint, parse_constraints
 from evalign.decision.export import json_schema, numpy_source
+from evalign.decision.out_of_core import learn_from_batches
 from evalign.decision.plug_in import expected_confusion, plug_in
 from evalign.decision.rule import REJECTED, Rule
 from evalign.decision.shift import Reference, Shift, find_shift
 from evalign.decision.tuned import tuned
+from evalign.decision.worth import Worth, assess
 
 __all__ = [
-    "REJECTED", "Constraint", "Reference", "Rule", "Shift", "calibrated", "expected_confusion", "find_shift",
-    "fit_temperature", "joint_rule", "json_schema", "learn_rule", "numpy_source", "parse_constraint",
-    "parse_constraints", "plug_in", "tuned",
+    "REJECTED", "Constraint", "Reference", "Rule", "Shift", "Worth", "assess", "calibrated", "expected_confusion",
+    "find_shift", "fit_temperature", "joint_rule", "json_schema", "learn_from_batches", "learn_rule", "numpy_source",
+    "parse_constraint", "parse_constraints", "plug_in", "tuned",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from evalign.decision.rule import (
     recalibrated,
 )
 from evalign.decision.search.counts import ClassCounts
-from evalign.decision.search.frank_wolfe import BestGain, maximise
+from evalign.decision.search.frank_wolfe import Gain, maximise
 from evalign.decision.search.label_thresholds import LabelCounts, best_thresholds
 from evalign.decision.search.thresholds import ThresholdSweep
 from evalign.metrics import Average, Beta, MetricFunction
@@ -127,7 +127,7 @@ def best_expected(q: Floats, problem: Problem, weight: Floats, y: Labels | None,
     limit_counts = counts
     if limited and y is not None:
         limit_counts = ClassCounts(y, weight, problem.classes, reads_matrix=problem.reads_matrix)
-    return as_rule(maximise(q, problem, counts, limit_counts, rounds=rounds))
+    return gain_rule(maximise(q, problem, counts, limit_counts, rounds=rounds).gain)
 
 
 def expected_confusion(
@@ -244,12 +244,12 @@ def warn_infeasible(problem: Problem, reached: list[float], confidence: float | 
     )
 
 
-def as_rule(best: BestGain) -> Rule:
-    """Rule of the best gain matrix."""
-    g, classes = best.gain.g, best.gain.g.shape[1]
-    if (g == np.eye(classes)).all() if not best.gain.affine else bool((g[0] == 1).all() and not g[1].any()):
+def gain_rule(gain: Gain) -> Rule:
+    """Rule of a gain matrix."""
+    g, classes = gain.g, gain.g.shape[1]
+    if (g == np.eye(classes)).all() if not gain.affine else bool((g[0] == 1).all() and not g[1].any()):
         return Rule("argmax", classes)
-    if best.gain.affine:
+    if gain.affine:
         return Rule("affine", classes, weights=tuple(g[0]), biases=tuple(g[1]))
     return Rule("gain", classes, gain=tuple(map(tuple, g)))
 

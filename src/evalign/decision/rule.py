@@ -8,13 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import isfinite
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from evalign import _checks as checks
+
+if TYPE_CHECKING:
+    from evalign.decision.worth import Worth
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -305,6 +308,21 @@ class Rule:
             return decisions
         best = scores[np.arange(len(scores)), decisions]
         return np.where(best < self.reject - TIE, REJECTED, decisions)
+
+    def report(self, probabilities: Any, target: Any, metric: Any = None, **options: Any) -> "Worth":
+        """What the rule is worth on labelled rows: intervals of threshold, metric and constraints; see `assess`.
+
+        `print(rule.report(p, y))` is text, `rule.report(p, y).html()` a page with a picture.
+        """
+        from evalign.decision.worth import assess
+
+        return assess(self, probabilities, target, metric, **options)
+
+    def to_python(self, name: str = "predict") -> str:
+        """Source of a Python function that decides as this rule and needs numpy alone; see `numpy_source`."""
+        from evalign.decision.export import numpy_source
+
+        return numpy_source(self, name)
 
     def to_json(self) -> dict[str, Any]:
         """Dictionary of plain JSON types."""

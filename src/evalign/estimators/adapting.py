@@ -60,6 +60,16 @@ def _is_number(column: "pd.Series[Any]") -> bool:
     return column.dtype == object and bool(pd.to_numeric(column.dropna(), errors="coerce").notna().all())
 
 
+def _rows_in_shares(y: Labels, shares: Floats) -> Labels:
+    """As many rows as have these class shares, each once."""
+    counts = np.bincount(y, minlength=len(shares))
+    size = (counts[shares > 0] / shares[shares > 0]).min()
+    random = np.random.default_rng(0)
+    wanted = np.floor(size * shares + 1e-9).astype(int)
+    parts = [random.permutation(np.flatnonzero(y == k))[:number] for k, number in enumerate(wanted)]
+    return np.sort(np.concatenate(parts))
+
+
 class Adapting:
     """Mixin: a fitted classifier that has kept a sample of held-out rows adapts to other class shares."""
 
@@ -118,8 +128,8 @@ class Adapting:
         """
         if not hasattr(self, "reference_"):
             raise ValueError(
-                f"this {type(self).__name__} kept no held-out rows (not fitted, decision='argmax' or an old file), "
-                "so it cannot adapt; fit it again"
+                f"this {type(self).__name__} kept no held-out rows (not fitted, multilabel, argmax or an old "
+                "file), so it cannot adapt; fit it again, with one label a row"
             )
         if X is None and prevalence is None:
             raise ValueError("adapt needs new rows X, or prevalence={label: share}, got neither")
@@ -152,8 +162,11 @@ class Adapting:
         calibration = fit_calibration(reference.p, reference.y, np.ones(len(reference.y)))
         if p is None or getattr(self, "subject_to", None) is not None or getattr(self, "costs", None) is not None:
             # Constraints rest on labels: the held-out rows, each weighted by how much more frequent its class is now.
-            q = reweighted(calibration(reference.p), ratios)
-            rule = self._learned_rule(q, reference.y, ratios[reference.y])
+            q, y, weight = reweighted(calibration(reference.p), ratios), reference.y, ratios[reference.y]
+            if getattr(self, "confidence", None) is not None:  # certificates need rows of equal weight
+                rows = _rows_in_shares(y, np.asarray(shift.shares))
+                q, y, weight = q[rows], y[rows], np.ones(len(rows))
+            rule = self._learned_rule(q, y, weight)
         else:
             rule = self._plug_in(reweighted(calibration(p), ratios))
         # The rule may calibrate q once more: (z / T + o) / T' + o' = z / (T T') + o / T' + o'.

@@ -74,10 +74,11 @@ def starts(p: Floats, counts: ClassCounts) -> list[State]:
 
 
 class Step(NamedTuple):
-    """One round: the gain matrix, its decisions, and the state reached with its value."""
+    """One round: the gain matrix, its decisions and their state, and the state reached with its value."""
 
     gain: Gain
     decisions: Labels
+    counted: State
     state: State
     reached: float
 
@@ -102,14 +103,14 @@ def ascend(p: Floats, counts: ClassCounts, objective: MetricFunction, start: Sta
                 "without item(), numpy or rounding on the way"
             )
         gain = Gain.of(torch.autograd.grad(value, x)[0].numpy())
-        decisions = decide_blocks(p, gain.scores)
-        towards = counts.count(decisions) - state
+        decisions, counted = counts.decided(p, gain.scores)
+        towards = counted - state
         values = _values(counts, objective, state + STEPS[:, None, None] * towards)
         k = int(values.argmax())
         better = values[k] > reached + ENOUGH * abs(reached)
         if better:
             state, reached = state + STEPS[k] * towards, float(values[k])
-        yield Step(gain, decisions, state, reached)
+        yield Step(gain, decisions, counted, state, reached)
         if not better:
             return
 

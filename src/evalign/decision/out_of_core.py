@@ -1,0 +1,277 @@
+"""Rules from more rows than fit into memory: batches, Parquet files or a Ray dataset, read in passes.
+
+Every pass adds up counts, so that batches and workers may come in any order. Two classes need one pass: rows of equal
+probability and label are one row of their total weight. More classes need one pass for each round of Frank-Wolfe.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evalign.decision.calibrated import learn_rule
+from evalign.decision.calibration import SAMPLE, Calibration, fit_calibration
+from evalign.decision.plug_in import gain_rule
+from evalign.decision.problem import Problem, present_classes
+from evalign.decision.rule import Floats, Labels, Rule, as_labels, as_probabilities, as_weights, decide_blocks
+from evalign.decision.search.counts import ClassCounts, State
+from evalign.decision.search.frank_wolfe import FIRST, Gain, ascend, identity
+from evalign.metrics import Average, Beta, MetricFunction
+
+DISTINCT = 2**20  # probabilities of two classes that are told apart
+CHUNK = 2**16  # rows of a Parquet file read at a time
+Batch = tuple[Floats, Labels | None, Floats]
+Sums = tuple[NDArray[Any], ...]
+
+
+class Batches:
+    """Probabilities, labels and weights that can be read again and again; `total` adds up a function of the batches.
+
+    source: a callable that returns an iterable of batches, or a list of batches: p, (p, labels) or (p, labels,
+        weights); a Parquet file or folder; a Ray dataset. Files and datasets have columns `probability_CLASS`, as
+        `evalign predict` writes them, and columns of labels and weights by these names.
+    """
+
+    def __init__(self, source: Any, target: str | None = None, sample_weight: str | None = None) -> None:
+        self.source, self.target, self.sample_weight = source, target, sample_weight
+        if isinstance(source, Iterator):
+            raise TypeError("batches are read several times, got an iterator; pass a function that makes one")
+
+    @property
+    def is_ray(self) -> bool:
+        return hasattr(self.source, "map_batches")
+
+    def __iter__(self) -> Iterator[Batch]:
+        if isinstance(self.source, (str, Path)):
+            import pyarrow.dataset as ds
+
+            for part in ds.dataset(str(self.source), format="parquet").to_batches(batch_size=CHUNK):
+                if len(part):
+                    yield self.of_columns({n: part.column(n).to_numpy(zero_copy_only=False) for n in part.schema.names})
+            return
+        batches: Iterable[Any] = self.source() if callable(self.source) else self.source
+        for batch in batches:
+            parts = batch if isinstance(batch, tuple) else (batch,)
+            p = as_probabilities(parts[0])
+            labels = None if len(parts) < 2 or parts[1] is None else as_labels(parts[1], p, "multiclass")
+            if len(p):
+                yield p, labels, as_weights(parts[2] if len(parts) > 2 else None, p)
+
+    def of_columns(self, columns: dict[str, Any]) -> Batch:
+        """Batch of the columns of a file."""
+        names = [name for name in columns if name.startswith("probability_")]
+        if len(names) < 2:
+            raise ValueError(f"columns probability_CLASS of two classes or more are needed, got {', '.join(columns)}")
+        p = as_probabilities(np.stack([np.asarray(columns[name], dtype=np.float64) for name in names], axis=1))
+        labels = None
+        if self.target is not None:
+            if self.target not in columns:
+                raise ValueError(f"there is no column {self.target!r} of labels, only {', '.join(columns)}")
+            codes = {name.removeprefix("probability_"): k for k, name in enumerate(names)}
+            found, inverse = np.unique(np.asarray(columns[self.target]).astype(str), return_inverse=True)
+            if unknown := [label for label in found if label not in codes]:
+                raise ValueError(f"label {unknown[0]!r} has no column probability_{unknown[0]}")
+            labels = np.array([codes[label] for label in found], dtype=np.int64)[inverse]
+        weight = None if self.sample_weight is None else columns[self.sample_weight]
+        return p, labels, as_weights(weight, p)
+
+    def map(self, function: Callable[[Batch], Sums]) -> Iterator[Sums]:
+        """`function` of every batch; with Ray on the workers."""
+        if not self.is_ray:
+            yield from map(function, self)
+            return
+        reader = partial(_on_worker, function, self.target, self.sample_weight)
+        for row in self.source.map_batches(reader, batch_format="numpy").iter_rows():
+            yield tuple(np.asarray(part) for part in _loaded(row["sums"]))
+
+    def total(self, function: Callable[[Batch], Sums]) -> Sums:
+        """Sums over all batches of the arrays that `function` returns."""
+        sums: Sums | None = None
+        for parts in self.map(function):
+            sums = parts if sums is None else tuple(a + b for a, b in zip(sums, parts, strict=True))
+        if sums is None:
+            raise ValueError("a rule is learned from at least one row of probabilities, got none")
+        return sums
+
+
+def _on_worker(
+    function: Callable[[Batch], Sums], target: str | None, weight: str | None, columns: dict[str, Any]
+) -> dict[str, Any]:
+    batch = Batches(None, target, weight).of_columns(columns)
+    return {"sums": np.array([_dumped(function(batch))], dtype=object)}
+
+
+def _dumped(arrays: Sums) -> bytes:
+    import io
+
+    file = io.BytesIO()
+    np.savez(file, *arrays)
+    return file.getvalue()
+
+
+def _loaded(data: bytes) -> list[NDArray[Any]]:
+    import io
+
+    with np.load(io.BytesIO(data), allow_pickle=False) as found:
+        return [found[name] for name in found.files]
+
+
+def learn_from_batches(
+    source: Any,
+    metric: str | MetricFunction,
+    *,
+    decision: str = "auto",
+    target: str | None = None,
+    sample_weight: str | None = None,
+    average: Average | None = None,
+    beta: Beta | None = None,
+    subject_to: Any = None,
+    confidence: float | None = None,
+    rounds: int = 40,
+) -> Rule:
+    """Learn a rule from rows that are read in batches; memory does not grow with the number of rows.
+
+    `source`, `target` and `sample_weight` as in `Batches`; the others as in `plug_in` and `calibrated`. "plug_in" needs
+    no labels. Two classes: the rule of the whole, with probabilities rounded where more than a million differ. More
+    classes: the plug-in rule of the whole as for large arrays, where no row is moved by itself; "auto" calibrates on a
+    sample of 8 million probabilities first. Constraints of more than two classes need the rows in memory.
+
+    >>> rng = np.random.default_rng(0)
+    >>> parts = [rng.dirichlet([3.0, 1.0, 0.5], size=1000) for _ in range(3)]
+    >>> rule = learn_from_batches(parts, "f1", decision="plug_in")
+    >>> rule.kind, rule.columns
+    ('affine', 3)
+    >>> import evalign.decision as d
+    >>> learn_from_batches([p[:, :2] / p[:, :2].sum(1, keepdims=True) for p in parts], "f1", decision="plug_in").kind
+    'threshold'
+    """
+    batches = Batches(source, target, sample_weight)
+    known = batches.total(_shape_sums)
+    classes, labelled = len(known[0]), bool(known[3] == 0)
+    if decision != "plug_in" and not labelled:
+        raise ValueError(f"decision {decision!r} needs labels in every batch; pass them, or use decision='plug_in'")
+    options: dict[str, Any] = {"average": average, "beta": beta, "subject_to": subject_to}
+    if classes == 2:
+        p, y, weight = _distinct(batches)
+        labels = y if labelled else np.zeros(len(y), dtype=np.int64)
+        return learn_rule(decision, p, labels, metric, sample_weight=weight, confidence=confidence, **options)
+    if subject_to is not None or confidence is not None:
+        raise ValueError("constraints of more than two classes need the rows in memory; use decision.calibrated")
+    calibration = None if decision == "plug_in" else fit_calibration(*_sample(batches, float(known[2]), classes))
+    problem = Problem.of(metric, np.zeros((1, classes)), "multiclass", average, beta, None)
+    counts = BatchedCounts(batches, calibration, classes, reads_matrix=problem.reads_matrix)
+    gain, value = _best_gain(counts, problem, rounds)
+    rule = replace(gain_rule(gain), metric=problem.name, value=value)
+    return rule if calibration is None else replace(rule, **calibration.fields)
+
+
+def _shape_sums(batch: Batch) -> Sums:
+    p, y, weight = batch
+    return weight @ p, weight.sum(), np.asarray(float(len(p))), np.asarray(float(y is None))
+
+
+def _distinct(batches: Batches) -> tuple[Floats, Labels, Floats]:
+    """Rows of two classes with equal probability and label as one row of their total weight."""
+
+    def compressed(score: Floats, y: Labels, weight: Floats) -> Sums:
+        order = np.lexsort((y, score))
+        score, y, weight = score[order], y[order], weight[order]
+        first = np.append(True, (score[1:] != score[:-1]) | (y[1:] != y[:-1]))
+        return score[first], y[first], np.add.reduceat(weight, np.flatnonzero(first))
+
+    def of_batch(batch: Batch) -> Sums:
+        p, y, weight = batch
+        return compressed(p[:, 1], np.zeros(len(p), dtype=np.int64) if y is None else y, weight)
+
+    digits, held = 17, of_batch((np.full((1, 2), 0.5), None, np.zeros(1)))
+    for part in batches.map(of_batch):
+        score, y, weight = (np.concatenate(pair) for pair in zip(held, part, strict=True))
+        held = compressed(score if digits == 17 else score.round(digits), y, weight)
+        while len(held[0]) > 2 * DISTINCT:  # fewer digits, until they fit
+            digits = 9 if digits == 17 else digits - 1
+            held = compressed(held[0].round(digits), *held[1:])
+    score, y, weight = (part[held[2] > 0] for part in held)
+    return np.stack([1 - score, score], axis=1), y, weight
+
+
+def _sample(batches: Batches, rows: float, classes: int) -> tuple[Floats, Labels, Floats]:
+    """Rows for the calibration: all if they are few, else evenly spaced ones."""
+    step = max(1, -(-int(rows) * classes // SAMPLE))
+
+    def taken(batch: Batch) -> Sums:
+        p, y, weight = batch
+        assert y is not None
+        return p[::step], y[::step], weight[::step]
+
+    p, y, weight = zip(*batches.map(taken), strict=True)
+    return np.concatenate(p), np.concatenate(y), np.concatenate(weight)
+
+
+class BatchedCounts(ClassCounts):
+    """Expected counts of the decisions of a gain matrix, each by one pass over the batches."""
+
+    def __init__(self, batches: Batches, calibration: Calibration | None, classes: int, *, reads_matrix: bool) -> None:
+        self.batches, self.calibration, self.classes, self.reads_matrix = batches, calibration, classes, reads_matrix
+        actual, total, rows, weighted = batches.total(partial(_actual_sums, calibration))
+        self.prior, self.actual, self.total = actual / rows, torch.from_numpy(weighted), float(total)
+        self.present = present_classes(weighted, np.array([float(total) / float(rows)]))
+        self.expected, self.width = True, classes * (classes if reads_matrix else 2)
+
+    def decided(self, p: Any, score: Callable[[Floats], Floats]) -> tuple[Any, State]:
+        (state,) = self.batches.total(partial(_counted, [score], self.calibration, self.classes, self.reads_matrix))
+        return None, state[0]
+
+    def starts(self) -> list[State]:
+        """As `frank_wolfe.starts`, all in one pass."""
+        prior = np.maximum(self.prior, 1e-12)
+        scores = [partial(_powered, prior**-power) for power in (0.0, 0.5, 1.0)]
+        (state,) = self.batches.total(
+            partial(_counted, [*scores, None], self.calibration, self.classes, self.reads_matrix)
+        )
+        return list(state)
+
+
+def _powered(factor: Floats, q: Floats) -> Floats:
+    return q * factor
+
+
+def _actual_sums(calibration: Calibration | None, batch: Batch) -> Sums:
+    p, _, weight = batch
+    q = p if calibration is None else calibration(p)
+    return q.sum(axis=0), weight.sum(), np.asarray(float((weight > 0).sum())), weight @ q
+
+
+def _counted(
+    scores: list[Any], calibration: Calibration | None, classes: int, reads_matrix: bool, batch: Batch
+) -> Sums:
+    """States of several score functions, (K, ...); None is randomised decisions with the probabilities themselves."""
+    p, _, weight = batch
+    q = p if calibration is None else calibration(p)
+    counts = ClassCounts(q, weight, classes, reads_matrix=reads_matrix)
+    return (np.stack([counts.count_mixed(q) if s is None else counts.count(decide_blocks(q, s)) for s in scores]),)
+
+
+def _best_gain(counts: BatchedCounts, problem: Problem, rounds: int) -> tuple[Gain, float]:
+    """`frank_wolfe.maximise` without constraints and without moving rows one by one."""
+    starts = counts.starts()
+    best, best_value = identity(counts), counts.value(starts[0], problem)
+    objective = problem.lagrangian(np.zeros(0))
+
+    def ascended(start: State, rounds: int) -> tuple[State, float]:
+        nonlocal best, best_value
+        state, reached = start, -np.inf
+        for step in ascend(np.zeros((0, counts.classes)), counts, objective, start, rounds):
+            state, reached = step.state, step.reached
+            if (value := counts.value(step.counted, problem)) > best_value:
+                best, best_value = step.gain, value
+        return state, reached
+
+    ends = [ascended(start, min(FIRST, rounds)) for start in starts]
+    if rounds > FIRST:
+        ascended(max(ends, key=lambda end: end[1])[0], rounds - FIRST)
+    return best, best_value

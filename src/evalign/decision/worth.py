@@ -1,0 +1,255 @@
+"""What a decision is worth: bootstrap intervals of its threshold, its metric and its constraints, as text and HTML."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import expit
+
+from evalign.confusion import Confusion
+from evalign.decision.calibrated import calibrated
+from evalign.decision.problem import Problem
+from evalign.decision.rule import BLOCK, Floats, Labels, Rule, as_labels, as_probabilities, logit
+from evalign.decision.search.thresholds import ThresholdSweep
+from evalign.metrics import Average, Beta, MetricFunction
+
+RESAMPLES = 300
+RELEARNED = 30  # of these the rule is learned again on, for the spread of its threshold
+GRID = 81  # thresholds of the curve
+Learner = Callable[[Floats, Labels], Rule]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval, for resampled rows."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, value: float, draws: Floats) -> "Estimate":
+        """Percentile interval of the draws."""
+        finite = draws[np.isfinite(draws)]
+        low, high = np.quantile(finite, [0.025, 0.975]) if len(finite) else (np.nan, np.nan)
+        return cls(float(value), float(low), float(high))
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} (95 % interval {self.low:.3f} to {self.high:.3f})"
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Report of a rule on labelled rows; `str` is text, `html` a page that needs nothing else.
+
+    `curve` has columns threshold, value, low and high for two classes: the metric of every threshold on the
+    uncalibrated probability of class 1, with its 95 % band.
+    """
+
+    rule: Rule
+    rows: int
+    metric: str
+    value: Estimate
+    argmax: Estimate
+    gain: Estimate
+    constraints: dict[str, tuple[Estimate, float]] = field(default_factory=dict)
+    threshold: Estimate | None = None
+    curve: Floats | None = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"Decision for {self.metric}, on {self.rows} rows",
+            f"  {self.metric}: {self.value}",
+            f"  largest probability: {self.argmax}",
+            f"  gain: {self.gain.value:+.3f} (95 % interval {self.gain.low:+.3f} to {self.gain.high:+.3f})",
+        ]
+        if self.threshold is not None:
+            lines.insert(1, f"  threshold on the probability of class 1: {self.threshold}")
+        for text, (estimate, missed) in self.constraints.items():
+            lines.append(f"  {text}: {estimate}; missed in {missed:.0%} of resamples")
+        if not self.rule.feasible:
+            lines.append("  The constraints could not all be met.")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Dictionary of plain JSON types."""
+        estimates = {name: getattr(self, name) for name in ("value", "argmax", "gain", "threshold")}
+        return {
+            "rule": self.rule.to_json(),
+            "rows": self.rows,
+            "metric": self.metric,
+            **{name: e.__dict__ for name, e in estimates.items() if e is not None},
+            "constraints": {k: {**e.__dict__, "missed": missed} for k, (e, missed) in self.constraints.items()},
+            "curve": None if self.curve is None else self.curve.tolist(),
+        }
+
+    def html(self) -> str:
+        """Page with the text and, for two classes, a picture of the metric against the threshold."""
+        picture = "" if self.curve is None else self.svg()
+        return (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Decision for {escape(self.metric)}</title>'
+            "<style>body{font:15px/1.5 system-ui,sans-serif;max-width:44em;margin:2em auto;padding:0 1em;color:#222;"
+            "background:#fff}pre{white-space:pre-wrap;font:inherit}svg{width:100%;height:auto}"
+            "@media(prefers-color-scheme:dark){body{color:#ddd;background:#161616}}</style>"
+            f"<h1>Decision for {escape(self.metric)}</h1><pre>{escape(str(self))}</pre>{picture}</html>"
+        )
+
+    def svg(self) -> str:
+        """Metric against threshold with its band, as an SVG element; two classes only."""
+        if self.curve is None:
+            raise ValueError("only a rule of two classes has one threshold to draw")
+        threshold, value, low, high = self.curve.T
+        bottom, top = max(-1.0, float(low.min())), min(1.0, float(high.max()))
+        span = max(top - bottom, 1e-9)
+
+        def points(x: Floats, y: Floats) -> str:
+            return " ".join(
+                f"{50 + 530 * a:.1f},{250 - 230 * (b - bottom) / span:.1f}" for a, b in zip(x, y, strict=True)
+            )
+
+        band = points(np.append(threshold, threshold[::-1]), np.append(low, high[::-1]))
+        chosen = "" if self.threshold is None else _marks(self.threshold)
+        ticks = "".join(
+            f'<text x="{50 + 530 * t:.0f}" y="268" text-anchor="middle">{t:g}</text>' for t in (0, 0.25, 0.5, 0.75, 1)
+        ) + "".join(
+            f'<text x="44" y="{254 - 230 * k / 4:.0f}" text-anchor="end">{bottom + span * k / 4:.2f}</text>'
+            for k in range(5)
+        )
+        return (
+            f'<svg viewBox="0 0 600 300" role="img" font-size="11" fill="currentColor" '
+            f'aria-label="{escape(self.metric, quote=True)} against the threshold">'
+            f'<polygon points="{band}" fill="#4477aa" opacity="0.25"/>'
+            f'<polyline points="{points(threshold, value)}" fill="none" stroke="#4477aa" stroke-width="2"/>'
+            f"{chosen}{ticks}"
+            f'<text x="315" y="290" text-anchor="middle">threshold (chosen: dashed, with its interval); '
+            f"{escape(self.metric)} with its 95 % band</text></svg>"
+        )
+
+
+def _marks(threshold: Estimate) -> str:
+    at, low, high = (50 + 530 * min(max(x, 0.0), 1.0) for x in (threshold.value, threshold.low, threshold.high))
+    return (
+        f'<rect x="{low:.1f}" y="20" width="{max(high - low, 1):.1f}" height="230" opacity="0.08"/>'
+        f'<line x1="{at:.1f}" x2="{at:.1f}" y1="20" y2="250" stroke="currentColor" stroke-dasharray="4 3"/>'
+    )
+
+
+def assess(
+    rule: Rule,
+    probabilities: Any,
+    target: Any,
+    metric: str | MetricFunction | None = None,
+    *,
+    average: Average | None = None,
+    beta: Beta | None = None,
+    subject_to: Any = None,
+    learn: Learner | None = None,
+    random_state: int = 0,
+) -> Worth:
+    """Estimate what a rule is worth on labelled rows, with intervals by resampling them.
+
+    Rows should not be those that the rule was learned from, or the metric is flattered. `metric` and `subject_to`
+    default to the rule's own. The threshold's interval is that of rules learned again from resampled rows, by `learn`
+    (probabilities, labels -> rule), which is `calibrated` without it.
+
+    >>> rng = np.random.default_rng(0)
+    >>> y = (rng.random(400) < 0.2).astype(int)
+    >>> p = expit(rng.normal(2.0 * y - 2.0, 1.0))
+    >>> worth = assess(calibrated(p, y, "f1"), p, y)
+    >>> worth.value.low < worth.value.value < worth.value.high
+    True
+    >>> print(str(worth).splitlines()[0])
+    Decision for f1, on 400 rows
+    """
+    if metric is None:
+        metric = rule.metric
+    if metric is None:
+        raise ValueError("the rule does not say what it was learned for; pass metric=")
+    if rule.multilabel:
+        raise ValueError("a multilabel rule is assessed label by label; pass one label's probabilities and rule")
+    p = as_probabilities(probabilities)
+    y = as_labels(target, p, "multiclass")
+    limits = list(rule.subject_to) if subject_to is None else subject_to
+    problem = Problem.of(metric, p, "multiclass", average, beta, limits or None)
+    random = np.random.default_rng(random_state)
+    decided, plain = rule.decide(p), p.argmax(axis=1)
+    # A score sees a row by its label and the two decisions alone: resampling rows is resampling these patterns.
+    patterns, counts = np.unique(np.stack([y, decided, plain]), axis=1, return_counts=True)
+    draws = np.vstack([counts, random.multinomial(len(y), counts / len(y), size=RESAMPLES)]).astype(np.float64)
+    ours, limit_values = _scores(problem, patterns[0], patterns[1], draws)
+    theirs, _ = _scores(problem, patterns[0], patterns[2], draws)
+    constraints = {}
+    for k, constraint in enumerate(problem.constraints):
+        values = limit_values[:, k]
+        missed = values[1:] < constraint.value if constraint.op == ">=" else values[1:] > constraint.value
+        constraints[str(constraint)] = (Estimate.of(values[0], values[1:]), float(missed.mean()))
+    threshold, curve = None, None
+    if p.shape[1] == 2 and rule.kind == "threshold":
+        threshold = _threshold(
+            rule, p, y, learn or (lambda a, b: calibrated(a, b, metric, average=average, beta=beta)), random
+        )
+        curve = _curve(problem, p, y, random)
+    gain = ours - theirs
+    return Worth(
+        rule, len(y), problem.name, Estimate.of(ours[0], ours[1:]), Estimate.of(theirs[0], theirs[1:]),
+        Estimate.of(gain[0], gain[1:]), constraints, threshold, curve,
+    )  # fmt: skip
+
+
+def raw_threshold(rule: Rule) -> float:
+    """Least uncalibrated probability of class 1 that a threshold rule decides positive.
+
+    >>> round(raw_threshold(Rule("threshold", 2, threshold=0.5, offsets=(0.0, 1.0))), 3)
+    0.269
+    """
+    if rule.threshold is None:
+        raise ValueError(f"a rule of kind {rule.kind!r} has no threshold")
+    if not 0 < rule.threshold < 1 or (rule.temperature == 1.0 and rule.offsets is None):
+        return rule.threshold
+    offset = 0.0 if rule.offsets is None else rule.offsets[1] - rule.offsets[0]
+    return float(expit(float(np.asarray(rule.temperature)) * (float(logit(np.array(rule.threshold))) - offset)))
+
+
+def _scores(problem: Problem, y: Labels, decided: Labels, draws: Floats) -> tuple[Floats, Floats]:
+    """Metric (B,) and constrained scores (B, R) of resampled patterns; rejected rows do not count."""
+    size, kept = problem.classes, decided >= 0
+    cell = (y * size + decided)[kept]
+    order = np.argsort(cell, kind="stable")
+    cells, first = np.unique(cell[order], return_index=True)
+    values, limits = [], []
+    for part in np.array_split(draws, -(-len(draws) * size * size // BLOCK)):
+        flat = np.zeros((len(part), size * size))
+        flat[:, cells] = np.add.reduceat(part[:, kept][:, order], first, axis=1)
+        matrix = torch.from_numpy(flat.reshape(-1, size, size))
+        tp, actual, predicted = matrix.diagonal(dim1=-2, dim2=-1), matrix.sum(-1), matrix.sum(-2)
+        c = Confusion(tp, actual, predicted, actual.sum(-1), matrix=matrix)
+        with torch.no_grad():
+            values.append(problem.metric(c).double().numpy())
+            limits.append(np.array([limit(c).double().numpy() for limit in problem.limits]).reshape(-1, len(part)).T)
+    return np.concatenate(values), np.concatenate(limits)
+
+
+def _threshold(rule: Rule, p: Floats, y: Labels, learn: Learner, random: np.random.Generator) -> Estimate:
+    found = []
+    for _ in range(RELEARNED):
+        rows = random.integers(len(y), size=len(y))
+        if len(np.unique(y[rows])) == 2:
+            again = learn(p[rows], y[rows])
+            found.append(raw_threshold(again) if again.threshold is not None else 0.5)
+    return Estimate.of(raw_threshold(rule), np.array(found))
+
+
+def _curve(problem: Problem, p: Floats, y: Labels, random: np.random.Generator) -> Floats:
+    sweep = ThresholdSweep(p[:, 1], y.astype(np.float64), np.ones(len(y)), expected=False)
+    grid = np.linspace(0.0, 1.0, GRID)
+    cuts = np.array([sweep.cut_at(t) for t in grid])
+    values = problem.value(sweep.at(cuts))
+    draws = []
+    for _ in range(RESAMPLES // 5):
+        times = np.bincount(random.integers(len(y), size=len(y)), minlength=len(y)).astype(np.float64)
+        draws.append(problem.value(sweep.at(cuts, sweep.counts(times))))
+    low, high = np.quantile(np.array(draws), [0.025, 0.975], axis=0)
+    return np.stack([grid, values, low, high], axis=1)

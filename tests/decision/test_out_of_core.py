@@ -1,0 +1,136 @@
+"""Rules learned in batches are the rules of the whole."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from evalign import decision
+from evalign.decision import out_of_core
+from evalign.decision.out_of_core import learn_from_batches
+from evalign.decision.search import frank_wolfe
+
+
+def rows(n, classes, seed=0):
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet(np.linspace(2.0, 0.3, classes), size=n)
+    tempered = p**0.7 / (p**0.7).sum(axis=1, keepdims=True)
+    y = (tempered.cumsum(axis=1) < rng.random((n, 1))).sum(axis=1).clip(max=classes - 1)
+    return p, y
+
+
+def batches(p, y, size=777):
+    return [(p[i : i + size], y[i : i + size]) for i in range(0, len(p), size)]
+
+
+@pytest.mark.parametrize("name", ["plug_in", "tuned", "auto"])
+@pytest.mark.parametrize("metric", ["f1", "mcc"])
+def test_two_classes_equal_the_rule_in_memory(name, metric):
+    p, y = rows(5000, 2)
+    p = p.round(2)  # so that rows coincide
+    p[:, 0] = 1 - p[:, 1]
+    found = learn_from_batches(batches(p, y), metric, decision=name)
+    expected = {
+        "plug_in": lambda: decision.plug_in(p, metric),
+        "tuned": lambda: decision.tuned(p, y, metric),
+        "auto": lambda: decision.calibrated(p, y, metric),
+    }[name]()
+    tolerance = 1e-9 if name == "plug_in" else 0.03  # resampling draws rows, and these are fewer
+    assert found.kind == expected.kind == "threshold"
+    np.testing.assert_allclose(found.calibrate(p)[:, 1], expected.calibrate(p)[:, 1], atol=1e-4)
+    assert (found.predict(p) != expected.predict(p)).mean() <= tolerance
+
+
+def test_constraints_of_two_classes_hold():
+    p, y = rows(5000, 2, seed=1)
+    rule = learn_from_batches(batches(p, y), "precision", subject_to="recall >= 0.9")
+    assert rule.feasible
+    assert rule.predict(p)[y == 1].mean() >= 0.9 - 1e-9
+
+
+def test_more_distinct_probabilities_than_are_told_apart(monkeypatch):
+    monkeypatch.setattr(out_of_core, "DISTINCT", 500)
+    p, y = rows(5000, 2, seed=2)
+    found = learn_from_batches(batches(p, y), "f1", decision="plug_in")
+    assert found.threshold == pytest.approx(decision.plug_in(p, "f1").threshold, abs=0.005)
+
+
+@pytest.mark.parametrize("metric", ["f1", "mcc", "gmean"])
+def test_more_classes_equal_the_rule_in_memory(metric, monkeypatch):
+    monkeypatch.setattr(frank_wolfe, "POLISH", 0)  # as for large arrays
+    p, y = rows(4000, 5)
+    found = learn_from_batches(lambda: iter(batches(p, y)), metric, decision="plug_in")
+    expected = decision.plug_in(p, metric)
+    assert found.kind == expected.kind
+    assert found.value == pytest.approx(expected.value, abs=1e-9)
+    np.testing.assert_array_equal(found.predict(p), expected.predict(p))
+
+
+def test_calibrated_first_with_more_classes(monkeypatch):
+    monkeypatch.setattr(frank_wolfe, "POLISH", 0)
+    p, y = rows(4000, 4)
+    found = learn_from_batches(batches(p, y), "f1")
+    q = decision.calibration.fit_calibration(p, y, np.ones(len(y)))(p)
+    expected = decision.plug_in(q, "f1")
+    np.testing.assert_allclose(found.calibrate(p), q, atol=1e-12)
+    np.testing.assert_array_equal(found.predict(p), expected.predict(q))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_weights_are_copies(classes):
+    p, y = rows(900, classes)
+    times = np.random.default_rng(3).integers(1, 4, 900)
+    weighted = [(p[i : i + 100], y[i : i + 100], times[i : i + 100].astype(float)) for i in range(0, 900, 100)]
+    found = learn_from_batches(weighted, "f1", decision="plug_in")
+    copied = learn_from_batches([np.repeat(p, times, axis=0)], "f1", decision="plug_in")
+    assert found.value == pytest.approx(copied.value, abs=1e-6)
+
+
+def write(folder, p, y, names):
+    folder.mkdir()
+    for k, (some, labels) in enumerate(batches(p, y, 1100)):
+        table = pd.DataFrame(some, columns=[f"probability_{name}" for name in names])
+        table.assign(label=np.array(names)[labels]).to_parquet(folder / f"{k}.parquet")
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_folder_of_parquet_files(tmp_path, classes):
+    p, y = rows(3000, classes)
+    names = ["fine", "fraud", "odd"][:classes]
+    write(tmp_path / "rows", p, y, names)
+    for name in ("plug_in", "auto"):
+        found = learn_from_batches(tmp_path / "rows", "f1", decision=name, target="label")
+        expected = learn_from_batches(batches(p, y), "f1", decision=name)
+        np.testing.assert_array_equal(found.predict(p), expected.predict(p))
+
+
+def test_errors(tmp_path):
+    p, y = rows(50, 3)
+    with pytest.raises(TypeError, match="got an iterator"):
+        learn_from_batches(iter([p]), "f1")
+    with pytest.raises(ValueError, match="needs labels"):
+        learn_from_batches([p], "f1")
+    with pytest.raises(ValueError, match="at least one row"):
+        learn_from_batches([], "f1")
+    with pytest.raises(ValueError, match="rows in memory"):
+        learn_from_batches([(p, y)], "f1", subject_to="recall >= 0.5")
+    write(tmp_path / "rows", p, y, ["a", "b", "c"])
+    with pytest.raises(ValueError, match="no column 'truth'"):
+        learn_from_batches(tmp_path / "rows", "f1", target="truth")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Ray about itself
+@pytest.mark.parametrize("classes", [2, 3])
+def test_ray_dataset_on_two_workers(tmp_path, classes):
+    ray = pytest.importorskip("ray")
+    p, y = rows(4000, classes)
+    names = ["a", "b", "c", "d"][:classes]
+    write(tmp_path / "rows", p, y, names)
+    ray.init(num_cpus=2, include_dashboard=False, ignore_reinit_error=True, logging_level="ERROR")
+    try:
+        data = ray.data.read_parquet(str(tmp_path / "rows"))
+        found = learn_from_batches(data, "f1", decision="auto", target="label", rounds=1)
+        expected = learn_from_batches(batches(p, y), "f1", decision="auto", rounds=1)
+        np.testing.assert_array_equal(found.predict(p), expected.predict(p))
+    finally:
+        ray.shutdown()

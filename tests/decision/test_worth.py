@@ -1,0 +1,101 @@
+"""What a rule is worth: intervals against repeated samples, scikit-learn's scores, and the pages."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from sklearn.metrics import f1_score, matthews_corrcoef, recall_score
+
+from evalign import decision
+from evalign.decision.rule import Rule
+from evalign.decision.worth import assess, raw_threshold
+
+
+def rows(seed, n=600, share=0.2):
+    rng = np.random.default_rng(seed)
+    y = (rng.random(n) < share).astype(int)
+    return expit(rng.normal(2.0 * y - 2.0, 1.0)), y
+
+
+def test_values_are_scikit_learns():
+    p, y = rows(0)
+    rule = decision.calibrated(p, y, "f1")
+    worth = assess(rule, p, y, subject_to="recall >= 0.5")
+    assert worth.value.value == pytest.approx(f1_score(y, rule.predict(p)))
+    assert worth.argmax.value == pytest.approx(f1_score(y, p >= 0.5))
+    assert worth.gain.value == pytest.approx(worth.value.value - worth.argmax.value)
+    (limit,) = worth.constraints.values()
+    assert limit[0].value == pytest.approx(recall_score(y, rule.predict(p)))
+    at_half = worth.curve[np.abs(worth.curve[:, 0] - 0.5).argmin()]
+    assert at_half[1] == pytest.approx(f1_score(y, p >= 0.5))
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_value_of_the_population():
+    many_p, many_y = rows(1, n=200_000)
+    rule = Rule("threshold", 2, threshold=0.3, metric="f1")
+    truth = f1_score(many_y, rule.predict(many_p))
+    inside = 0
+    for seed in range(40):
+        p, y = rows(seed + 2, n=300)
+        value = assess(rule, p, y, learn=lambda a, b: rule).value
+        inside += value.low <= truth <= value.high
+    assert inside >= 34  # 38 of 40 expected
+
+
+@pytest.mark.slow
+def test_interval_of_the_threshold_covers_that_of_other_samples():
+    p, y = rows(50)
+    worth = assess(decision.calibrated(p, y, "f1"), p, y)
+    others = [raw_threshold(decision.calibrated(*rows(seed), "f1")) for seed in range(51, 71)]
+    assert np.mean([worth.threshold.low <= t <= worth.threshold.high for t in others]) >= 0.7
+
+
+def test_raw_threshold_is_where_decisions_turn():
+    rule = Rule("threshold", 2, threshold=0.4, temperature=1.5, offsets=(0.3, -0.2))
+    t = raw_threshold(rule)
+    np.testing.assert_array_equal(rule.predict([t - 1e-6, t + 1e-6]), [0, 1])
+
+
+def test_more_classes_have_no_threshold():
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet([2.0, 1.0, 0.5], size=300)
+    y = (p.cumsum(axis=1) < rng.random((300, 1))).sum(axis=1)
+    rule = decision.plug_in(p, "mcc")
+    worth = rule.report(p, y)
+    assert worth.threshold is None
+    assert worth.value.value == pytest.approx(matthews_corrcoef(y, rule.predict(p)))
+    with pytest.raises(ValueError, match="two classes"):
+        worth.svg()
+    assert "<svg" not in worth.html()
+
+
+def test_text_json_and_page():
+    p, y = rows(3)
+    rule = decision.calibrated(p, y, "precision", subject_to="recall >= 0.8")
+    worth = rule.report(p, y)
+    text = str(worth)
+    assert "threshold on the probability of class 1" in text
+    assert re.search(r"recall >= 0.8: 0\.\d+ \(95 % interval .*; missed in \d+% of resamples", text)
+    assert json.loads(json.dumps(worth.to_json()))["constraints"]["recall >= 0.8"]["missed"] <= 1
+    from xml.etree import ElementTree
+
+    picture = ElementTree.fromstring(worth.svg())
+    assert len(picture.findall("polygon")) == len(picture.findall("polyline")) == 1
+    assert "recall &gt;= 0.8" in worth.html()
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="pass metric="):
+        Rule("threshold", 2, threshold=0.5).report([0.2, 0.7], [0, 1])
+    with pytest.raises(ValueError, match="label by label"):
+        Rule("thresholds", 2, thresholds=(0.5, 0.5), metric="f1").report([[0.2, 0.7]], [[0, 1]])
+
+
+def test_to_python_of_a_rule():
+    p, y = rows(4)
+    rule, space = decision.calibrated(p, y, "f1"), {}
+    exec(rule.to_python("decide"), space)
+    np.testing.assert_array_equal(space["decide"](p), rule.predict(p))
