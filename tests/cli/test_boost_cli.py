@@ -58,6 +58,7 @@ def test_fit_with_boosted_trees_saves_what_it_tested(data, tmp_path):
     assert score == pytest.approx(model.score(pd.read_csv(data).drop(columns="label"), labels))
 
 
+@pytest.mark.slow
 def test_auto_keeps_the_better_on_held_out_rows_and_says_why(data, tmp_path):
     result = call("fit", data, "-t", "label", "-o", tmp_path / "run", "--model", "auto", *FAST)
     kept, why = result["model"]["kind"], result["model"]["chosen_because"]
@@ -71,6 +72,7 @@ def test_auto_keeps_the_better_on_held_out_rows_and_says_why(data, tmp_path):
     assert isinstance(model, {"boost": EASTBooster, "network": EASTClassifier, "blend": EASTBlend}[kept])
 
 
+@pytest.mark.slow
 def test_fit_with_a_blend_saves_what_it_tested(data, tmp_path):
     out = tmp_path / "run"
     result = call("fit", data, "-t", "label", "-o", out, "--model", "blend", *FAST)
@@ -82,6 +84,7 @@ def test_fit_with_a_blend_saves_what_it_tested(data, tmp_path):
     assert pd.read_csv(tmp_path / "p.csv")["prediction"].tolist() == model.predict(frame.drop(columns="label")).tolist()
 
 
+@pytest.mark.slow
 def test_auto_stops_at_its_budget(data, tmp_path):
     words = ["--epochs", "100000", "--hidden", "16", "--quiet", "--json", "--budget", "0.2"]
     result = call("fit", data, "-t", "label", "-o", tmp_path / "run", "--model", "auto", *words[:1], "60", *words[2:])
@@ -111,6 +114,7 @@ def test_choice_is_by_rows_that_both_held_out(data):
     assert choice.scores[choice.best] == max(choice.scores)
 
 
+@pytest.mark.slow
 def test_compare_shows_both_of_ours_beside_the_libraries(data, tmp_path):
     result = call("compare", data, "-t", "label", "-o", tmp_path / "run", "--splits", "2", "--model", "network", *FAST)
     pairs = {(row["contender"], row["decision"]) for row in result["table"]}

@@ -154,6 +154,7 @@ def test_fit_prints_the_honest_table(folder: Path, call: Call, tmp_path: Path) -
     assert result_of(tmp_path / "run")["split"]["test_rows"] == 48
 
 
+@pytest.mark.slow
 def test_same_seed_same_result_other_seed_other_split(folder: Path, call: Call, tmp_path: Path) -> None:
     tables = []
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
@@ -232,6 +233,7 @@ def test_decision_and_recipe_are_taken(folder: Path, call: Call, tmp_path: Path)
     assert result["data"]["features"] == 3
 
 
+@pytest.mark.slow
 def test_network_and_ensemble_are_taken(folder: Path, call: Call, tmp_path: Path) -> None:
     said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--network", "embedding",
                 "--ensemble", "3", "--folds", "1")  # fmt: skip
@@ -349,6 +351,7 @@ def test_ctrl_c_with_nothing_to_keep_is_130(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_compare_keeps_complete_splits(
     folder: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,6 +462,7 @@ def test_damaged_and_foreign_models(fitted: Path, folder: Path, call: Call, tmp_
 # -- compare and demo -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compare_adds_trees_over_splits(folder: Path, call: Call, tmp_path: Path) -> None:
     said = call("compare", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--splits", "2", "--json")
     assert said.code == 0, said.err
@@ -475,6 +479,7 @@ def test_compare_adds_trees_over_splits(folder: Path, call: Call, tmp_path: Path
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_demo_from_end_to_end(call: Call, tmp_path: Path) -> None:
     said = call("demo", "-o", tmp_path / "demo", "--splits", "2", "--epochs", "2")
     assert said.code == 0, said.err
@@ -618,6 +623,7 @@ def test_bugs_are_told_from_wrong_input(
 # -- the real command -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_real_command_fits_and_predicts(folder: Path, tmp_path: Path) -> None:
     done = command("fit", folder / "train.csv", "--target", "kind", "--out", "run", *FAST, cwd=tmp_path)
     assert (done.code, "majority class" in done.out) == (0, True), done.err
@@ -626,6 +632,7 @@ def test_real_command_fits_and_predicts(folder: Path, tmp_path: Path) -> None:
     assert (done.code, len(done.out.splitlines())) == (0, 61), done.err
 
 
+@pytest.mark.slow
 def test_closed_pipe_ends_quietly(fitted: Path, folder: Path) -> None:
     pd.concat([pd.read_csv(folder / "new.tsv", sep="\t")] * 200).to_csv(folder / "long.csv", index=False)
     process = subprocess.Popen(
@@ -641,6 +648,7 @@ def test_closed_pipe_ends_quietly(fitted: Path, folder: Path) -> None:
     assert (process.wait(timeout=300), error) == (141, "")
 
 
+@pytest.mark.slow
 def test_real_command_fails_in_one_line(folder: Path, tmp_path: Path) -> None:
     done = command("fit", folder / "train.csv", "--target", "Knid", "--out", tmp_path / "run")
     assert_wrong(done, "did you mean 'kind'?")
