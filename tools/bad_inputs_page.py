@@ -55,6 +55,7 @@ OPTIONS: list[tuple[str, str]] = [
     ("A misspelt metric", "evalign fit good.csv --target kind --out run --metric f2"),
     ("A beta that nothing uses", "evalign fit good.csv --target kind --out run --beta 2"),
     ("A constraint that is none", "evalign fit good.csv --target kind --out run --subject-to 'recall>0.9'"),
+    ("A constraint beyond 1", "evalign fit good.csv --target kind --out run --subject-to 'precision>=2'"),
     ("A class that is none", "evalign fit good.csv --target kind --out run --subject-to 'recall[cow]>=0.9'"),
     ("Testing on the training file", "evalign fit good.csv --target kind --out run --test good.csv"),
     ("Two test sets", "evalign fit good.csv --target kind --out run --test new.csv --test-size 0.3"),

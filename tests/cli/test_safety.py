@@ -177,6 +177,8 @@ def test_a_kill_at_any_moment_leaves_whole_files(folder: Path, tmp_path: Path, n
         (["--model", "boost", "--hidden", "3"], "--hidden is an option of networks"),
         (["--seed", "99999999999999999999"], "--seed"),
         (["--seed", "-1"], "--seed"),
+        (["--subject-to", "precision>=2"], "precision lies between 0 and 1"),
+        (["--model", "network", "--time-limit", "5"], "--time-limit is an option of blends"),
         (["--drop", "kind"], "names the target"),
         (["--task", "regression"], "--task must be classification"),
         (["--decimal", ";"], "--decimal must be . or ,"),
