@@ -169,9 +169,9 @@ def test_our_row_is_what_the_saved_classifier_predicts(cancer: Table) -> None:
     development, test = split(cancer, 0.3, seed=1)
     judge = Judge(Aim("f1", positive="benign"), cancer.y)
     trial = evaluate(c.ours(judge, **SMALL), development, test, judge, seed=1)
-    assert judge.classes[trial.predictions["plug_in"]].tolist() == trial.estimator.predict(test.X).tolist()
-    assert trial.rules["plug_in"] == judge.rule("plug_in", trial.estimator.held_out_predictions_)
-    [row] = [row for row in trial.rows(judge) if row.decision == "plug_in"]
+    assert judge.classes[trial.predictions["auto"]].tolist() == trial.estimator.predict(test.X).tolist()
+    assert trial.rules["auto"] == judge.rule("auto", trial.estimator.held_out_predictions_)
+    [row] = [row for row in trial.rows(judge) if row.decision == "auto"]
     assert row.score == pytest.approx(trial.estimator.score(test.X, test.y), abs=1e-12)
 
 
