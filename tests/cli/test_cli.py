@@ -481,12 +481,13 @@ def test_compare_adds_trees_over_splits(folder: Path, call: Call, tmp_path: Path
 
 @pytest.mark.slow
 def test_demo_from_end_to_end(call: Call, tmp_path: Path) -> None:
-    said = call("demo", "-o", tmp_path / "demo", "--splits", "2", "--epochs", "2")
+    said = call("demo", "-o", tmp_path / "demo", "--splits", "2")
     assert said.code == 0, said.err
     assert_wrong(call("demo", "-o", tmp_path / "demo"), "holds an earlier run")
     assert str(tmp_path / "demo" / "report.html") in said.out
-    assert "random forest + plug-in" in said.out
-    assert len(pd.read_csv(tmp_path / "demo" / "patients.csv")) == 442
+    assert "random forest + tuned" in said.out
+    assert "Catches" in said.out
+    assert len(pd.read_csv(tmp_path / "demo" / "payments.csv")) == 5000
 
 
 # -- wrong input ------------------------------------------------------------------------------------------------------

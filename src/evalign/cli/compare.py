@@ -1,5 +1,7 @@
 """`evalign compare`: our models against common baselines over several splits."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,8 +92,9 @@ def run(
     folder: RunFolder,
     output: Output,
     interrupt: Interrupt,
+    rivals: Sequence[str] | None = None,
 ) -> None:
-    """Compare on a loaded table and write the results; shared with `evalign demo`."""
+    """Compare on a loaded table and write the results; shared with `evalign demo`, which names fewer `rivals`."""
     import numpy as np
 
     from evalign.cli.data import note_classes, note_positive
@@ -105,11 +108,10 @@ def run(
     judge, recipe = Judge(settings.aim(), loaded.table.y), settings.recipe_of("network")
     facts = loaded.describe()
     note_positive(judge, facts["classes"], output.note)
-    listed = [
-        *own_models(judge, settings),
-        *stock_libraries(judge, output.note),
-        *(c.rival(one, judge) for one in c.RIVALS),
-    ]
+    others = [*stock_libraries(judge, output.note), *(c.rival(one, judge) for one in c.RIVALS)]
+    if rivals is not None:  # as people use them: the most probable class, or a tuned threshold
+        others = [replace(one, decisions=("argmax", "tuned")) for one in others if one.name in rivals]
+    listed = [*own_models(judge, settings), *others]
     epochs = find_recipe(recipe).limited(settings.epochs).epochs
     with output.warnings_as_notes(), output.progress(len(listed) * splits, epochs, splits) as step:
         comparison = compare(
@@ -145,8 +147,6 @@ def run(
 
 def own_models(judge: Any, settings: o.Settings) -> list[Any]:
     """Our contenders, the reference first; a network trained on cross-entropy is the control of our network."""
-    from dataclasses import replace
-
     from evalign.boosting.libraries import is_installed
     from evalign.comparison import contenders as c
 

@@ -90,7 +90,7 @@ def finish(
     `decision` is that of the reference row.
     """
     from evalign.report import build_result, render
-    from evalign.report.page import verdict
+    from evalign.report.page import headline, verdict
     from evalign.report.result import versions
 
     result: dict[str, Any] = {
@@ -111,7 +111,7 @@ def finish(
     result = {name: _finite(value) for name, value in result.items()}
     folder.write(result, render(result), estimator)
     output.show(as_table(result))
-    output.show(verdict(result))
+    output.show(" ".join(filter(None, [headline(result), verdict(result)])))
     output.show(f"Report: {folder.path / REPORT}")
     output.json(result)
     return result

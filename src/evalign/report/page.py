@@ -12,7 +12,7 @@ from evalign.report import plots
 
 MOST_CELLS = 30  # classes of a confusion matrix that is shown whole
 # What people use as it comes, the most usual first.
-USUAL = ("random_forest", "lightgbm", "gradient_boosting", "logistic", "cross_entropy")
+USUAL = ("random_forest", "lightgbm", "logistic_regression", "gradient_boosting", "cross_entropy")
 FEWEST_SPLITS = 3  # for a p-value: two splits have one degree of freedom
 
 
