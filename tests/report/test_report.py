@@ -239,7 +239,7 @@ def test_threshold_slider_counts_as_scikit_learn_does(
     assert found is not None
     chosen, lowest, free = json.loads(html.unescape(found[1]))
     [trial] = [trial for trial in comparison.trials if trial.contender.name == "ours"]
-    held_out = trial.estimator.validation_
+    held_out = trial.estimator.held_out_predictions_
     y, w = held_out.labels, held_out.weight
     predicted = trial.rules["plug_in"].predict(held_out.probabilities)
     assert f"recall {100 * recall_score(y, predicted, sample_weight=w):.1f} %" in chosen

@@ -30,6 +30,7 @@ def command(
     beta: o.Beta = None,
     positive: o.Positive = None,
     subject_to: o.SubjectTo = None,
+    confidence: o.Confidence = None,
     test: o.Test = None,
     test_size: o.TestSize = None,
     splits: Splits = 5,
@@ -69,7 +70,7 @@ def command(
     """
     settings = o.Settings(
         metric=metric, average=average, beta=o.parse_beta(beta), positive=positive,
-        subject_to=tuple(subject_to or ()), recipe=recipe, decision=decision, epochs=epochs,
+        subject_to=tuple(subject_to or ()), confidence=confidence, recipe=recipe, decision=decision, epochs=epochs,
         hidden=o.parse_hidden(hidden), seed=seed, device=device, folds=o.parse_folds(folds),
         model=model, preset=preset, time_limit=time_limit,
     )  # fmt: skip

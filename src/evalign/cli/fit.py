@@ -32,6 +32,7 @@ def command(
     beta: o.Beta = None,
     positive: o.Positive = None,
     subject_to: o.SubjectTo = None,
+    confidence: o.Confidence = None,
     test: o.Test = None,
     test_size: o.TestSize = None,
     drop: o.Drop = None,
@@ -72,7 +73,7 @@ def command(
     """
     settings = o.Settings(
         metric=metric, average=average, beta=o.parse_beta(beta), positive=positive,
-        subject_to=tuple(subject_to or ()), recipe=recipe, decision=decision, epochs=epochs,
+        subject_to=tuple(subject_to or ()), confidence=confidence, recipe=recipe, decision=decision, epochs=epochs,
         hidden=o.parse_hidden(hidden), seed=seed, device=device, model=model, budget=budget, network=network,
         ensemble=ensemble, folds=o.parse_folds(folds), preset=preset, time_limit=time_limit,
     )  # fmt: skip
@@ -146,13 +147,18 @@ def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output,
     own = settings.decision_of(kept)
     finish(
         NAME, comparison, settings, facts, sizes, protocol, folder, output, decision=own, estimator=model,
-        model=learned, importance=importance(model, parts[0]), **details,
+        model=learned, importance=importance(model, parts[0]), leaderboard=leaderboard(model), **details,
     )  # fmt: skip
     if why is not None:
         output.show(f"Kept:   {trials[0].contender.title}; {why}")
     output.show(f"Model:  {folder.path / MODEL} (trained on the {len(parts[0])} rows outside the test set)")
     if not model.decision_.feasible:  # the note above names the nearest feasible value
         raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def leaderboard(model: Any) -> list[dict[str, Any]]:
+    """Members of a blend with their weights and held-out scores; empty for other models."""
+    return model.leaderboard().to_dict("records") if hasattr(model, "leaderboard") else []
 
 
 def importance(model: Any, development: Any) -> list[dict[str, Any]]:

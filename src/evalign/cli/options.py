@@ -101,11 +101,19 @@ RecipeName = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
+Confidence = Annotated[
+    float | None,
+    typer.Option(
+        "--confidence",
+        help="Probability with which constraints hold on new rows, such as 0.9. Default: they hold on held-out rows.",
+        rich_help_panel=GOAL,
+    ),
+]
 Decision = Annotated[
     str | None,
     typer.Option(
         "--decision",
-        help="Decision rule: plug_in, tuned or argmax. Default: tuned for boosted trees, else plug_in.",
+        help="Decision rule: auto (calibrated on held-out rows, then plug-in), plug_in, tuned or argmax. Default: auto.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -194,6 +202,7 @@ class Settings:
     beta: float | dict[str, float] | None = None
     positive: str | None = None
     subject_to: tuple[str, ...] = ()
+    confidence: float | None = None  # with which constraints hold on new rows
     recipe: str = "auto"
     decision: str | None = None  # None: the default of the model
     epochs: int | None = None
@@ -227,7 +236,11 @@ class Settings:
         for constraint in self.subject_to:
             decision.parse_constraint(constraint)
         if self.subject_to and self.decision == "argmax":
-            raise ValueError("--subject-to needs --decision plug_in or tuned, got argmax")
+            raise ValueError("--subject-to needs --decision auto, plug_in or tuned, got argmax")
+        if self.confidence is not None:
+            checks.check_number("confidence", self.confidence, low=0.5, high=1.0, open_high=True)
+            if not self.subject_to or self.decision not in (None, "auto"):
+                raise ValueError("--confidence goes with --subject-to and --decision auto; change one of them")
         if self.recipe != "auto":
             find_recipe(self.recipe)
         checks.check_choice("preset", self.preset, ("quick", "default", "best"))
@@ -258,7 +271,7 @@ class Settings:
     def aim(self) -> "Aim":
         from evalign.comparison.aims import Aim
 
-        return Aim(self.metric, self.average, self.beta, self.positive, self.subject_to)  # type: ignore[arg-type]
+        return Aim(self.metric, self.average, self.beta, self.positive, self.subject_to, self.confidence)  # type: ignore[arg-type]
 
     def for_network(self) -> dict[str, Any]:
         """Options shared by EASTClassifier and its cross-entropy baseline."""
@@ -295,7 +308,7 @@ class Settings:
 
     def decision_of(self, model: str) -> str:
         """The requested decision rule, or the default of the model."""
-        return self.decision or {"network": "plug_in", "boost": "tuned", "blend": "plug_in"}[model]
+        return self.decision or "auto"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

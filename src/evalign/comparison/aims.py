@@ -15,7 +15,7 @@ from evalign.decision import Rule
 from evalign.estimators.base import Codes, Floats, HeldOutPredictions
 from evalign.metrics import Average, MetricFunction
 
-DECISIONS = ("argmax", "tuned", "plug_in")
+DECISIONS = ("argmax", "tuned", "plug_in", "auto")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Aim:
     beta: float | Sequence[float] | Mapping[str, float] | None = None
     positive: Any = None
     subject_to: Sequence[str] = ()
+    confidence: float | None = None
 
     @property
     def name(self) -> str:
@@ -115,13 +116,13 @@ class Judge:
         """A decision rule by name, learned from held-out predictions."""
         checks.check_choice("decision", name, DECISIONS)
         p = held_out.probabilities
-        if name == "argmax":
+        if name == "argmax":  # also beside constraints, which it then may miss
             return Rule("argmax", p.shape[1])
-        options: dict[str, Any] = {"average": self.average, "beta": self.beta, "sample_weight": held_out.weight}
-        options["subject_to"] = self.constraints or None
-        if name == "tuned":
-            return decision.tuned(p, held_out.labels, self.aim.metric, **options)
-        return decision.plug_in(p, self.aim.metric, target=held_out.labels, **options)
+        return decision.learn_rule(
+            name, p, held_out.labels, self.aim.metric, average=self.average, beta=self.beta,
+            sample_weight=held_out.weight, subject_to=self.constraints or None,
+            confidence=self.aim.confidence if name == "auto" else None,
+        )  # fmt: skip
 
     def _beta(self) -> float | list[float] | None:
         beta = self.aim.beta

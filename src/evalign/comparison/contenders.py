@@ -175,7 +175,7 @@ class Contender:
     decisions: Sequence[str] = DECISIONS
 
 
-def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "plug_in", **options: Any) -> Contender:
+def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "auto", **options: Any) -> Contender:
     """`EASTClassifier` for a judge's metric; `options` are the classifier's other ones."""
 
     def make(seed: int) -> EASTClassifier:
@@ -191,7 +191,7 @@ def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "pl
 
 
 def ours_boosted(
-    judge: Judge, *, recipe: str = "anchored", decision: str = "tuned", name: str = OURS_BOOSTED, **options: Any
+    judge: Judge, *, recipe: str = "anchored", decision: str = "auto", name: str = OURS_BOOSTED, **options: Any
 ) -> Contender:
     """`EASTBooster` for a judge's metric; `options` are the booster's other ones."""
 
@@ -207,7 +207,7 @@ def ours_boosted(
     return Contender(name, f"ours (boosted trees, {recipe})", make)
 
 
-def ours_blended(judge: Judge, *, recipe: str = "auto", decision: str = "plug_in", **options: Any) -> Contender:
+def ours_blended(judge: Judge, *, recipe: str = "auto", decision: str = "auto", **options: Any) -> Contender:
     """`EASTBlend` for a judge's metric; `options` are the blend's other ones."""
 
     def make(seed: int) -> EASTBlend:
@@ -300,6 +300,7 @@ def _aimed(judge: Judge) -> dict[str, Any]:
         "beta": judge.beta if judge.beta is None or isinstance(judge.beta, float | int) else by_label(judge),
         "pos_label": judge.positive,
         "subject_to": judge.subject_to or None,
+        "confidence": judge.aim.confidence,
     }
 
 

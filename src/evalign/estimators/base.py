@@ -36,7 +36,7 @@ from evalign.tables.split import Division, distinct_rows, fold_rows
 from evalign.training.history import Epoch
 
 BetaByLabel = float | Sequence[float] | Mapping[Any, float] | None
-Decision = Literal["plug_in", "tuned", "argmax"]
+Decision = Literal["auto", "plug_in", "tuned", "argmax"]
 OnEpoch = Callable[[Epoch], None]
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -252,7 +252,11 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
 
     def _joint_plug_in(self, p: Floats) -> Rule:
         # Constraints never rest on probabilities alone: the rule that met them on held-out labels decides.
-        return self._plug_in(p) if self.subject_to is None else self.decision_
+        if self.subject_to is not None:
+            return self.decision_
+        if self.decision == "auto":
+            return decision.joint_rule(self.decision_, p, self.metric, average=self._average, beta=self._beta)
+        return self._plug_in(p)
 
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric the classifier was trained on."""
@@ -340,12 +344,14 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     def _check_metric_and_decision(self) -> None:
         if not callable(self.metric):
             checks.check_choice("metric", self.metric, metrics.METRICS)
-        checks.check_choice("decision", self.decision, ("plug_in", "tuned", "argmax"))
+        checks.check_choice("decision", self.decision, ("auto", "plug_in", "tuned", "argmax"))
         checks.check_number(
             "validation_fraction", self.validation_fraction, low=0.0, high=1.0, open_low=True, open_high=True
         )
         if self.subject_to is not None and self.decision == "argmax":
-            raise ValueError("subject_to needs decision='plug_in' or 'tuned', got decision 'argmax'")
+            raise ValueError("subject_to needs decision='auto', 'plug_in' or 'tuned', got decision 'argmax'")
+        if self.confidence is not None and self.subject_to is None:
+            raise ValueError(f"confidence goes with subject_to, got confidence={self.confidence!r} and no constraint")
 
     def _labels_and_weights(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Codes, Floats]:
         if y is None:
@@ -381,7 +387,7 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
             return self._plug_in(held_out.probabilities, held_out.weight)
         return decision.learn_rule(
             self.decision, held_out.probabilities, held_out.labels, self.metric, average=self._average, beta=self._beta,
-            sample_weight=held_out.weight,
+            sample_weight=held_out.weight, confidence=self.confidence,
             subject_to=decision.parse_constraints(self.subject_to, self.classes_[self.class_order].tolist()) or None,
         )  # fmt: skip
 

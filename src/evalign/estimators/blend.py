@@ -45,7 +45,10 @@ CLASSES: dict[str, type[MetricClassifier]] = {
     "network": EASTClassifier,
 }
 WEIGHTS = ("auto", "equal")
-BLENDED = ("metric", "average", "beta", "pos_label", "folds", "random_state", "decision", "subject_to", "class_weight")
+BLENDED = (
+    "metric", "average", "beta", "pos_label", "folds", "random_state", "decision", "subject_to", "confidence",
+    "class_weight",
+)  # fmt: skip
 PASSED_ON = ("metric", "average", "beta", "pos_label", "validation_fraction", "class_weight", "device")
 PRIOR_ROWS = 100  # held-out rows at which weights are half way between equal ones and the best ones
 NEGLIGIBLE = 0.03  # a weight below which a member is dropped: it costs time to predict and changes little
@@ -124,7 +127,7 @@ class EASTBlend(MetricClassifier):
 
     Parameters
     ----------
-    metric, average, beta, pos_label, decision, subject_to, class_weight, device: as in `EASTClassifier`.
+    metric, average, beta, pos_label, decision, subject_to, confidence, class_weight, device: as in `EASTClassifier`.
     preset: "quick" leaves the network out, "default" has all members, "best" grows more trees and trains two
         networks a fold for twice as long.
     time_limit: seconds that `fit` may take. Members are sized and stopped by it; what does not fit is left out. The
@@ -160,8 +163,9 @@ class EASTBlend(MetricClassifier):
         average: Average | None = None,
         beta: BetaByLabel = None,
         pos_label: Any = None,
-        decision: Decision = "plug_in",
+        decision: Decision = "auto",
         subject_to: str | Sequence[str] | None = None,
+        confidence: float | None = None,
         preset: Preset = "default",
         time_limit: float | None = None,
         recipe: str = "auto",
@@ -185,6 +189,7 @@ class EASTBlend(MetricClassifier):
         self.pos_label = pos_label
         self.decision = decision
         self.subject_to = subject_to
+        self.confidence = confidence
         self.preset = preset
         self.time_limit = time_limit
         self.recipe = recipe

@@ -86,8 +86,9 @@ class EASTBooster(MetricClassifier):
         beta: BetaByLabel = None,
         pos_label: Any = None,
         recipe: str | BoostRecipe = "anchored",
-        decision: Decision = "tuned",
+        decision: Decision = "auto",
         subject_to: str | Sequence[str] | None = None,
+        confidence: float | None = None,
         library: Literal["lightgbm", "xgboost"] = "lightgbm",
         folds: int = 5,
         rounds: int = 1000,
@@ -113,6 +114,7 @@ class EASTBooster(MetricClassifier):
         self.recipe = recipe
         self.decision = decision
         self.subject_to = subject_to
+        self.confidence = confidence
         self.library = library
         self.folds = folds
         self.rounds = rounds

@@ -111,7 +111,7 @@ class EASTForest(MetricClassifier):
     such trees draws its border through the middle of the gap beside them, boosted trees next to a row. Nothing is
     trained on the metric: probabilities are shares, and the decision is all that the metric changes.
 
-    metric, average, beta, pos_label, decision, subject_to, validation_fraction, class_weight: as in `EASTClassifier`.
+    metric, average, beta, pos_label, decision, subject_to, confidence, validation_fraction, class_weight: as in `EASTClassifier`.
     trees: of every fold. columns: share of the columns that a node tries. min_rows: rows of a leaf at least.
     folds: as in `EASTBooster`: a forest for each, and the decision is learned on what each says of its held-out rows.
 
@@ -133,8 +133,9 @@ class EASTForest(MetricClassifier):
         average: Average | None = None,
         beta: BetaByLabel = None,
         pos_label: Any = None,
-        decision: Decision = "plug_in",
+        decision: Decision = "auto",
         subject_to: str | Sequence[str] | None = None,
+        confidence: float | None = None,
         trees: int = 200,
         columns: float = 1.0,
         min_rows: int = 1,
@@ -150,6 +151,7 @@ class EASTForest(MetricClassifier):
         self.pos_label = pos_label
         self.decision = decision
         self.subject_to = subject_to
+        self.confidence = confidence
         self.trees = trees
         self.columns = columns
         self.min_rows = min_rows

@@ -39,7 +39,7 @@ class EASTLinear(MetricClassifier):
     Nothing is trained on the metric: at its optimum, a logistic regression with a good decision is level with a linear
     model trained on the metric.
 
-    metric, average, beta, pos_label, decision, subject_to, validation_fraction, class_weight: as in `EASTClassifier`.
+    metric, average, beta, pos_label, decision, subject_to, confidence, validation_fraction, class_weight: as in `EASTClassifier`.
     strength: inverse of the L2 penalty; "auto" takes the one of 0.02, 0.2 and 2 with the least held-out log-loss.
     folds: a model for each, and the decision is learned on what each says of its held-out rows.
     iterations: of the optimiser, at most.
@@ -62,8 +62,9 @@ class EASTLinear(MetricClassifier):
         average: Average | None = None,
         beta: BetaByLabel = None,
         pos_label: Any = None,
-        decision: Decision = "plug_in",
+        decision: Decision = "auto",
         subject_to: str | Sequence[str] | None = None,
+        confidence: float | None = None,
         strength: float | str = "auto",
         iterations: int = 200,
         folds: int = 5,
@@ -77,6 +78,7 @@ class EASTLinear(MetricClassifier):
         self.pos_label = pos_label
         self.decision = decision
         self.subject_to = subject_to
+        self.confidence = confidence
         self.strength = strength
         self.iterations = iterations
         self.folds = folds

@@ -57,8 +57,9 @@ class EASTClassifier(MetricClassifier):
     pos_label: for two classes the one that counts as positive; None is the second of the sorted classes.
     recipe: "anchored" (cross-entropy, then metric + cross-entropy), "paper" (EAST as printed), "btg",
         "cross_entropy", "anchored_offset" (not for decision="plug_in"), or a `Recipe`; see docs/research/recipes.md.
-    decision: how probabilities become labels: "plug_in" (no labels needed), "tuned" (on the validation part) or
-        "argmax". `subject_to` adds constraints such as "precision >= 0.9".
+    decision: how probabilities become labels: "auto" (calibrated on held-out labels, then plug-in), "plug_in" (no labels
+        needed), "tuned" or "argmax". `subject_to` adds constraints such as "precision >= 0.9"; with `confidence=0.9`
+        they hold for new rows with probability 0.9, else on the held-out rows.
     network: what the layers see of a column: "mlp" its numbers, one slope for each; "embedding" a learned piecewise
         linear curve of each number and a vector for each category; "periodic" waves in place of bins.
     hidden, dropout: the network's layers.
@@ -109,8 +110,9 @@ class EASTClassifier(MetricClassifier):
         beta: BetaByLabel = None,
         pos_label: Any = None,
         recipe: str | Recipe = "anchored",
-        decision: Decision = "plug_in",
+        decision: Decision = "auto",
         subject_to: str | Sequence[str] | None = None,
+        confidence: float | None = None,
         network: Network = "mlp",
         hidden: Sequence[int] = (256, 128),
         dropout: float = 0.2,
@@ -137,6 +139,7 @@ class EASTClassifier(MetricClassifier):
         self.recipe = recipe
         self.decision = decision
         self.subject_to = subject_to
+        self.confidence = confidence
         self.network = network
         self.hidden = hidden
         self.dropout = dropout

@@ -121,7 +121,7 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
         caption = f"Test rows in bins of equal size; honest probabilities lie on the dashed line.{first}"
         found.append(("Calibration", plots.calibration(result), caption))
     if result.get("importance"):
-        caption = "Mean and standard deviation over shuffles of one column at a time, on held-out rows."
+        caption = "Mean and standard deviation over shuffles of one column at a time, on a sample of held-out rows."
         found.append(("Which columns matter", plots.importance(result), caption))
     if any(result["history"].values()):
         caption = f"By argmax on validation rows; a ring marks the epoch whose weights were kept.{first}"

@@ -74,7 +74,7 @@ def to_svg(figure: Figure, description: str) -> str:
     return f'{head} role="img" aria-label="{escape(description, quote=True)}">{rest}'.strip()
 
 
-MARKERS = {"argmax": "o", "tuned": "s", "plug_in": "D"}
+MARKERS = {"argmax": "o", "tuned": "s", "plug_in": "D", "auto": "P"}
 WIDTH = 5.4  # inches at 72 per inch: about a phone's width, so that letters stay readable there
 MOST_CLASSES = 24
 

@@ -47,7 +47,7 @@ def precision_recall(trials: Sequence[Trial], judge: Judge) -> list[dict[str, An
 
 def operating_points(trial: Trial, decision: str) -> dict[str, Any] | None:
     """Counts at every threshold of two classes, on the rows that training held out; None where none are kept."""
-    held_out = getattr(trial.estimator, "validation_", None)
+    held_out = getattr(trial.estimator, "held_out_predictions_", None)
     if held_out is None or held_out.probabilities.shape[1] != 2:
         return None
     p, y, weight = held_out.probabilities[:, 1], held_out.labels, held_out.weight
@@ -100,7 +100,7 @@ def thinned(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [history[i] for i in sorted(keep)]
 
 
-TITLES = {"argmax": "argmax", "tuned": "tuned", "plug_in": "plug-in"}
+TITLES = {"argmax": "argmax", "tuned": "tuned", "plug_in": "plug-in", "auto": "calibrated"}
 PER_CLASS = {"precision": metrics.precision, "recall": metrics.recall, "f1": metrics.f1}
 
 
