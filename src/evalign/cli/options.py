@@ -113,7 +113,7 @@ Decision = Annotated[
     str | None,
     typer.Option(
         "--decision",
-        help="Decision rule: auto (calibrated on held-out rows, then plug-in), plug_in, tuned or argmax. Default: auto.",
+        help="Decision rule: auto (calibrate on held-out rows, then plug-in), plug_in, tuned or argmax. Default: auto.",
         rich_help_panel=TRAINING,
     ),
 ]

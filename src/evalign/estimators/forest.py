@@ -111,7 +111,8 @@ class EASTForest(MetricClassifier):
     such trees draws its border through the middle of the gap beside them, boosted trees next to a row. Nothing is
     trained on the metric: probabilities are shares, and the decision is all that the metric changes.
 
-    metric, average, beta, pos_label, decision, subject_to, confidence, validation_fraction, class_weight: as in `EASTClassifier`.
+    metric, average, beta, pos_label, decision, subject_to, confidence, validation_fraction, class_weight: as in
+        `EASTClassifier`.
     trees: of every fold. columns: share of the columns that a node tries. min_rows: rows of a leaf at least.
     folds: as in `EASTBooster`: a forest for each, and the decision is learned on what each says of its held-out rows.
 

@@ -39,7 +39,8 @@ class EASTLinear(MetricClassifier):
     Nothing is trained on the metric: at its optimum, a logistic regression with a good decision is level with a linear
     model trained on the metric.
 
-    metric, average, beta, pos_label, decision, subject_to, confidence, validation_fraction, class_weight: as in `EASTClassifier`.
+    metric, average, beta, pos_label, decision, subject_to, confidence, validation_fraction, class_weight: as in
+        `EASTClassifier`.
     strength: inverse of the L2 penalty; "auto" takes the one of 0.02, 0.2 and 2 with the least held-out log-loss.
     folds: a model for each, and the decision is learned on what each says of its held-out rows.
     iterations: of the optimiser, at most.

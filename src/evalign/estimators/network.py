@@ -57,7 +57,7 @@ class EASTClassifier(MetricClassifier):
     pos_label: for two classes the one that counts as positive; None is the second of the sorted classes.
     recipe: "anchored" (cross-entropy, then metric + cross-entropy), "paper" (EAST as printed), "btg",
         "cross_entropy", "anchored_offset" (not for decision="plug_in"), or a `Recipe`; see docs/research/recipes.md.
-    decision: how probabilities become labels: "auto" (calibrated on held-out labels, then plug-in), "plug_in" (no labels
+    decision: how probabilities become labels: "auto" (calibrate on held-out labels, then plug-in), "plug_in" (no labels
         needed), "tuned" or "argmax". `subject_to` adds constraints such as "precision >= 0.9"; with `confidence=0.9`
         they hold for new rows with probability 0.9, else on the held-out rows.
     network: what the layers see of a column: "mlp" its numbers, one slope for each; "embedding" a learned piecewise
