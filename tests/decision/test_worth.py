@@ -92,10 +92,3 @@ def test_errors():
         Rule("threshold", 2, threshold=0.5).report([0.2, 0.7], [0, 1])
     with pytest.raises(ValueError, match="label by label"):
         Rule("thresholds", 2, thresholds=(0.5, 0.5), metric="f1").report([[0.2, 0.7]], [[0, 1]])
-
-
-def test_to_python_of_a_rule():
-    p, y = rows(4)
-    rule, space = decision.calibrated(p, y, "f1"), {}
-    exec(rule.to_python("decide"), space)
-    np.testing.assert_array_equal(space["decide"](p), rule.predict(p))

@@ -8,16 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from evalign import _checks as checks
-
-if TYPE_CHECKING:
-    from evalign.decision.worth import Worth
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -165,6 +162,8 @@ class Rule:
     True
     """
 
+    reporter: ClassVar[Callable[..., Any] | None] = None
+
     kind: Kind
     columns: int
     threshold: float | None = None
@@ -309,20 +308,13 @@ class Rule:
         best = scores[np.arange(len(scores)), decisions]
         return np.where(best < self.reject - TIE, REJECTED, decisions)
 
-    def report(self, probabilities: Any, target: Any, metric: Any = None, **options: Any) -> "Worth":
+    def report(self, probabilities: Any, target: Any, metric: Any = None, **options: Any) -> Any:
         """What the rule is worth on labelled rows: intervals of threshold, metric and constraints; see `assess`.
 
         `print(rule.report(p, y))` is text, `rule.report(p, y).html()` a page with a picture.
         """
-        from evalign.decision.worth import assess
-
-        return assess(self, probabilities, target, metric, **options)
-
-    def to_python(self, name: str = "predict") -> str:
-        """Source of a Python function that decides as this rule and needs numpy alone; see `numpy_source`."""
-        from evalign.decision.export import numpy_source
-
-        return numpy_source(self, name)
+        assert Rule.reporter is not None  # set by evalign.decision.worth, which the package imports
+        return Rule.reporter(self, probabilities, target, metric, **options)
 
     def to_json(self) -> dict[str, Any]:
         """Dictionary of plain JSON types."""
