@@ -58,7 +58,7 @@ def summary(filled: Sequence[FilledTable]) -> str:
     """Summary of the page in one sentence."""
     runs = [state for one in filled for protocol in one.table.protocols for state in one.states(protocol).values()]
     begin = f"{runs.count('complete')} of {len(runs)} runs are complete."
-    counts = Counter(dict.fromkeys(VERDICTS, 0))
+    counts: Counter[str] = Counter(dict.fromkeys(map(str, VERDICTS), 0))
     for one in filled:
         counts.update(distance_counts(one))
     total = counts.total()

@@ -1,11 +1,12 @@
 """docs/research/reproduction.md: printed numbers beside ours by the paper's protocol, and the quirks that move them."""
 
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -95,9 +96,9 @@ def reached_block(filled: Sequence[FilledTable]) -> str:
                  f"{numbers.gap.max():.3f}", ""])  # fmt: skip
     fair = [cell.distance_without_test for one in filled for cell in one.cells if cell.distance_without_test]
     found = Counter(one.verdict for one in fair)
-    gap = [abs(one.difference) for one in fair]
+    distances = [abs(one.difference) for one in fair]
     rows.append(["all, without `test_chooses`", str(len(fair)), *(str(found[name]) for name in VERDICTS),
-                 f"{median(gap):.3f}", f"{max(gap):.3f}", ""])  # fmt: skip
+                 f"{median(distances):.3f}", f"{max(distances):.3f}", ""])  # fmt: skip
     head = ["table", "numbers measured", *VERDICTS, "median distance", "largest", "command"]
     return markdown_table(head, rows)
 
@@ -117,11 +118,11 @@ def budgets_block(filled: Sequence[FilledTable]) -> str:
                 rows.append(cell.row.label)
     if not groups:
         return "No table has been run under the paper's protocol yet."
-    rows = [
+    lines = [
         [table, reduction, "; ".join(f"{dataset} ({', '.join(labels)})" for dataset, labels in runs.items())]
         for (table, reduction), runs in groups.items()
     ]
-    return markdown_table(["table", "smaller than printed in", "runs"], rows)
+    return markdown_table(["table", "smaller than printed in", "runs"], lines)
 
 
 def cifar10_block(benchmarks: Path | None) -> str:
@@ -129,24 +130,28 @@ def cifar10_block(benchmarks: Path | None) -> str:
     path = None if benchmarks is None else benchmarks / CIFAR10_ROWS
     if path is None or not path.exists():
         return "Nothing has been run yet: `python benchmarks/printed_budget.py cifar10`."
-    found = pd.read_json(path, lines=True).sort_values(
-        ["loss", "learning_rate", "trial"], ascending=[True, False, True]
-    )
+    found = _cifar10_runs(path)
     printed = {"f1": "F1\\*", "accuracy": "Acc\\*", "mcc": "MCC\\*", "ce": "cross-entropy"}
     rows = [
-        [printed.get(row.loss, row.loss), f"{row.learning_rate:g}", str(row.trial), str(row.epochs), row.stopped_by,
-         f"{row.seconds:.0f}", f"{row.validation_loss:.3f}", *(f"{row.test[name]:.3f}" for name in SHOWN)]
-        for row in found.itertuples()
+        [printed.get(run["loss"], run["loss"]), f"{run['learning_rate']:g}", str(run["trial"]), str(run["epochs"]),
+         run["stopped_by"], f"{run['seconds']:.0f}", f"{run['validation_loss']:.3f}",
+         *(f"{run['test'][name]:.3f}" for name in SHOWN)]
+        for run in found
     ]  # fmt: skip
     head = ["trained on", "learning rate", "trial", "epochs", "stopped by", "seconds", "validation loss",
             "F1", "accuracy", "MCC"]  # fmt: skip
-    device = found.environment.iloc[0]["device"]
+    device, sizes = found[0]["environment"]["device"], sorted({run["batch_size"] for run in found})
     note = (
-        f"Darknet-19, batches of {', '.join(map(str, sorted(set(found.batch_size))))}, patience 50 a temperature, "
+        f"Darknet-19, batches of {', '.join(map(str, sizes))}, patience 50 a temperature, "
         f"cooling by 0.9, no augmentation; scores of the epoch of lowest validation loss, on {device}. Where time "
         "stopped a run, it is still below the printed budget. `python benchmarks/printed_budget.py cifar10`"
     )
     return f"{markdown_table(head, rows)}\n\n{note}"
+
+
+def _cifar10_runs(path: Path) -> list[dict[str, Any]]:
+    runs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return sorted(runs, key=lambda run: (run["loss"], -run["learning_rate"], run["trial"]))
 
 
 def curves_block(benchmarks: Path | None) -> str:
@@ -155,11 +160,11 @@ def curves_block(benchmarks: Path | None) -> str:
     if path is None or not path.exists():
         return "Nothing has been run yet: `python benchmarks/printed_budget.py cifar10`."
     rows = []
-    for run in pd.read_json(path, lines=True).sort_values(["loss", "learning_rate"]).itertuples():
-        for epoch in sorted({*(e for e in CURVE_EPOCHS if e <= run.epochs), run.epochs}):
-            temperature, train_loss, valid_loss, score = run.curve[epoch - 1]
+    for run in _cifar10_runs(path):
+        for epoch in sorted({*(e for e in CURVE_EPOCHS if e <= run["epochs"]), run["epochs"]}):
+            temperature, train_loss, valid_loss, score = run["curve"][epoch - 1]
             soft_train, soft_valid = 1 - train_loss, 1 - valid_loss
-            rows.append([run.loss, f"{run.learning_rate:g}", str(epoch), f"{temperature:g}", f"{soft_train:.3f}",
+            rows.append([run["loss"], f"{run['learning_rate']:g}", str(epoch), f"{temperature:g}", f"{soft_train:.3f}",
                          f"{soft_valid:.3f}", f"{score:.3f}", _signed(soft_train - soft_valid),
                          _signed(score - soft_valid)])  # fmt: skip
     head = ["trained on", "learning rate", "epoch", "temperature", "soft, training", "soft, validation",
@@ -173,12 +178,12 @@ def time_block(benchmarks: Path | None) -> str:
     if path is None or not path.exists():
         return "Nothing has been measured yet: `python benchmarks/bench_btg_claims.py`."
     rows, first = [], dict[str, float]()
-    for row in pd.read_csv(path).itertuples():
-        kind, _, what = str(row.task).partition(": ")
+    for task, value in pd.read_csv(path)[["task", "seconds"]].to_numpy().tolist():
+        kind, _, what = str(task).partition(": ")
         how, _, rest = what.partition(", ")
         group = "an epoch on one core" if kind == "epoch" else rest
-        base = first.setdefault(group, float(row.seconds))
-        rows.append([group, how, f"{1000 * float(row.seconds):.3g} ms", f"{float(row.seconds) / base:.2f}"])
+        base = first.setdefault(group, float(value))
+        rows.append([group, how, f"{1000 * value:.3g} ms", f"{value / base:.2f}"])
     note = "The last column is the multiple of the first row of its group. `python benchmarks/bench_btg_claims.py`"
     return f"{markdown_table(['what', 'how', 'time', 'ratio'], rows)}\n\n{note}"
 
