@@ -7,6 +7,7 @@ standard error over seeds. No choice is made on the test rows: learning rates ar
 """
 
 import argparse
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -65,7 +66,7 @@ class OnlyWithPositives(torch.nn.Module):
         return value if bool(y.any()) else 0 * z.sum()
 
 
-ABSENT = {
+ABSENT: dict[str, Callable[[], Loss]] = {
     "cross-entropy": lambda: Entropy(),
     "f1, no gradient without positives": lambda: OnlyWithPositives(MetricLoss("f1", task="binary")),
     "f1": lambda: MetricLoss("f1", task="binary"),
@@ -73,7 +74,7 @@ ABSENT = {
     "f1, memory": lambda: MetricLoss("f1", task="binary", memory="auto"),
     "f1, memory, anchor 1": lambda: MetricLoss("f1", task="binary", memory="auto", anchor=1.0),
 }
-RANKING = {
+RANKING: dict[str, Callable[[], Loss]] = {
     "cross-entropy": lambda: Entropy(),
     "pairwise logistic": lambda: Pairwise(),
     "AUCM (LibAUC)": lambda: SquaredMargin(),

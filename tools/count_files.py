@@ -7,6 +7,7 @@ counted on its second call, as in a training loop: the first one also imports an
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def entered(action: Callable[[], object]) -> list[str]:
 
 
 def loss() -> list[str]:
+    os.environ["EVALIGN_COMPILE"] = "wait"  # or the eager form would serve until the loops are compiled
     import torch
 
     from evalign import MetricLoss

@@ -310,7 +310,10 @@ class Objective:
     def points(self, temperature: float | Tensor) -> FivePoints:
         if self.step.step == "annealed" and isinstance(temperature, Tensor) and temperature.is_cuda:
             return FivePoints(0.0, 0.0, temperature)
-        return FivePoints(*self.step.five_points(temperature))
+        if self.step.step == "annealed":
+            low = float(temperature)
+            return FivePoints(low, 2.5 * low)
+        return FivePoints(self.step.delta, 0.5)
 
     def _fused_columns(
         self, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, eager: Eager

@@ -7,6 +7,7 @@ average, so that each part is multiplied by the number of ranks; no second messa
 
 import gc
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,8 +90,8 @@ def resolve(sync: SyncChoice, *, training: bool) -> Sync | None:
 AVAILABLE = dist.is_available()  # as torch was built
 
 
-def is_up() -> bool:
-    return AVAILABLE and dist.is_initialized()
+# torch's own function: a loss asks at every batch.
+is_up: Callable[[], bool] = dist.is_initialized if AVAILABLE else bool
 
 
 _calls = itertools.count()
