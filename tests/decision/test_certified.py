@@ -9,7 +9,7 @@ from sklearn.metrics import f1_score, precision_score, recall_score
 
 from evalign.decision import calibrated, tuned
 from evalign.decision.certified import CertifiedProblem, binomial_bound, certify_decisions
-from evalign.decision.problem import Problem
+from evalign.decision.search.problem import Problem
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 10), (7, 10), (10, 10), (50, 53)])

@@ -18,8 +18,8 @@ from evalign.decision.plug_in import (
     plug_in,
     with_constraints,
 )
-from evalign.decision.problem import Problem
 from evalign.decision.rule import Floats, Labels, Rule, Task, as_labels, as_probabilities, as_weights, logit
+from evalign.decision.search.problem import Problem
 from evalign.decision.tuned import guarded, tuned
 from evalign.metrics import Average, Beta, MetricFunction
 

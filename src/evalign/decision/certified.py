@@ -31,8 +31,8 @@ from evalign.confusion import Confusion
 from evalign.decision.calibration import balanced_folds
 from evalign.decision.constraints import FLAGGED, Constraint
 from evalign.decision.plug_in import best_expected, constraint_values, metric_value, warn_infeasible
-from evalign.decision.problem import SLACK, Problem
 from evalign.decision.rule import Floats, Labels, Rule
+from evalign.decision.search.problem import SLACK, Problem
 from evalign.decision.search.thresholds import ThresholdSweep
 
 RANKS = 16  # candidate thresholds of two classes for metrics that are not monotone

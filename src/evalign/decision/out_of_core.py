@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from evalign.decision.calibrated import learn_rule
 from evalign.decision.calibration import SAMPLE, Calibration, fit_calibration
 from evalign.decision.plug_in import gain_rule
-from evalign.decision.problem import Problem, present_classes
 from evalign.decision.rule import Floats, Labels, Rule, as_labels, as_probabilities, as_weights, decide_blocks
 from evalign.decision.search.counts import ClassCounts, State
 from evalign.decision.search.frank_wolfe import FIRST, Gain, ascend, identity
+from evalign.decision.search.problem import Problem, present_classes
 from evalign.metrics import Average, Beta, MetricFunction
 
 DISTINCT = 2**20  # probabilities of two classes that are told apart

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from evalign import _checks as checks
 from evalign.confusion import Confusion
 from evalign.decision.calibration import helpful_temperature, probability_floor, temperature_of
-from evalign.decision.problem import SLACK, Problem, present_classes
 from evalign.decision.rule import (
     FLOOR,
     Floats,
@@ -26,6 +25,7 @@ from evalign.decision.rule import (
 from evalign.decision.search.counts import ClassCounts
 from evalign.decision.search.frank_wolfe import Gain, maximise
 from evalign.decision.search.label_thresholds import LabelCounts, best_thresholds
+from evalign.decision.search.problem import SLACK, Problem, present_classes
 from evalign.decision.search.thresholds import ThresholdSweep
 from evalign.metrics import Average, Beta, MetricFunction
 

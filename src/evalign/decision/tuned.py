@@ -16,7 +16,6 @@ from evalign.decision.plug_in import (
     metric_value,
     with_constraints,
 )
-from evalign.decision.problem import Problem
 from evalign.decision.rule import (
     FLOOR,
     Floats,
@@ -30,6 +29,7 @@ from evalign.decision.rule import (
 )
 from evalign.decision.search.counts import ClassCounts, OffsetSweep
 from evalign.decision.search.label_thresholds import LabelCounts, best_thresholds
+from evalign.decision.search.problem import Problem
 from evalign.decision.search.refine import coarse_to_fine
 from evalign.decision.search.thresholds import ThresholdSweep
 from evalign.metrics import Average, Beta, MetricFunction

@@ -11,8 +11,8 @@ from scipy.special import expit
 
 from evalign.confusion import Confusion
 from evalign.decision.calibrated import calibrated
-from evalign.decision.problem import Problem
 from evalign.decision.rule import BLOCK, Floats, Labels, Rule, as_labels, as_probabilities, logit
+from evalign.decision.search.problem import Problem
 from evalign.decision.search.thresholds import ThresholdSweep
 from evalign.metrics import Average, Beta, MetricFunction
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign.confusion import Confusion
-from evalign.decision.problem import Problem, Scored, present_classes
 from evalign.decision.rule import BLOCK, Floats, Labels, decide_blocks
+from evalign.decision.search.problem import Problem, Scored, present_classes
 
 State = NDArray[np.float64]  # (..., 2, C): tp and predicted; or (..., C, C): the matrix
 

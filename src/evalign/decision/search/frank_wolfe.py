@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from evalign.decision.problem import SLACK, Problem
 from evalign.decision.rule import Floats, Labels, decide_blocks
 from evalign.decision.search.counts import ClassCounts, OffsetSweep, State
+from evalign.decision.search.problem import SLACK, Problem
 from evalign.decision.search.refine import best_of, coarse_to_fine
 from evalign.metrics import MetricFunction
 

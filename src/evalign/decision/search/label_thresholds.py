@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from evalign.confusion import Confusion
-from evalign.decision.problem import Problem, present_classes
 from evalign.decision.rule import Floats
 from evalign.decision.search.frank_wolfe import search_multipliers
+from evalign.decision.search.problem import Problem, present_classes
 from evalign.decision.search.refine import best_of, coarse_to_fine
 from evalign.decision.search.thresholds import ThresholdSweep
 

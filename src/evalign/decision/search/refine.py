@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign.decision.problem import SLACK, Scored
 from evalign.decision.rule import Floats
+from evalign.decision.search.problem import SLACK, Scored
 
 Index = NDArray[np.int64]
 

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign.confusion import Confusion
-from evalign.decision.problem import Problem, Scored, present_classes
 from evalign.decision.rule import NEVER, Floats
+from evalign.decision.search.problem import Problem, Scored, present_classes
 from evalign.decision.search.refine import coarse_to_fine
 
 EXACT = 2**22  # cuts searched exhaustively
