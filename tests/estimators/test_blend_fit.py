@@ -139,8 +139,13 @@ def test_odd_tables_work(make):
 
 
 def test_recipe_auto_trains_on_the_metric_where_argmax_decides():
-    recipes = {d: EASTBlend("f1", decision=d)._shared(0)["recipe"] for d in ("plug_in", "tuned", "argmax")}
-    assert recipes == {"plug_in": "cross_entropy", "tuned": "cross_entropy", "argmax": "anchored"}
+    recipes = {d: EASTBlend("f1", decision=d)._shared(0)["recipe"] for d in ("auto", "plug_in", "tuned", "argmax")}
+    assert recipes == {
+        "auto": "cross_entropy",
+        "plug_in": "cross_entropy",
+        "tuned": "cross_entropy",
+        "argmax": "anchored",
+    }
 
 
 def test_the_one_line_form_and_the_leaderboard():

@@ -442,15 +442,3 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     @property
     def metric_name(self) -> str:
         return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
-
-
-LEAST = 1e-5  # of a probability: trees give 0 to what they have not seen, and one such row would decide alone
-
-
-def log_loss(p: Floats, labels: Codes, weight: Floats) -> float:
-    """Weighted mean of -log p at the label, with p of at least `LEAST`.
-
-    >>> round(log_loss(np.array([[0.5, 0.5], [0.9, 0.1]]), np.array([0, 0]), np.ones(2)), 3)
-    0.399
-    """
-    return float(weight @ -np.log(np.maximum(p[np.arange(len(labels)), labels], LEAST)) / weight.sum())

@@ -17,7 +17,6 @@ from evalign.boosting.libraries import is_installed
 from evalign.boosting.tree_table import TreeTable
 from evalign.estimators import presets
 from evalign.estimators.base import (
-    LEAST,
     Arrays,
     BetaByLabel,
     Codes,
@@ -27,9 +26,9 @@ from evalign.estimators.base import (
     MetricClassifier,
     OnEpoch,
     TrainingRows,
-    log_loss,
 )
 from evalign.estimators.boosted import EASTBooster
+from evalign.estimators.explain import LEAST, log_loss
 from evalign.estimators.forest import EASTForest
 from evalign.estimators.lanes import clock, few_threads, side_by_side
 from evalign.estimators.linear import EASTLinear

@@ -9,6 +9,17 @@ from sklearn.calibration import calibration_curve
 from sklearn.inspection import permutation_importance
 from sklearn.metrics import precision_recall_fscore_support
 
+LEAST = 1e-5  # of a probability: trees give 0 to what they have not seen, and one such row would decide alone
+
+
+def log_loss(p: NDArray[np.float64], labels: NDArray[np.int64], weight: NDArray[np.float64]) -> float:
+    """Weighted mean of -log p at the label, with p of at least `LEAST`.
+
+    >>> round(log_loss(np.array([[0.5, 0.5], [0.9, 0.1]]), np.array([0, 0]), np.ones(2)), 3)
+    0.399
+    """
+    return float(weight @ -np.log(np.maximum(p[np.arange(len(labels)), labels], LEAST)) / weight.sum())
+
 
 class Explaining:
     """Explanations of a classifier that has `held_out_predictions_`, which `fit` leaves and files do not keep."""

@@ -21,8 +21,8 @@ from evalign.estimators.base import (
     MetricClassifier,
     OnEpoch,
     TrainingRows,
-    log_loss,
 )
+from evalign.estimators.explain import log_loss
 from evalign.metrics import Average, MetricFunction
 from evalign.tables import TableEncoder
 from evalign.training.history import Epoch
