@@ -181,10 +181,3 @@ class StepChoice:
         if self.step == "annealed":
             return partial(annealed, temperature=temperature)
         return partial(linear, delta=self.delta) if self.step == "linear" else partial(sigmoid, k=self.k)
-
-    def five_points(self, temperature: float | Tensor) -> tuple[float, float]:
-        """(low, reach) of lines that meet at tau (1 -+ reach) with values low and 1 - low, for tau <= 1/2."""
-        if self.step == "annealed":
-            return float(temperature), 2.5 * float(temperature)
-        assert self.step == "linear"
-        return self.delta, 0.5
