@@ -163,7 +163,8 @@ def call(*arguments):
 def test_torchrun_fits_a_model_that_predict_uses(tmp_path, capsys):
     folder, out = write(tmp_path / "data", people(2000), row_group=500), tmp_path / "run"
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "evalign"]
-    fit = ["fit", folder, "--target", "sick", "--out", out, "--hidden", "32", "--epochs", "24", "--device", "cpu"]
+    options = ["--model", "network", "--hidden", "32", "--epochs", "24", "--device", "cpu"]
+    fit = ["fit", folder, "--target", "sick", "--out", out, *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run([*run, *map(str, fit)], capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr
