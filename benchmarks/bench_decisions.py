@@ -287,7 +287,7 @@ def _constrained(p: Any, y: Any, q: Any, confidence: float | None, rule: str) ->
 
 
 CONSTRAINED: dict[str, Callable[..., Any]] = {
-    "plug-in": lambda p, y, q: decision.plug_in(p, "precision", subject_to=f"recall >= {FLOOR}").predict(q),
+    "plug-in": lambda p, y, q: decision.plug_in(p, "precision", target=y, subject_to=f"recall >= {FLOOR}").predict(q),
     "tuned": lambda p, y, q: _constrained(p, y, q, None, "tuned"),
     "calibrated": lambda p, y, q: _constrained(p, y, q, None, "calibrated"),
     "certified at 0.9": lambda p, y, q: _constrained(p, y, q, 0.9, "calibrated"),
