@@ -15,12 +15,12 @@ from evalign.training.recipes import Stage
 from evalign_papers.analysis.filled import fill
 from evalign_papers.datasets import Card, Dataset
 from evalign_papers.datasets.base import Graphs
+from evalign_papers.datasets.longtail import tail_counts, tail_split
 from evalign_papers.engine import run as run_module
 from evalign_papers.engine import trial_data
 from evalign_papers.engine.cells import Cell
 from evalign_papers.engine.config import Config, Data, Grid, Method, Network, Training, from_json, read_config, to_json
 from evalign_papers.engine.image_trials import picture_splits, train_pictures
-from evalign_papers.engine.longtail import tail_counts, tail_split
 from evalign_papers.engine.printed import find_papers, load_table
 from evalign_papers.engine.reports import Report, TrialReport, load_report, report_path, save_report
 from evalign_papers.engine.run import run

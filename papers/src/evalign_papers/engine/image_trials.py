@@ -14,8 +14,8 @@ from evalign.training.batches import Rows
 from evalign.training.evaluation import predict_logits
 from evalign.training.loop import train
 from evalign_papers.datasets import Dataset, Split, splits
+from evalign_papers.datasets.longtail import tail_split
 from evalign_papers.engine.config import Config
-from evalign_papers.engine.longtail import tail_split
 from evalign_papers.engine.scores import watch_cuts
 from evalign_papers.engine.stacked_trials import OnEpoch, Point, Trained, recipe_of
 from evalign_papers.engine.terms import build_term, metric_score

@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign_papers.datasets import Dataset, Split
+from evalign_papers.datasets.base import Dataset
+from evalign_papers.datasets.splits import Split
 
 FIFTH = 0.2
 Ints = NDArray[np.int64]
