@@ -158,16 +158,15 @@ def _checked(
     if not target.is_floating_point() and target.dtype != torch.long:
         target = target.long()  # ignore_index -100 is 156 to an unsigned byte
     if task == "multiclass":
+        _checks.check_class_shapes(input, target[:, 0] if soft else target)
         if not from_logits:
             _checks.check_probabilities(input, sum_to_one=True)
         else:
             _checks.check_not_probabilities(input)
         if soft:
-            _checks.check_class_shapes(input, target[:, 0])
             _checks.check_same_shape("input", input, target)
             _checks.check_probabilities(target, sum_to_one=True, name="target")
             return input, target, True
-        _checks.check_class_shapes(input, target)
         return input, target, _checks.check_label_range(target, input.shape[1], ignore_index)
     if task == "binary" and input.dim() == target.dim() + 1 and input.shape[1] in (1, 2):
         two = input.shape[1] == 2  # a head of two logits: their difference is the logit of class 1
