@@ -357,9 +357,10 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         if y is None:
             name = type(self).__name__
             raise ValueError(f"This {name} estimator requires y to be passed, but the target y is None.")
-        if np.ndim(y) == 2 and np.shape(y)[1] > 1:
+        shape = np.asarray(y).shape
+        if len(shape) == 2 and shape[1] > 1:
             raise ValueError(
-                f"y should be a 1d array, got an array of shape {np.shape(y)} instead; for several labels a row wrap "
+                f"y should be a 1d array, got an array of shape {shape} instead; for several labels a row wrap "
                 "the classifier in sklearn.multioutput.MultiOutputClassifier"
             )
         labels: NDArray[Any] = column_or_1d(y, warn=True)
