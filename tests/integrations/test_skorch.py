@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV
-from skorch import NeuralNetBinaryClassifier
+from skorch import NeuralNetBinaryClassifier, NeuralNetClassifier
 from skorch.dataset import ValidSplit
 from skorch.helper import predefined_split
 from torch import nn
@@ -132,6 +132,17 @@ def test_skorchs_binary_classifier_takes_the_loss():
     options = {"criterion__task": "binary", "predict_nonlinearity": binary_probabilities}
     fitted = head(NeuralNetBinaryClassifier, **options).fit(X, RARE.astype(np.float32))
     assert f1_score(RARE, fitted.predict(X)) > 0.9
+
+
+@pytest.mark.parametrize("kind", [NeuralNetClassifier, NeuralNetBinaryClassifier])
+def test_skorchs_classifiers_may_not_return_logits_as_probabilities(kind):
+    """Without a nonlinearity, `NeuralNetClassifier` with one output predicts 0 for every row, and says nothing."""
+    options = {"criterion__task": "binary", "callbacks": [MetricCallback()], "max_epochs": 1}
+    target = RARE.astype(np.float32)
+    with pytest.raises(TypeError, match="would return logits as probabilities: use MetricNetClassifier"):
+        head(kind, **options).fit(X, target)
+    p = head(kind, predict_nonlinearity=binary_probabilities, **options).fit(X, target).predict_proba(X)
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
 
 
 def test_multilabel_heads_predict_every_label():

@@ -1,7 +1,7 @@
 """skorch: a classifier with a metric as its criterion, and a callback that anneals and records the metric.
 
-skorch's own `NeuralNetBinaryClassifier(..., criterion=MetricLoss, criterion__task="binary")` does not know that the
-loss takes logits: give it `predict_nonlinearity=binary_probabilities`.
+skorch's own classifiers do not know that `MetricLoss` takes logits, and return these as probabilities: use
+`MetricNetClassifier`, or give `NeuralNetBinaryClassifier` `predict_nonlinearity=binary_probabilities`.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from skorch import NeuralNetClassifier
+from skorch import NeuralNetBinaryClassifier, NeuralNetClassifier
 from skorch.callbacks import Callback
 from skorch.dataset import unpack_data
 from torch import Tensor
@@ -99,6 +99,17 @@ class MetricCallback(Callback):
         loss = net.criterion_
         if not isinstance(loss, MetricLoss):
             raise TypeError(f"criterion must be MetricLoss, got {type(loss).__name__}; set criterion=MetricLoss")
+        plain = isinstance(net, (NeuralNetClassifier, NeuralNetBinaryClassifier))
+        if (
+            plain
+            and not isinstance(net, MetricNetClassifier)
+            and loss.from_logits
+            and net.predict_nonlinearity == "auto"
+        ):
+            raise TypeError(
+                f"{type(net).__name__} would return logits as probabilities: use MetricNetClassifier, or set "
+                "predict_nonlinearity (binary_probabilities for binary tasks)"
+            )
         self.tracker_ = Tracker(loss)
         self.handle_ = self.tracker_.listen()
         if self.schedule is not None and getattr(self, "schedule_", None) is None:
