@@ -117,7 +117,7 @@ def test_small_batches_of_a_rare_class_have_the_loss_of_the_whole():
             parts = zip(z.requires_grad_().split(16), y.split(16), strict=True)
             means[memory] = torch.stack([1 - loss(*part).detach() for part in parts]).mean().item()
     assert means["auto"] == pytest.approx(whole, rel=0.01)
-    assert means[None] < 0.75 * whole
+    assert means[None] > 4 * whole  # 72 % of batches have no positive: their loss is only the share of flagged rows
 
 
 def test_a_batch_with_enough_of_every_class_is_not_mixed_with_others():
