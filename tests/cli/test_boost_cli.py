@@ -43,10 +43,10 @@ def call(*words):
 def test_fit_with_boosted_trees_saves_what_it_tested(data, tmp_path):
     out = tmp_path / "run"
     result = call("fit", data, "-t", "label", "-o", out, "--model", "boost", *TREES)
-    assert result["reference"] == ["ours", "tuned"]
+    assert result["reference"] == ["ours", "auto"]
     assert result["model"]["kind"] == "boost"
     assert {(row["contender"], row["decision"]) for row in result["table"]} == {
-        ("ours", "tuned"), ("cross_entropy", "argmax"), ("cross_entropy", "plug_in"), ("cross_entropy", "tuned"),
+        ("ours", "auto"), ("cross_entropy", "argmax"), ("cross_entropy", "plug_in"), ("cross_entropy", "auto"),
         ("majority", "argmax"),
     }  # fmt: skip
     model = load_model(out / "model.safetensors")
@@ -76,7 +76,7 @@ def test_auto_keeps_the_better_on_held_out_rows_and_says_why(data, tmp_path):
 def test_fit_with_a_blend_saves_what_it_tested(data, tmp_path):
     out = tmp_path / "run"
     result = call("fit", data, "-t", "label", "-o", out, "--model", "blend", *FAST)
-    assert (result["reference"], result["model"]["kind"]) == (["ours", "plug_in"], "blend")
+    assert (result["reference"], result["model"]["kind"]) == (["ours", "auto"], "blend")
     model = load_model(out / "model.safetensors")
     assert isinstance(model, EASTBlend)
     call("predict", out, data, "-o", tmp_path / "p.csv", "--target", "label", "--device", "cpu", "--json")
@@ -128,8 +128,8 @@ def test_compare_shows_both_of_ours_beside_the_libraries(data, tmp_path):
         "random_forest",
         "gradient_boosting",
     )
-    assert {(name, rule) for name in names for rule in ("argmax", "tuned", "plug_in")} <= pairs
-    assert result["reference"] == ["ours", "plug_in"]
+    assert {(name, rule) for name in names for rule in ("argmax", "tuned", "plug_in", "auto")} <= pairs
+    assert result["reference"] == ["ours", "auto"]
     for row in result["table"]:
         own = [row["contender"], row["decision"]] == result["reference"]
         assert row["p"] is None  # two splits cannot show a difference

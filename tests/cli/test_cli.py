@@ -121,7 +121,8 @@ def test_fit_writes_model_report_and_result(fitted: Path) -> None:
     assert result["command_line"].startswith("evalign fit ")
     assert "--epochs 4" in result["command_line"]
     assert {(row["contender"], row["decision"]) for row in result["table"]} == {
-        ("ours", "plug_in"), ("cross_entropy", "argmax"), ("cross_entropy", "plug_in"), ("majority", "argmax"),
+        ("ours", "auto"), ("cross_entropy", "argmax"), ("cross_entropy", "plug_in"), ("cross_entropy", "auto"),
+        ("majority", "argmax"),
     }  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def test_scores_are_scikit_learns(fitted: Path, folder: Path, call: Call) -> Non
     truth = pd.read_csv(folder / "test.csv")["kind"]
     assert call("predict", fitted, folder / "test.csv", "-o", folder / "p.csv", "-q").code == 0
     result = result_of(fitted)
-    ours = row_of(result, "ours", "plug_in")
+    ours = row_of(result, "ours", "auto")
     predicted = pd.read_csv(folder / "p.csv")["prediction"]
     assert ours["score"] == pytest.approx(f1_score(truth, predicted, average="macro"), abs=1e-12)
     for row in result["table"]:
@@ -138,7 +139,8 @@ def test_scores_are_scikit_learns(fitted: Path, folder: Path, call: Call) -> Non
         assert row["difference"] == pytest.approx(ours["score"] - row["score"], abs=1e-12)
         low, high = row["interval"]
         assert low <= row["score"] <= high
-    each = precision_score(truth, predicted, average=None), recall_score(truth, predicted, average=None)
+    # After four epochs the rare class may not be predicted at all.
+    each = [score(truth, predicted, average=None, zero_division=0.0) for score in (precision_score, recall_score)]
     [detail] = [rule for rule in result["per_class"] if rule["contender"] == "ours"]
     assert [value for value, _, _ in detail["precision"]] == pytest.approx(each[0], abs=1e-12)
     assert [value for value, _, _ in detail["recall"]] == pytest.approx(each[1], abs=1e-12)
@@ -147,7 +149,8 @@ def test_scores_are_scikit_learns(fitted: Path, folder: Path, call: Call) -> Non
 def test_fit_prints_the_honest_table(folder: Path, call: Call, tmp_path: Path) -> None:
     said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
     assert said.code == 0, said.err
-    for words in ("ours (anchored) + plug-in", "cross-entropy + argmax", "cross-entropy + plug-in", "majority class"):
+    rivals = ("cross-entropy + argmax", "cross-entropy + plug-in", "cross-entropy + calibrated", "majority class")
+    for words in ("ours (anchored) + calibrated", *rivals):
         assert words in said.out
     assert str(tmp_path / "run" / "report.html") in said.out
     assert "rows outside the test set" in said.out
@@ -174,9 +177,9 @@ def test_beta_by_label_positive_and_average(folder: Path, call: Call, tmp_path: 
                 "--metric", "fbeta", "--beta", "emu=5", "--beta", "dog=2")  # fmt: skip
     assert said.code == 0, said.err
     result = json.loads(said.out)
-    y, d = labels_of(row_of(result, "ours", "plug_in")["confusion"])
+    y, d = labels_of(row_of(result, "ours", "auto")["confusion"])
     each = [fbeta_score(y, d, beta=beta, labels=[k], average="macro") for k, beta in enumerate((1, 2, 5))]
-    assert row_of(result, "ours", "plug_in")["score"] == pytest.approx(np.mean(each), abs=1e-12)
+    assert row_of(result, "ours", "auto")["score"] == pytest.approx(np.mean(each), abs=1e-12)
 
     two = animals(200, 5)
     two["kind"] = np.where(two["kind"] == "cat", "cat", "other")
@@ -185,8 +188,8 @@ def test_beta_by_label_positive_and_average(folder: Path, call: Call, tmp_path: 
     assert said.code == 0, said.err
     result = json.loads(said.out)
     assert result["classes"] == ["other", "cat"]
-    y, d = labels_of(row_of(result, "ours", "plug_in")["confusion"])
-    assert row_of(result, "ours", "plug_in")["score"] == pytest.approx(f1_score(y, d), abs=1e-12)
+    y, d = labels_of(row_of(result, "ours", "auto")["confusion"])
+    assert row_of(result, "ours", "auto")["score"] == pytest.approx(f1_score(y, d), abs=1e-12)
     assert [curve["contender"] for curve in result["curves"]] == ["ours", "cross_entropy"]
 
 
@@ -208,7 +211,7 @@ def test_constraints_are_shown_with_what_they_reached(folder: Path, call: Call, 
                 "--subject-to", "recall[emu]>=0.999")  # fmt: skip
     assert said.code == 0, said.err
     result = json.loads(said.out)
-    row = row_of(result, "ours", "plug_in")
+    row = row_of(result, "ours", "auto")
     y, d = labels_of(row["confusion"])
     expected = precision_score(y, d, average="macro", zero_division=0.0), recall_score(y, d, average=None)[2]
     assert list(row["limits"].values()) == pytest.approx(expected, abs=1e-12)
@@ -406,7 +409,7 @@ def test_predict_says_the_score_and_what_it_ignores(fitted: Path, folder: Path, 
     assert list(pd.read_csv(tmp_path / "p.csv"))[:2] == ["id", "prediction"]
     said = call("predict", fitted, tmp_path / "extra.csv", "-o", tmp_path / "p.csv", "--target", "kind", "--force")
     assert "columns unknown to the model were ignored: 'id'" in said.err
-    score = row_of(result_of(fitted), "ours", "plug_in")["score"]
+    score = row_of(result_of(fitted), "ours", "auto")["score"]
     assert f"f1 on these rows: {score:.4f}" in said.err
     said = call("predict", fitted, folder / "test.parquet", "-o", tmp_path / "q.csv", "--target", "kind", "--json")
     assert json.loads(said.out)["score"] == pytest.approx(score, abs=1e-12)
@@ -469,10 +472,11 @@ def test_compare_adds_trees_over_splits(folder: Path, call: Call, tmp_path: Path
     result = json.loads(said.out)
     pairs = {(row["contender"], row["decision"]) for row in result["table"]}
     assert (
-        len(pairs) == 9 * 3 + 1
+        len(pairs) == 9 * 4 + 1
     )  # three of ours, cross-entropy, LightGBM, XGBoost, forest, boosting, linear; majority
     assert ("random_forest", "tuned") in pairs
     assert ("gradient_boosting", "plug_in") in pairs
+    assert ("ours", "auto") in pairs
     for row in result["table"]:
         assert row["error"] == pytest.approx(np.std(row["scores"], ddof=1) / np.sqrt(2), abs=1e-12)
     assert (tmp_path / "run" / "report.html").stat().st_size > 20_000
@@ -703,7 +707,47 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest
         on_epoch = step("ours", 0)
         assert on_epoch is not None
         on_epoch(epochs[1])
-    assert "ours, split 1 of 2, validation score 0.8100" in screen.getvalue()
+    assert "ours, split 1 of 2, epoch 3, validation score 0.8100" in screen.getvalue()
+
+
+def test_progress_of_a_blend_is_its_own_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evalign.cli.candidates import Clock
+    from evalign.training.history import Epoch
+
+    clock, said = [0.0], []
+    monkeypatch.setattr("evalign.cli.console.time.monotonic", lambda: clock[0])
+    output = Output(quiet=False, as_json=False)
+    monkeypatch.setattr(output, "say", said.append)
+    epoch = Epoch(1, "trees", 0.0, 0.0, np.nan, np.nan, np.nan, np.nan)  # of a member, one of a thousand or so
+    with output.progress(3, 1000) as step:
+        on_epoch = Clock(step("ours (blend)", 0), None)
+        on_epoch.expect(40.0)
+        for clock[0] in (6.0, 30.0, 50.0):
+            on_epoch(epoch)
+    assert said == [
+        "ours (blend); 6 s so far, about 34 s left for this model",
+        "ours (blend); 30 s so far, about 10 s left for this model",
+        "ours (blend); 50 s so far",
+    ]
+
+
+def test_a_blend_tells_its_estimate_before_the_first_epoch() -> None:
+    from evalign import EASTBlend
+    from evalign.training.history import Epoch
+
+    class Told(list[float]):
+        def expect(self, seconds: float) -> None:
+            self.append(seconds)
+
+        def __call__(self, epoch: Epoch) -> None:
+            assert len(self) == 1  # before the first epoch
+
+    frame, told = animals(120, 0), [Told(), Told()]
+    for limit, one in zip((None, 0.01), told, strict=True):
+        model = EASTBlend(members=["linear", "forest"], forest={"trees": 10}, time_limit=limit, random_state=0)
+        model.fit(frame.drop(columns="kind"), frame["kind"], on_epoch=one)
+    assert 0 < told[0][0] < 5
+    assert told[1] == [0.01]
 
 
 def test_bench_times_both_losses_in_one_run(call: Call):

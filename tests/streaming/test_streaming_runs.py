@@ -183,6 +183,8 @@ def test_fit_streams_a_folder(tmp_path, capsys):
     assert call("fit", folder, "--target", "sick", "--out", out, "--hidden", "16", "--epochs", "4", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert {row["contender"] for row in result["table"]} == {"ours", "cross_entropy", "majority"}
+    assert (result["settings"]["model"], result["model"]["kind"]) == ("network", "network")  # not the usual blend
+    assert any(note.startswith("a network is trained, because") for note in result["notes"])
     assert sum(result["data"]["classes"].values()) == 2000
     assert 350 < result["split"]["test_rows"] < 450
     assert sorted(path.name for path in out.iterdir()) == ["model.safetensors", "report.html", "result.json"]
@@ -194,6 +196,7 @@ def test_fit_streams_a_folder(tmp_path, capsys):
     ("make", "options", "message"),
     [
         (lambda folder: write(folder, people(50)), ["--model", "boost"], "needs --model network"),
+        (lambda folder: write(folder, people(50)), ["--model", "blend"], "needs --model network"),
         (lambda folder: write(folder, people(50)), ["--test-size", "1"], "--test-size must lie between 0 and 1"),
         (lambda folder: folder.mkdir(), [], "is a folder, a file is expected"),
         (lambda folder: folder.write_text("a,b"), ["--stream"], "must end in .csv"),

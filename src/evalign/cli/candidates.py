@@ -1,5 +1,6 @@
 """Train the models of `evalign fit`: those named by --model, then the baselines."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -63,6 +64,11 @@ class Clock:
     def __init__(self, listener: Callable[[Any], None] | None, seconds: float | None) -> None:
         self.listener, self.seconds = listener, seconds
         self.started, self.over = time.monotonic(), False
+
+    def expect(self, seconds: float) -> None:
+        """Pass a model's own estimate of its time on."""
+        if self.listener is not None and hasattr(self.listener, "expect"):
+            self.listener.expect(min(seconds, self.seconds or math.inf))
 
     def __call__(self, epoch: Any) -> None:
         if self.listener is not None:

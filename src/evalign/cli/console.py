@@ -104,56 +104,72 @@ class Output:
     def progress(self, steps: int, epochs: int, splits: int = 1) -> Iterator[Step]:
         """Show progress over `steps` models of at most `epochs` epochs each, with the time left.
 
-        A bar on a terminal; elsewhere a line to standard error every few seconds.
+        A bar on a terminal; elsewhere a line to standard error every few seconds. A model that estimates its time
+        itself, such as a blend, is not measured by epochs.
         """
         if self.quiet:
             yield lambda title, split: None
             return
         if not (sys.stdout.isatty() and sys.stderr.isatty()):
-            yield Lines(self.say, steps, epochs, splits).step
+            said = [time.monotonic()]
+
+            def say(text: str, left: str, done: float, spent: float) -> None:
+                if time.monotonic() - said[0] >= SECONDS and spent:
+                    said[0] = time.monotonic()
+                    self.say(f"{text}; {duration(spent)} so far{left}")
+
+            yield Progress(steps, epochs, splits, say).step
             return
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self.stderr, transient=True) as bar:
-            task = bar.add_task("", total=steps)
-            begun = [0]
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with Bar(*columns, console=self.stderr, transient=True) as bar:
+            task = bar.add_task("", total=1.0)
 
-            def step(title: str, split: int) -> "Callable[[Epoch], None]":
-                name, place = step_name(title, split, splits), begun[0]
-                bar.update(task, completed=place, description=name)
-                begun[0] += 1
+            def draw(text: str, left: str, done: float, spent: float) -> None:
+                bar.update(task, completed=done, description=text + left)
 
-                def on_epoch(epoch: "Epoch") -> None:
-                    done = place + min(epoch.epoch / epochs, 1.0)
-                    bar.update(task, completed=done, description=f"{name}{score_of(epoch)}")
-
-                return on_epoch
-
-            yield step
+            yield Progress(steps, epochs, splits, draw).step
 
 
-class Lines:
-    """Progress as lines of text, one every `SECONDS` at most."""
+class Progress:
+    """How far the work is; `show` gets a text, the time left in words, the share that is done and seconds so far."""
 
-    def __init__(self, say: Callable[[str], None], steps: int, epochs: int, splits: int) -> None:
-        self.say, self.steps, self.epochs, self.splits = say, steps, epochs, splits
-        self.begun, self.started, self.said = 0, time.monotonic(), time.monotonic()
+    def __init__(self, steps: int, epochs: int, splits: int, show: Callable[[str, str, float, float], None]) -> None:
+        self.steps, self.epochs, self.splits, self.show = steps, epochs, splits, show
+        self.begun, self.started = 0, time.monotonic()
 
-    def step(self, title: str, split: int) -> "Callable[[Epoch], None]":
-        place, name = self.begun, step_name(title, split, self.splits)
+    def step(self, title: str, split: int) -> "Listener":
+        listener = Listener(self, step_name(title, split, self.splits), self.begun)
+        self.show(listener.name, "", self.begun / self.steps, 0.0)
         self.begun += 1
+        return listener
 
-        def on_epoch(epoch: "Epoch") -> None:
-            now = time.monotonic()
-            if now - self.said >= SECONDS:
-                self.said = now
-                done = (place + min(epoch.epoch / self.epochs, 1.0)) / self.steps
-                spent = now - self.started
-                left = f", {duration(spent * (1 - done) / done)} left at most" if done >= KNOWN else ""
-                self.say(f"{name}, epoch {epoch.epoch}{score_of(epoch)}; {duration(spent)} so far{left}")
 
-        return on_epoch
+class Listener:
+    """What a model calls with each epoch, and once before with its own estimate of the seconds, if it has one."""
+
+    def __init__(self, progress: Progress, name: str, place: int) -> None:
+        self.progress, self.name, self.place = progress, name, place
+        self.started, self.expected = time.monotonic(), 0.0
+
+    def expect(self, seconds: float) -> None:
+        self.started, self.expected = time.monotonic(), seconds
+
+    def __call__(self, epoch: "Epoch") -> None:
+        progress, now = self.progress, time.monotonic()
+        spent, own = now - progress.started, now - self.started
+        # Epochs of a blend are those of its members, side by side, and say little about the time.
+        share = own / self.expected if self.expected else epoch.epoch / progress.epochs
+        done = (self.place + min(share, 1.0)) / progress.steps
+        left = ""
+        if self.expected and progress.splits == 1:
+            left = f", about {duration(self.expected - own)} left for this model" if own < self.expected else ""
+        elif done >= KNOWN:
+            left = f", {duration(spent * (1 - done) / done)} left at most"
+        what = "" if self.expected else f", epoch {epoch.epoch}{score_of(epoch)}"
+        progress.show(self.name + what, left, done, spent)
 
 
 def step_name(title: str, split: int, splits: int) -> str:

@@ -2,6 +2,8 @@
 
 import math
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,8 +70,8 @@ def command(
     with the best score on the validation rows that all of them held out.
 
     A table of 1 GB (5 million rows, 10 numbers and a category) takes 2.8 GB of memory. A folder of Parquet files, or a
-    Parquet file with --stream, is read in passes and may exceed the memory; repeat the command to resume a run that
-    was killed.
+    Parquet file with --stream, is read in passes to train a network, and may exceed the memory; repeat the command to
+    resume a run that was killed.
     """
     settings = o.Settings(
         metric=metric, average=average, beta=o.parse_beta(beta), positive=positive,
@@ -80,6 +82,9 @@ def command(
     reading = Reading(decimal, tuple(na or ()), encoding)
     source = Source(data, target, test, test_size, tuple(drop or ()), reading, drop_unlabelled, task)
     in_passes = stream or data.is_dir()
+    to_network = in_passes and "model" not in o.given_options(context)
+    if to_network:
+        settings = replace(settings, model="network")
     folder = RunFolder(out, also=(CHECKPOINT,) if in_passes else (), force=force)
     source.check()
     folder.check()
@@ -88,7 +93,9 @@ def command(
         output = Output(quiet=quiet, as_json=json, words=context.obj)
         fit: Any = run
         if in_passes:
-            from evalign.cli.stream import run as fit
+            from evalign.cli import stream as streaming
+
+            fit = partial(streaming.run, by_default=to_network)
         fit(source, folder, settings, output, interrupt)
 
 

@@ -21,20 +21,29 @@ from evalign.tables.files import TableError, quoted
 from evalign.training.history import Epoch
 
 
-def run(source: data.Source, folder: RunFolder, settings: Settings, output: Output, interrupt: Interrupt) -> None:
-    """Collect statistics, train our network and cross-entropy, save; under torchrun the first rank writes."""
+def run(
+    source: data.Source, folder: RunFolder, settings: Settings, output: Output, interrupt: Interrupt,
+    by_default: bool = False,
+) -> None:  # fmt: skip
+    """Collect statistics, train our network and cross-entropy, save; under torchrun the first rank writes.
+
+    `by_default` says that no model was asked for.
+    """
     if source.test is not None or settings.model != "network":
         raise TableError("data read in passes needs --model network and no --test")
     if settings.folds not in (1, "auto"):
         raise TableError(f"data read in passes is not split into folds; remove --folds {settings.folds}")
     with process_group(settings.device), output.warnings_as_notes():
-        _run(ParquetRows(source.path, source.target, source.drop), folder, settings, source.share, output, interrupt)
+        rows = ParquetRows(source.path, source.target, source.drop)
+        output.quiet = output.quiet or own_rank() > 0
+        if by_default:
+            output.note("a network is trained, because a blend needs the whole table in memory")
+        _run(rows, folder, settings, source.share, output, interrupt)
 
 
 def _run(
     source: ParquetRows, folder: RunFolder, settings: Settings, test_size: float, output: Output, interrupt: Interrupt
 ) -> None:
-    output.quiet = output.quiet or own_rank() > 0
     output.say(f"{source.rows} rows in {len(source.files)} files: reading them once")
     stream = Stream.open(source, test_size=test_size, seed=settings.seed)
     output.say(f"first pass: {stream.survey.statistics.rows} rows to train on")

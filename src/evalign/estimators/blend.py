@@ -211,8 +211,9 @@ class EASTBlend(MetricClassifier):
     ) -> Self:
         """Cross-fit every member, choose their weights and learn the decision; `on_epoch` gets every member's epochs.
 
-        Members train in threads, so `on_epoch` may be called from another thread, but never twice at once. Ctrl-C
-        ends training and keeps the members that are there.
+        Members train in threads, so `on_epoch` may be called from another thread, but never twice at once. If it has a
+        method `expect`, that is called first, with the estimated seconds. Ctrl-C ends training and keeps the members
+        that are there.
         """
         self._started = time.monotonic()
         try:
@@ -303,6 +304,9 @@ class EASTBlend(MetricClassifier):
         data.encoded(TreeTable)  # before there are threads
         data.encoded(TableEncoder, numeric="both")
         lanes = self._lanes(planned)
+        if on_epoch is not None and hasattr(on_epoch, "expect"):
+            total = max(sum(planned[name][1] for name in names) for names in lanes)
+            on_epoch.expect(total if self.time_limit is None else min(total, self.time_limit))
         cores = max(1, self._cores // len(lanes))
         stop, lock, seconds = threading.Event(), threading.Lock(), dict[str, float]()
 
