@@ -136,7 +136,7 @@ def test_check_is_shown_as_differences_from_one_row(papers: Path) -> None:
     gap = np.mean(honest(0.3, 1)["argmax"]["f1"]) - np.mean(honest(0.5, 0)["argmax"]["f1"])
     assert f"(**−{-gap:.3f}**" in line
     assert "4 paired comparisons" in block  # three of them on mammography
-    assert line.count("–") == 6  # the other data sets are not run
+    assert line.count("| not run ") == 6  # the other data sets
 
 
 def test_effects_of_quirks(papers: Path) -> None:
@@ -182,7 +182,8 @@ def test_templates_look_their_numbers_up(papers: Path) -> None:
     cell = "btg/1/honest/mammography.x"
     write_report(papers, cell, {"argmax": {"f1": [0.5, 0.75]}})
     assert numbers.score(cell, digits=3) == "0.625"
-    assert numbers.score("btg/1/honest/mammography.nobody") == "–"
+    assert numbers.score("btg/1/honest/mammography.nobody") == "not run"
+    assert numbers.trials("btg/1/honest/mammography.nobody") == "not run"
     assert numbers.printed("btg-1", "BCE", "adult") == "0.26"
     with pytest.raises(KeyError):
         numbers.printed("btg-1", "BCE", "shuttle")

@@ -82,9 +82,11 @@ def test_facts_are_escaped(page: str) -> None:
 
 def test_summary_counts(filled: list[FilledTable]) -> None:
     numbers = [p for one in filled for place, p in one.adjusted.items() if place[-1] == "paper"]
-    off = sum(p < 0.05 for p in numbers)
     assert f"Of {len(numbers)} printed numbers" in summary(filled)
-    assert f"and {off} clearly different" in summary(filled)
+    counts = [int(count) for count in re.findall(r"(\d+) (?:within|undecided|off|far off)", summary(filled))]
+    verdicts = [cell.distance.verdict for one in filled for cell in one.cells if cell.distance is not None]
+    assert counts == [verdicts.count(name) for name in ("within .02", "within .05", "undecided", "off", "far off")]
+    assert sum(counts) == len(numbers)
     empty = [FilledTable(one.table, ()) for one in filled]
     assert "No printed number has been measured" in summary(empty)
 

@@ -14,13 +14,13 @@ from evalign.storage.atomic import write_atomically
 from evalign_papers.analysis.filled import Measured, measure, read_report
 from evalign_papers.analysis.significance import over_splits
 from evalign_papers.engine.printed import load_table
-from evalign_papers.render.wording import NONE, REDUCED, signed
+from evalign_papers.render.wording import NOT_RUN, REDUCED, signed
 
 CIFAR10_ROWS = "printed_budget_cifar10.jsonl"
 
 
 class Numbers:
-    """Look-ups of a template. A cell is named by its path, as `btg/1/honest/adult.f1`; what was not run is a dash."""
+    """Look-ups of a template. A cell is named by its path, as `btg/1/honest/adult.f1`; what was not run says so."""
 
     def __init__(self, papers: Path, benchmarks: Path | None = None) -> None:
         self.papers = papers
@@ -32,7 +32,7 @@ class Numbers:
     def score(self, cell: str, metric: str = "f1", decision: str | None = None, digits: int = 2) -> str:
         """Mean over trials, marked where the run is below the printed budget."""
         found = self._measured(cell, metric, decision)
-        return NONE if found.mean is None else f"{found.mean:.{digits}f}{REDUCED if found.reduced else ''}"
+        return NOT_RUN if found.mean is None else f"{found.mean:.{digits}f}{REDUCED if found.reduced else ''}"
 
     def printed(self, table: str, label: str, dataset: str, metric: str = "f1") -> str:
         content = load_table(self.papers, table)
@@ -46,36 +46,46 @@ class Numbers:
             for one, decision in zip((cell, rival), decisions, strict=True)
         ]  # fmt: skip
         found = over_splits(*scores)
-        return NONE if found is None else f"{signed(found.difference, found.error, 1.0)}, p = {found.p:.2f}"
+        return NOT_RUN if found is None else f"{signed(found.difference, found.error, 1.0)}, {_p(found.p)}"
 
     def cifar10(self, loss: str, metric: str = "f1") -> str:
         """A score of EAST on CIFAR-10 at the printed patience, at the learning rate of the lowest validation loss."""
         own = [row for row in self.cifar10_rows if row["loss"] == loss]
         best = min(own, key=lambda row: row["validation_loss"], default=None)
-        return NONE if best is None else f"{best['test'][metric]:.3f}"
+        return NOT_RUN if best is None else f"{best['test'][metric]:.3f}"
 
     def cifar10_epochs(self) -> str:
         """Most epochs of these runs, and whether patience ended all of them."""
         if not self.cifar10_rows:
-            return NONE
+            return NOT_RUN
         ended = all(row["stopped_by"] == "patience" for row in self.cifar10_rows)
         return f"{max(row['epochs'] for row in self.cifar10_rows)} epochs" + ("" if ended else ", when time was up")
 
     def trials(self, cell: str) -> str:
         report = read_report(self.papers / f"{cell}.report.json")
-        return NONE if report is None else str(len(report.trials))
+        return NOT_RUN if report is None else str(len(report.trials))
 
     def epochs(self, cell: str) -> str:
         """Fewest and most epochs of a trial."""
         report = read_report(self.papers / f"{cell}.report.json")
         if report is None or not report.trials:
-            return NONE
+            return NOT_RUN
         counts = sorted(trial.epochs for trial in report.trials)
         return str(counts[0]) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
 
     def _measured(self, cell: str, metric: str, decision: str | None) -> Measured:
         rule = decision or ("paper" if "/paper/" in cell else "argmax")
         return measure(read_report(self.papers / f"{cell}.report.json"), rule, metric)
+
+
+def _p(value: float) -> str:
+    """
+    >>> _p(0.14), _p(0.004), _p(2e-5)
+    ('p = 0.14', 'p = 0.004', 'p < 0.001')
+    """
+    if value < 0.001:
+        return "p < 0.001"
+    return f"p = {value:.3f}" if value < 0.01 else f"p = {value:.2f}"
 
 
 def render_document(name: str, papers: Path, blocks: Mapping[str, str], benchmarks: Path | None = None) -> str:

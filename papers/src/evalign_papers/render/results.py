@@ -17,7 +17,7 @@ from evalign_papers.engine.printed import find_papers, load_table
 from evalign_papers.render.benchmarks import tree_blocks
 from evalign_papers.render.documents import markdown_table, render_document, write_document
 from evalign_papers.render.reproduction import reproduction_blocks
-from evalign_papers.render.wording import NONE, measured_number, signed
+from evalign_papers.render.wording import NONE, NOT_RUN, measured_number, signed
 
 # Block of the document, metric, and whose training is judged by it.
 CONTESTS: tuple[tuple[str, str, Contender], ...] = (
@@ -115,14 +115,15 @@ def check_block(filled: FilledTable, reference: str, metric: str = "f1") -> str:
     for row in table.rows:
         line = [row.label]
         for dataset in table.datasets:
-            text = measured_number(filled.cell(row, dataset, metric).measured["honest"])
+            measured = filled.cell(row, dataset, metric).measured["honest"]
+            text = measured_number(measured) if measured.scores else NOT_RUN
             if row.cell == VACUOUS and _two_classes(dataset):
                 text = "(two classes: nothing to remove)"
             elif compared := found.get((row.label, dataset)):
                 text += f" ({signed(compared.difference, None, corrected[row.label, dataset])})"
             line.append(text)
         rows.append(line)
-    if all(text == NONE for line in rows for text in line[1:]):
+    if all(text == NOT_RUN for line in rows for text in line[1:]):
         return f"{NOTHING} Run it with `{table.command}`."
     note = (
         f"{table.metrics[metric]}, mean ± deviation over splits, in brackets the difference from “{reference}”; "

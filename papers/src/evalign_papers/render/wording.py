@@ -6,7 +6,7 @@ from evalign_papers.analysis.filled import FilledTable, Measured, Number
 from evalign_papers.analysis.significance import PRINTED_TRIALS
 from evalign_papers.engine.printed import Printed, Table
 
-NONE, REDUCED = "–", "†"
+NONE, REDUCED, NOT_RUN = "–", "†", "not run"
 STARS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 LEGEND = (
     "▲ and ▼: above or below the printed number by Welch's test against ten printed trials, p corrected (Holm) for all "
