@@ -145,7 +145,11 @@ def _shrunk_threshold(q: Floats, y: Labels, weight: Floats, problem: Problem, *,
     z, centre = logit(np.array(cuts)), float(logit(np.array(threshold)))
     away = z.mean() - centre
     share = max(0.0, 1 - z.var() / away**2) if away else 0.0
-    return float(expit(centre + share * away)) if share > 0 else threshold
+    moved = float(expit(centre + share * away)) if share > 0 else threshold
+    # Rows whose class has next to no weight: no threshold is worth anything, and the best one is arbitrary.
+    if gain <= MARGIN and np.subtract(*problem.value(observed.at(np.array([observed.cut_at(moved), half])))) <= MARGIN:
+        return 0.5
+    return moved
 
 
 def _tuning_wins(p: Floats, y: Labels, weight: Floats, problem: Problem, decisions: Labels) -> bool:
