@@ -10,6 +10,7 @@ from torch import nn
 
 from evalign import Confusion, EASTClassifier, metrics
 from evalign._objective import Objective
+from evalign.decision import learn_rule
 from evalign.networks import mlp
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows
@@ -172,9 +173,21 @@ def test_the_recipe_for_large_networks_has_offsets_after_cross_entropy():
 
 def test_the_classifier_does_not_count_offsets_twice():
     x, y = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 3
-    with pytest.raises(ValueError, match="count them twice: use decision='argmax'"):
-        EASTClassifier("f1", recipe="anchored_offset").fit(x, y)
+    with pytest.raises(ValueError, match="count them twice: use decision='auto', 'tuned' or 'argmax'"):
+        EASTClassifier("f1", recipe="anchored_offset", decision="plug_in").fit(x, y)
     model = EASTClassifier("f1", recipe="anchored_offset", decision="argmax", hidden=(4,), epochs=6, random_state=0)
     assert {row["stage"] for row in model.fit(x, y).history_} == {
         "cross-entropy", "metric, offsets", "metric, offsets anew"
     }  # fmt: skip
+
+
+def test_the_default_decision_takes_offsets_back_by_calibration():
+    generator = np.random.default_rng(0)
+    honest = generator.dirichlet((6.0, 2.0, 1.0), size=6000)
+    y = (honest.cumsum(1) < generator.random((6000, 1))).sum(1)
+    moved = honest * np.array([0.3, 1.0, 2.0])  # as offsets do, towards the rare classes
+    moved /= moved.sum(1, keepdims=True)
+    wanted, believed = (learn_rule(d, honest, y, "f1").decide(honest) for d in ("auto", "plug_in"))
+    assert (wanted == believed).mean() > 0.95
+    assert (learn_rule("auto", moved, y, "f1").decide(moved) == wanted).mean() > 0.95
+    assert (learn_rule("plug_in", moved, y, "f1").decide(moved) == wanted).mean() < 0.9

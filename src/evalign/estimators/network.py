@@ -336,7 +336,7 @@ def check_plug_in(recipe: Recipe) -> None:
     if _has_offsets(recipe):
         raise ValueError(
             f"recipe {recipe.name!r} has class offsets, which move the probabilities to where argmax serves the "
-            "metric; a plug-in decision would count them twice: use decision='argmax' or 'tuned'"
+            "metric; a plug-in decision would count them twice: use decision='auto', 'tuned' or 'argmax'"
         )
 
 
