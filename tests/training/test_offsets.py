@@ -181,6 +181,7 @@ def test_the_classifier_does_not_count_offsets_twice():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_default_decision_takes_offsets_back_by_calibration():
     generator = np.random.default_rng(0)
     honest = generator.dirichlet((6.0, 2.0, 1.0), size=6000)
@@ -191,3 +192,18 @@ def test_the_default_decision_takes_offsets_back_by_calibration():
     assert (wanted == believed).mean() > 0.95
     assert (learn_rule("auto", moved, y, "f1").decide(moved) == wanted).mean() > 0.95
     assert (learn_rule("plug_in", moved, y, "f1").decide(moved) == wanted).mean() < 0.9
+
+
+@pytest.mark.slow
+def test_a_network_with_offsets_adapts_by_its_calibrated_probabilities():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(600, 2))
+    y = (x[:, 0] + 0.5 * generator.normal(size=600) > 0.8).astype(int)
+    options = {"recipe": "anchored_offset", "hidden": (4,), "epochs": 6, "random_state": 0}
+    model, later = EASTClassifier("f1", **options).fit(x, y), np.r_[np.flatnonzero(y), np.flatnonzero(y == 0)[:40]]
+    adapted = model.adapt(x[later])
+    assert adapted.shift_.adapts
+    np.testing.assert_array_equal(adapted.predict(x[later]), model.predict_jointly(x[later]))
+    plain = EASTClassifier("f1", decision="argmax", **options).fit(x, y)
+    with pytest.raises(ValueError, match="count them twice"):
+        plain.predict_jointly(x)

@@ -270,9 +270,10 @@ class EASTClassifier(MetricClassifier):
             network = network[fold]
         return _predicted(network, torch.from_numpy(self.encoder_.transform(X)).to(self.torch_device))
 
-    def _plug_in(self, p: Floats, weight: Floats | None = None) -> Rule:
-        check_plug_in(find_recipe(self.recipe))
-        return super()._plug_in(p, weight)
+    def _joint_plug_in(self, p: Floats) -> Rule:
+        if self.decision != "auto" and self.subject_to is None:  # not calibrated, and no rule of `fit` to fall back on
+            check_plug_in(find_recipe(self.recipe))
+        return super()._joint_plug_in(p)
 
     def _content(self) -> tuple[Arrays, dict[str, Any]]:
         weights = {name: value.detach().cpu().contiguous() for name, value in self.network_.state_dict().items()}
