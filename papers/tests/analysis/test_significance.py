@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from evalign_papers.analysis.significance import against_printed, holm, over_splits
 
@@ -114,3 +115,11 @@ def test_holm_rejects_where_the_procedure_does(p_values: list[float], level: flo
     adjusted = holm(p_values)
     assert {i for i, p in enumerate(adjusted) if p <= level} == rejected(p_values, level)
     assert all(p <= a <= 1 for p, a in zip(p_values, adjusted, strict=True))
+
+
+def test_holm_is_that_of_statsmodels() -> None:
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 7, 60):
+        p_values = np.round(rng.random(count) ** 3, 2).tolist()  # rounded, so that some are tied
+        assert holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1].tolist())
+    assert holm([]) == []

@@ -5,9 +5,9 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+import numpy as np
 from scipy.stats import t as student_t
 from scipy.stats import ttest_ind_from_stats
-from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
 
 PRINTED_TRIALS = 10  # of every printed mean that has a deviation (BtG Sec. 5, EAST Sec. E.1)
 TEST_TO_TRAIN = 0.20 / 0.64  # rows of an honest split; without the validation rows, which is the cautious choice
@@ -78,7 +78,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> [round(p, 6) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
-    return [float(p) for p in multipletests(p_values, method="holm")[1]] if p_values else []
+    order = np.argsort(p_values, kind="stable")
+    raised = np.asarray(p_values, np.float64)[order] * np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.minimum(np.maximum.accumulate(raised), 1.0)
+    return [float(p) for p in adjusted]
 
 
 def _two_sided(distance: float, error: float, freedom: float) -> float:
