@@ -19,6 +19,19 @@ INTRODUCTION = """# What evalign says to bad input
 Wrong input ends a command with one sentence on standard error and exit code 2, before anything is trained or written.
 Where a table can be used with a remark, the remark is a note. This page is generated: every message below was printed
 by `python tools/bad_inputs_page.py`, and a test checks that it is current.
+
+In Python the sentence is that of a `ValueError` or `TypeError`. Data read in passes is a
+[guide of its own](streaming.md).
+
+```python
+from evalign import MetricLoss
+
+loss = MetricLoss("f1")
+try:
+    loss.temperature = 0.5
+except ValueError as error:
+    assert str(error) == "temperature must lie in (0, 0.4], got 0.5"
+```
 """
 ROWS = 90
 GOOD = "weight,colour,kind\n" + "".join(
