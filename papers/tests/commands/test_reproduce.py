@@ -74,6 +74,7 @@ def evalign(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_tiny_table_from_the_command_line(tiny, tmp_path):
     page = tmp_path / "page.html"
     done = evalign("reproduce", "btg-tiny", "--papers", str(tiny), "--jobs", "1", "--report", "--out", str(page))
@@ -111,6 +112,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(tiny, arguments, message):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_killed_at_twenty_moments_the_reports_are_those_of_an_undisturbed_run(tiny, tmp_path):
     undisturbed = tmp_path / "undisturbed"
     shutil.copytree(tiny, undisturbed)
@@ -138,6 +140,7 @@ def test_killed_at_twenty_moments_the_reports_are_those_of_an_undisturbed_run(ti
     assert len(results(tiny)) == 6
 
 
+@pytest.mark.slow
 def test_fewer_trials_now_and_the_rest_later_are_the_same(tiny, tmp_path):
     whole = tmp_path / "whole"
     shutil.copytree(tiny, whole)
@@ -149,6 +152,7 @@ def test_fewer_trials_now_and_the_rest_later_are_the_same(tiny, tmp_path):
     assert results(tiny) == results(whole)
 
 
+@pytest.mark.slow
 def test_trials_that_are_not_stacked_are_run_side_by_side(tiny, tmp_path):
     whole = tmp_path / "whole"
     shutil.copytree(tiny, whole)
@@ -184,6 +188,7 @@ def test_single_trials_add_to_one_report_in_any_order(tiny):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
+@pytest.mark.slow
 def test_ray_and_processes_give_the_same_reports(tiny, tmp_path):
     ray = pytest.importorskip("ray")
     elsewhere = tmp_path / "elsewhere"

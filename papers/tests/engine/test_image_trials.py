@@ -77,6 +77,7 @@ def frames() -> Dataset:
     return Dataset(card, Graphs(nodes, pairs, np.empty((0, 2), np.int64)), y.astype(np.int64), ("no", "yes"))
 
 
+@pytest.mark.slow
 def test_a_cell_of_pictures_is_trained_and_scored_for_every_class():
     report = run(config())
     assert [trial.trial for trial in report.trials] == [0, 1]
@@ -296,6 +297,7 @@ def test_new_fields_left_at_their_defaults_change_no_checksum():
 PAPERS = find_papers()
 
 
+@pytest.mark.slow
 def test_every_cell_of_pictures_and_graphs_runs_for_an_epoch(tmp_path):
     """One config of every method, stage and protocol that is planned, on made-up pictures and the smallest network."""
     tried: dict[str, Path] = {}

@@ -225,6 +225,7 @@ def test_documents_have_one_standard_of_error() -> None:
     assert f"{values.mean():.3f} ± {error:.3f}" == corrected_mean(entry.scores), name
 
 
+@pytest.mark.slow
 def test_the_command_writes_both_documents(papers: Path, tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
