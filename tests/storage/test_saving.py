@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from sklearn.datasets import load_iris
 
 from evalign import EASTClassifier, metrics
+from evalign.estimators.linear import EASTLinear
 
 FAST = {"hidden": (8,), "epochs": 4, "learning_rate": 1e-2, "random_state": 0}
 
@@ -43,6 +44,16 @@ def test_a_saved_model_is_the_same_model(saved, mixed):
     assert list(again.feature_names_in_) == list(model.feature_names_in_)
     assert again.classes_.dtype == model.classes_.dtype
     assert again.save(path.with_name("second.safetensors")).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", [EASTLinear, EASTClassifier])
+def test_a_certified_rule_is_saved_with_its_confidence(kind, mixed, tmp_path):
+    options = FAST if kind is EASTClassifier else {"random_state": 0}
+    model = kind("precision", pos_label="yes", subject_to="recall >= 0.3", confidence=0.8, **options).fit(*mixed)
+    again = kind.load(model.save(tmp_path / "m"))
+    assert again.confidence == again.decision_.confidence == 0.8
+    assert again.decision_ == model.decision_
+    assert again.decision_.bounds is not None
 
 
 @pytest.mark.parametrize(

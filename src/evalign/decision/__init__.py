@@ -6,6 +6,7 @@ labels. All take constraints and return a `Rule`, which predicts and is saved as
 
 from evalign.decision.calibrated import calibrated, joint_rule, learn_rule
 from evalign.decision.calibration import fit_temperature
+from evalign.decision.certified import unit_weights
 from evalign.decision.constraints import Constraint, parse_constraint, parse_constraints
 from evalign.decision.export import json_schema, numpy_source
 from evalign.decision.out_of_core import learn_from_batches
@@ -18,5 +19,5 @@ from evalign.decision.worth import Worth, assess
 __all__ = [
     "REJECTED", "Constraint", "Reference", "Rule", "Shift", "Worth", "assess", "calibrated", "expected_confusion",
     "find_shift", "fit_temperature", "joint_rule", "json_schema", "learn_from_batches", "learn_rule", "numpy_source",
-    "parse_constraint", "parse_constraints", "plug_in", "tuned",
+    "parse_constraint", "parse_constraints", "plug_in", "tuned", "unit_weights",
 ]  # fmt: skip

@@ -74,8 +74,18 @@ def check_confidence(problem: Problem, weight: Floats, confidence: float) -> Non
                 f"{c} has no exact bound; certify {', '.join(BOUNDED)} (binary, macro, micro or of one class), "
                 "or leave confidence out"
             )
+    unit_weights(weight)
+
+
+def unit_weights(weight: Floats) -> Floats:
+    """Ones in place of equal weights; certificates count rows, so others are refused.
+
+    >>> unit_weights(np.array([2.0, 2.0]))
+    array([1., 1.])
+    """
     if (weight != weight[0]).any():
-        raise ValueError("certified constraints need rows of equal weight; leave out sample_weight or confidence")
+        raise ValueError("certified constraints need rows of equal weight; leave out weights or confidence")
+    return np.ones(len(weight))
 
 
 class CertifiedProblem(Problem):

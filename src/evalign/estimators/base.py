@@ -57,6 +57,11 @@ class HeldOutPredictions:
     rows: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # empty for rows of a stream
     fold: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
+    def counted(self) -> Self:
+        """Equal rows one by one instead of by weight: certificates count rows."""
+        at = np.repeat(np.arange(len(self.labels)), self.weight.astype(np.int64))
+        return type(self)(self.probabilities[at], self.labels[at], np.ones(len(at)), self.rows[at], self.fold[at])
+
 
 @dataclass(frozen=True)
 class TrainingRows:
@@ -124,6 +129,7 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     pos_label: Any
     decision: Decision
     subject_to: str | Sequence[str] | None
+    confidence: float | None
     folds: Any
     validation_fraction: float
     class_weight: Any
@@ -177,7 +183,7 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         data = self._prepare(X, y, sample_weight)
         self.fit_prepared(data, on_epoch)
         held = self.held_out_predictions_
-        self.learn_decision(held)
+        self.learn_decision(held if self.confidence is None else held.counted())
         self._keep_reference(
             held.probabilities, held.labels, held.weight, lambda some: _safe_indexing(data.X, held.rows[some])
         )
@@ -203,8 +209,7 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> Floats:
         """Probabilities of the classes, in the order of `classes_`."""
         check_is_fitted(self, "decision_")
-        X = as_table(X)
-        validate_data(self, X, skip_check_array=True, reset=False)
+        validate_data(self, X := as_table(X), skip_check_array=True, reset=False)
         return np.ascontiguousarray(self._probabilities(X)[:, self.class_order])
 
     def predict_log_proba(self, X: Any) -> Floats:
@@ -357,8 +362,7 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         if y is None:
             name = type(self).__name__
             raise ValueError(f"This {name} estimator requires y to be passed, but the target y is None.")
-        shape = np.asarray(y).shape
-        if len(shape) == 2 and shape[1] > 1:
+        if len(shape := np.asarray(y).shape) == 2 and shape[1] > 1:
             raise ValueError(
                 f"y should be a 1d array, got an array of shape {shape} instead; for several labels a row wrap "
                 "the classifier in sklearn.multioutput.MultiOutputClassifier"
@@ -371,6 +375,8 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
         if self.class_weight is not None:
             weight = weight * compute_sample_weight(self.class_weight, labels)
+        if self.confidence is not None:
+            weight = decision.unit_weights(weight)
         return self.class_order[codes].astype(np.int64), weight
 
     def _check_classes(self, codes: Codes) -> None:
@@ -395,9 +401,8 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     def _plug_in(self, p: Floats, weight: Floats | None = None) -> Rule:
         """The plug-in rule of probabilities in the order of decision rules."""
         # A rule that promises less than one row's worth over argmax is not worth leaving it.
-        return decision.plug_in(
-            p, self.metric, average=self._average, beta=self._beta, sample_weight=weight, margin=1 / len(p)
-        )  # fmt: skip
+        average, beta, margin = self._average, self._beta, 1 / len(p)
+        return decision.plug_in(p, self.metric, average=average, beta=beta, sample_weight=weight, margin=margin)
 
     def _score_codes(self, predicted: Codes, truth: Codes, weight: Floats | None = None) -> float:
         labels, target = torch.from_numpy(predicted), torch.from_numpy(truth)
