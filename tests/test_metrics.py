@@ -45,7 +45,8 @@ def assert_near(got, expected, tolerance=1e-9):
 
 
 def scikit(name, y, predicted, *, beta=1.0, **options):
-    """scikit-learn's class scores; specificity is the recall of the complement, class by class."""
+    """scikit-learn's class scores; specificity is the recall of the complement; Dice and Tversky (1/2, 1/2) are F1."""
+    name = "f1" if name in ("dice", "tversky") else name
     if name == "fbeta":
         options["beta"] = beta
     if name != "specificity":
