@@ -88,7 +88,7 @@ def estimated_seconds(name: str, options: Mapping[str, Any], shape: Shape) -> fl
     """Seconds of one core to fit a member on all folds.
 
     >>> round(estimated_seconds("forest", {"trees": 60}, Shape(1500, 9, 18, 3, 5)), 1)
-    1.0
+    1.1
     """
     if name == "linear":
         return 2e-8 * shape.trained * shape.width * shape.outputs + 0.02
