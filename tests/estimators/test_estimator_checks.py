@@ -7,6 +7,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from evalign.estimators.network import EASTClassifier
 
+# One asks that labels be those of the largest probability, the other that a class whose rows weigh next to nothing is
+# hardly predicted; a rule for macro F1 may name it all the same, since each class counts alike.
+DECIDED_BY_ARGMAX = ("check_classifiers_train", "check_class_weight_classifiers")
 SMALL = {"hidden": (32,), "dropout": 0.0, "epochs": 40, "learning_rate": 1e-2}
 
 
@@ -19,4 +22,6 @@ SMALL = {"hidden": (32,), "dropout": 0.0, "epochs": 40, "learning_rate": 1e-2}
 )
 @pytest.mark.filterwarnings("ignore:Estimator's parameters changed after set_params raised")
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
+    if check.func.__name__ in DECIDED_BY_ARGMAX:
+        estimator.set_params(decision="argmax")
     assert check(estimator) is None
