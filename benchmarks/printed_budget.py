@@ -31,16 +31,21 @@ LOSSES, RATES = ("f1", "accuracy", "mcc"), (1e-3, 1e-4)
 
 
 def run_cells(args: argparse.Namespace) -> None:
-    from evalign_papers.engine.scheduler import is_open, run_cell
+    from evalign_papers.engine.scheduler import is_open, pieces_of, run_cell, run_trial
 
     started = time.monotonic()
-    named = sorted({path for pattern in args.patterns for path in PACKAGED.glob(f"{pattern}.json")})
+    named = dict.fromkeys(path for pattern in args.patterns for path in sorted(PACKAGED.glob(f"{pattern}.json")))
     cells = [Cell(path) for path in named if not path.name.endswith(".report.json")]
     cells = [cell for cell in cells if cell.row not in args.skip]
-    todo = [cell for cell in cells if is_open(cell)]
+    todo = [cell for cell in cells if is_open(cell, args.trials)]
     print(f"{len(todo)} of {len(cells)} cells to run", flush=True)
-    pool = ProcessPoolExecutor(args.jobs, get_context("spawn"))
-    waiting = {pool.submit(run_cell, cell.path, args.data_dir, args.device, args.trials) for cell in todo}
+    pool = ProcessPoolExecutor(args.jobs, get_context("spawn"), _set_up_worker, (args.tf32,))
+    waiting = {
+        pool.submit(run_cell, cell.path, args.data_dir, args.device, args.trials)
+        if trial is None
+        else pool.submit(run_trial, cell.path, args.data_dir, args.device, trial)
+        for cell, trial in pieces_of(todo, args.trials)
+    }
     while waiting:
         left = args.seconds - (time.monotonic() - started)
         finished, waiting = wait(waiting, max(0.0, min(left, 30.0)), FIRST_COMPLETED)
@@ -53,6 +58,13 @@ def run_cells(args: argparse.Namespace) -> None:
             for process in list(pool._processes.values()):
                 process.kill()
             os._exit(0)
+
+
+def _set_up_worker(tf32: bool) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
 
 def _pack(cells: list[Cell], out: Path) -> None:
@@ -141,6 +153,7 @@ def main() -> None:
     cells = commands.add_parser("cells")
     cells.add_argument("patterns", nargs="+")
     cells.add_argument("--jobs", type=int, default=1)
+    cells.add_argument("--tf32", action="store_true", help="products of large matrices on a GPU in TF32")
     cells.add_argument("--skip", nargs="*", default=(), help="rows that are left out, as ap_perf, which needs highspy")
     cells.set_defaults(run=run_cells)
     cifar = commands.add_parser("cifar10")

@@ -53,9 +53,10 @@ def environment(device: str) -> dict[str, Any]:
     name = (
         torch.cuda.get_device_name() if device.startswith("cuda") else f"{platform.machine()}, {os.cpu_count()} cores"
     )
+    tf32 = device.startswith("cuda") and torch.get_float32_matmul_precision() != "highest"
     return {
         "evalign": evalign.__version__, "commit": _commit(), "torch": torch.__version__,
-        "python": platform.python_version(), "device": name,
+        "python": platform.python_version(), "device": name, **({"matmul": "TF32"} if tf32 else {}),
     }  # fmt: skip
 
 

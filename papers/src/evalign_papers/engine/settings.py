@@ -10,7 +10,7 @@ from evalign_papers.engine.config import Config
 from evalign_papers.engine.reports import Report
 
 UNBOUNDED = 100_000  # epochs that no run reaches: the papers stop by patience alone
-PRINTED_BUDGET = "@printed"
+PRINTED_BUDGET, RELEASED_BUDGET = "@printed", "@released"
 
 
 class Settings(NamedTuple):
@@ -30,8 +30,12 @@ TABULAR = (128, 256, 512, 1024, 2048)
 EAST = Settings("EAST, E.1 and E.4", RATES, TABULAR, DROPOUTS, COOLING, 50)
 MF = Settings("MF, Sec. 6; the grid is EAST's, MF refers to a supplement", RATES, TABULAR, DROPOUTS, (), 100)
 BTG = Settings("BtG supplement, 4.2 and 4.3", (1e-3,), (1024,), (), (), 100)
+AP_PERF = BTG._replace(
+    source="released code, main.py: parameters of AP-Perf's author", learning_rate=(3e-4,), batch_size=(20,)
+)
 PRINTED: dict[tuple[str, str], Settings] = {
     ("btg", "table"): BTG,
+    ("btg", "ap_perf"): AP_PERF,
     ("btg", "images"): Settings("BtG supplement, 4.2", (1e-4,), (128,), (), (), 100),
     ("btg", "graphs"): Settings("BtG, Sec. 5.3", (1e-3,), (64,), (), (), 100),
     ("btg", "batches"): Settings("BtG supplement, Table 5", (1e-3,), (128, 1024, 2048, 4096), (), (), 100),
@@ -56,6 +60,8 @@ def printed_settings(config: Config) -> Settings | None:
     kind = {"mlp": "table", "graph": "graphs"}.get(config.network.kind, "images")
     if (paper, table) == ("btg", "s5"):
         kind = "batches"
+    if config.method.name == "ap_perf":
+        kind = "ap_perf"
     return PRINTED.get((paper, name)) or PRINTED.get((paper, kind))
 
 

@@ -11,14 +11,22 @@ from evalign.training.recipes import Stage, find_recipe
 from evalign_papers.datasets import find_card
 from evalign_papers.datasets.base import Protocol
 from evalign_papers.engine.config import VERSION, Config, Data, Grid, Method, Network, Training
-from evalign_papers.engine.settings import EAST, MF, PRINTED_BUDGET, UNBOUNDED, printed_settings
+from evalign_papers.engine.settings import (
+    AP_PERF,
+    EAST,
+    MF,
+    PRINTED_BUDGET,
+    RELEASED_BUDGET,
+    UNBOUNDED,
+    printed_settings,
+)
 
 HERE = Path(__file__).parents[1] / "tables"
 TABLES = {
     "btg": ["1", "4", "s4", "s5", "s6", "s7", "s9", "s11"],
     "east": ["1", "3"],
     "mf": ["2"],
-    "checks": ["ablation", "imbalance", "cooling", "text", "slope"],
+    "checks": ["ablation", "scratch", "imbalance", "cooling", "text", "slope"],
 }
 IMAGES = ("cifar10", "caltech256", "caltech101")  # the second cannot be had, the third stands in for it
 EXTRA = ("anchored", "ce", "forest", "boosting")
@@ -209,6 +217,44 @@ def ours(cell: str, rows: int, average: str, inputs: str = "both") -> dict[str, 
     return {"method": method, "network": OUR_NETWORK, "training": training, "quirks": (), "decide_for": "f1"}
 
 
+SCRATCH_EPOCHS = 500  # of schedules that cool whatever validation says
+
+
+def scratch(cell: str) -> dict[str, Any]:
+    """EAST from scratch at its printed patience, one part or the schedule replaced; the batch size is fixed."""
+    stage = replace(
+        STAGE, epochs=UNBOUNDED, patience=EAST.patience, rate=0.9, step="annealed", weight_decay=1e-2
+    )  # fmt: skip
+    options = {**METRIC, "average": "macro", "step": "annealed", "delta": 0.2, "threshold": None}
+    method = Method("metric", options)
+    if cell == "ce":
+        method = Method("cross_entropy", {})
+        stage = replace(stage, name="cross-entropy", metric=False, anchor=1.0, rate=None)
+    elif cell.startswith("geometric"):
+        stage = replace(stage, rate=float(cell.partition("-")[2].replace("_", ".")))
+    elif cell in ("linear", "cosine"):
+        stage = replace(
+            stage, rate=None, cool_to=0.02, cooling="linear" if cell == "linear" else "cosine", epochs=SCRATCH_EPOCHS,
+            patience=SCRATCH_EPOCHS,
+        )  # fmt: skip
+    elif cell == "no-annealing":
+        stage = replace(stage, rate=None)
+    elif cell == "no-dynamic-threshold":
+        method = replace(method, options={**options, "threshold": 0.5})
+    elif cell == "no-soft-matrix":
+        method, stage = replace(method, options={**options, "step": "identity"}), replace(stage, rate=None)
+    elif cell != "east":
+        raise ValueError(f"checks-scratch: no plan for {cell!r}")
+    return {
+        "method": method,
+        "network": EAST_NETWORK,
+        "training": Training((stage,), 1024, class_weight=False, oversample=False),
+        "grid": Grid(EAST.learning_rate, EAST.dropout, (), (), select="loss", search="once"),
+        "quirks": (),
+        "decide_for": "f1",
+    }
+
+
 def data_of(name: str, protocol: Any, inputs: Any) -> tuple[Data, int, int]:
     """The data set, its rows and its classes; `creditcard-100` is creditcard thinned to 1 : 100."""
     base, _, ratio = name.partition("-")
@@ -239,9 +285,12 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                 else (["honest"] if extra and not (paper == "east" and cell == "forest") else ["paper", "honest"])
             )
             for protocol in protocols:
-                inputs = "both" if extra and cell not in ("forest", "boosting") else "standard"
+                from_scratch = (paper, table) == ("checks", "scratch")
+                inputs = "both" if extra and not from_scratch and cell not in ("forest", "boosting") else "standard"
                 data, rows, classes = data_of(name, protocol, inputs)
-                if extra and protocol == "honest":
+                if from_scratch:
+                    parts = scratch(cell)
+                elif extra and protocol == "honest":
                     parts = ours(cell, rows, "binary" if classes == 2 else "macro")
                 else:
                     parts = (btg if paper == "btg" or of_btg else east)(table, cell, name, protocol)
@@ -251,6 +300,8 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                     version=VERSION, cell=where, protocol=protocol, data=data, trials=10, seed=0, **full
                 )  # fmt: skip
                 yield HERE / f"{where}.json", config
+                if cell == "ap_perf" and protocol == "paper":
+                    yield HERE / f"{where}{RELEASED_BUDGET}.json", at_released_budget(config)
                 if paper in ("east", "mf") and protocol == "paper" and config.grid is not None:
                     yield HERE / f"{where}{PRINTED_BUDGET}.json", at_printed_budget(config)
                     if (paper, name) == ("east", "creditcard") and cell != "dice":
@@ -266,6 +317,16 @@ def larger_budgets(where: str, config: Config) -> Iterator[tuple[Path, Config]]:
     if config.method.options.get("metric") == "f1":
         method = replace(config.method, options={**config.method.options, "average": "binary"})
         yield HERE / f"{where}@larger-positive.json", replace(larger, cell=f"{where}@larger-positive", method=method)
+
+
+def at_released_budget(config: Config) -> Config:
+    """AP-Perf as the released code trains it: patience 100, 5000 epochs at most."""
+    assert config.training is not None
+    stages = tuple(replace(stage, epochs=5000, patience=AP_PERF.patience) for stage in config.training.stages)
+    return replace(
+        config, cell=f"{config.cell}{RELEASED_BUDGET}", training=replace(config.training, stages=stages),
+        quirks=(*config.quirks, *quirks_of_data(config.data.name, paper=True)),
+    )  # fmt: skip
 
 
 def at_printed_budget(config: Config) -> Config:
