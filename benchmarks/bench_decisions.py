@@ -1,14 +1,16 @@
 """Decision rules and their peers: tables x five models x splits; F1, MCC, balanced accuracy, a constraint, shifts.
 
     python benchmarks/bench_decisions.py --data-dir DIR --jobs 16 --minutes 7  # cells that are not stored yet
+    python benchmarks/bench_decisions.py --part shifts --data-dir DIR          # the same for changed class shares
     python benchmarks/bench_decisions.py --time     # seconds at (1e6, 2), (1e5, 100), (1e5, 1000)
     python benchmarks/bench_decisions.py --summary  # tables of what is stored, and a picture
 
 A cell is a table, a model and a split of 75/25. Five folds of the training part give held-out probabilities, a model
-of all of it those of the test rows: every rule sees the same numbers. Cells are done split by split, and appended to
-`--out` as soon as they are finished. Peers that are not installed are left out with a message: xcolumns (Frank-Wolfe
-and block coordinate ascent) and mapie (risk control). scikit-learn's TunedThresholdClassifierCV runs on the folds'
-probabilities; TabPFN's rule of one threshold a class is written out below, as its weights are not needed for it.
+of all of it those of the test rows: every rule sees the same numbers. Cells are done split by split (tables above
+5,000 rows in the first `--large-splits` only), and appended to `--out` as soon as they are finished. Peers that are not
+installed are left out with a message: xcolumns (Frank-Wolfe and block coordinate ascent) and mapie (risk control).
+scikit-learn's TunedThresholdClassifierCV runs on the folds' probabilities; TabPFN's rule of one threshold a class is
+written out below, as its weights are not needed for it.
 """
 
 import os
@@ -46,10 +48,12 @@ from evalign.decision.calibration import fit_calibration
 from evalign.decision.shift import class_shares, reweighted
 
 RESULTS = Path(__file__).with_name("results") / "bench_decisions.csv"
+SHIFT_RESULTS = RESULTS.with_name("bench_decisions_shifts.csv")
 TIMES = RESULTS.with_name("bench_decisions_time.csv")
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "decisions.png"
 PAPERS = ("mammography", "adult", "creditcard", "yeast", "shuttle", "letter")
 MOST = 20_000  # rows of a table
+LARGE = 5_000  # rows of a table that takes part in `--large-splits` splits
 METRICS = ("f1", "mcc", "balanced_accuracy")
 SHIFTS = ("none", "x4", "x1/4", "swap", "covariate")
 FLOOR = 0.9  # of recall
@@ -138,15 +142,9 @@ def scored(metric: str, truth: Any, decided: Any, classes: int) -> float:
 # -- rules: (held-out p, labels, test p, metric) -> decisions of the test rows -----------------------------------
 
 
-def calibrated(p: Any, y: Any, q: Any, metric: str) -> Any:
-    learn = getattr(decision, "calibrated", None) or decision.tuned
-    return learn(p, y, metric).predict(q)
-
-
 def jointly(p: Any, y: Any, q: Any, metric: str) -> Any:
-    """Calibrated on held-out labels, then the plug-in rule of the test rows themselves."""
-    new = fit_calibration(p, y, np.ones(len(y)))(q)
-    return decision.plug_in(new, metric).predict(new)
+    """The test rows decided together, as by `predict_jointly`."""
+    return decision.joint_rule(decision.calibrated(p, y, metric), q, metric).predict(q)
 
 
 class Given(ClassifierMixin, BaseEstimator):
@@ -259,7 +257,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "argmax": lambda p, y, q, metric: q.argmax(axis=1),
     "plug-in": lambda p, y, q, metric: decision.plug_in(p, metric).predict(q),
     "tuned": lambda p, y, q, metric: decision.tuned(p, y, metric).predict(q),
-    "calibrated": calibrated,
+    "calibrated": lambda p, y, q, metric: decision.calibrated(p, y, metric).predict(q),
     "jointly": jointly,
     "scikit-learn": tuned_threshold,
     "TabPFN rule": one_against_rest,
@@ -280,17 +278,15 @@ def _mapie(p: Any, y: Any, q: Any) -> Any:
     return np.ones(len(q), dtype=int) if control.best_predict_param is None else control.predict(q)
 
 
-def _constrained(p: Any, y: Any, q: Any, confidence: float | None, rule: str) -> Any:
-    learn = getattr(decision, rule, None) or decision.tuned
-    options: dict[str, Any] = {} if confidence is None else {"confidence": confidence}
-    return learn(p, y, "precision", subject_to=f"recall >= {FLOOR}", **options).predict(q)
+def _constrained(p: Any, y: Any, q: Any, confidence: float | None, learn: Any) -> Any:
+    return learn(p, y, "precision", subject_to=f"recall >= {FLOOR}", confidence=confidence).predict(q)
 
 
 CONSTRAINED: dict[str, Callable[..., Any]] = {
     "plug-in": lambda p, y, q: decision.plug_in(p, "precision", target=y, subject_to=f"recall >= {FLOOR}").predict(q),
-    "tuned": lambda p, y, q: _constrained(p, y, q, None, "tuned"),
-    "calibrated": lambda p, y, q: _constrained(p, y, q, None, "calibrated"),
-    "certified at 0.9": lambda p, y, q: _constrained(p, y, q, 0.9, "calibrated"),
+    "tuned": lambda p, y, q: _constrained(p, y, q, None, decision.tuned),
+    "calibrated": lambda p, y, q: _constrained(p, y, q, None, decision.calibrated),
+    "certified at 0.9": lambda p, y, q: _constrained(p, y, q, 0.9, decision.calibrated),
     "MAPIE at 0.9": _mapie,
 }
 
@@ -326,8 +322,7 @@ def shift_rows(cell: Cell, known: dict[str, Any], split: int) -> Rows:
     out = []
     everything = pd.concat([cell.X, cell.new], ignore_index=True)
     given = Given(np.concatenate([cell.p, cell.q]), cell.classes).fit(None, None)
-    options: dict[str, Any] = {"decision": "auto" if hasattr(decision, "calibrated") else "tuned"}
-    model = MetricDecision(given, "f1", folds="prefit", **options).fit(everything.iloc[: len(cell.y)], cell.y)
+    model = MetricDecision(given, "f1", folds="prefit").fit(everything.iloc[: len(cell.y)], cell.y)
     calibration = fit_calibration(cell.p, cell.y, np.ones(len(cell.y)))
     before = np.bincount(cell.y, minlength=cell.classes) / len(cell.y)
     for number, kind in enumerate(SHIFTS):
@@ -359,7 +354,28 @@ def shift_rows(cell: Cell, known: dict[str, Any], split: int) -> Rows:
     return out
 
 
-def cell_rows(path: Path, model: str, split: int) -> Rows:
+def rule_rows(cell: Cell, known: dict[str, Any]) -> Rows:
+    """Score of every rule by every metric, and precision and recall of rules with a floor of recall."""
+    out = []
+    for metric in METRICS:
+        for rule, decide in RULES.items():
+            began = time.process_time()
+            labels = decide(cell.p, cell.y, cell.q, metric)
+            if labels is not None:
+                score = scored(metric, cell.z, labels, cell.classes)
+                out.append({**known, "scenario": "rules", "metric": metric, "rule": rule, "score": score,
+                            "seconds": time.process_time() - began})  # fmt: skip
+    for rule, constrained in CONSTRAINED.items() if cell.classes == 2 else ():
+        labels = constrained(cell.p, cell.y, cell.q)
+        if labels is not None:
+            flagged = labels == 1
+            precision = float((cell.z[flagged] == 1).mean()) if flagged.any() else 0.0
+            out.append({**known, "scenario": "constraint", "metric": "precision", "rule": rule,
+                        "score": precision, "reached": float(flagged[cell.z == 1].mean())})  # fmt: skip
+    return out
+
+
+def cell_rows(part: str, path: Path, model: str, split: int) -> Rows:
     """All rows of a cell; an error becomes a row, so that it does not end the others."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -368,27 +384,7 @@ def cell_rows(path: Path, model: str, split: int) -> Rows:
     try:
         cell = Cell(path, model, split)
         known |= {"classes": cell.classes, "train_rows": len(cell.y), "test_rows": len(cell.z), "found": ""}
-        out = []
-        for metric in METRICS:
-            for rule, decide in RULES.items():
-                began = time.process_time()
-                labels = decide(cell.p, cell.y, cell.q, metric)
-                if labels is not None:
-                    score = scored(metric, cell.z, labels, cell.classes)
-                    out.append({**known, "scenario": "rules", "metric": metric, "rule": rule, "score": score,
-                                "seconds": time.process_time() - began})  # fmt: skip
-        if cell.classes == 2:
-            for rule, constrained in CONSTRAINED.items():
-                try:
-                    labels = constrained(cell.p, cell.y, cell.q)
-                except TypeError:  # a version without certificates
-                    continue
-                if labels is not None:
-                    flagged = labels == 1
-                    precision = float((cell.z[flagged] == 1).mean()) if flagged.any() else 0.0
-                    out.append({**known, "scenario": "constraint", "metric": "precision", "rule": rule,
-                                "score": precision, "reached": float(flagged[cell.z == 1].mean())})  # fmt: skip
-        out += shift_rows(cell, known, split)
+        out = shift_rows(cell, known, split) if part == "shifts" else rule_rows(cell, known)
         return [*out, {**known, "scenario": "done", "seconds": time.process_time() - started}]
     except Exception as error:
         return [{**known, "scenario": "done", "rule": f"failed: {error!r}"[:200], "seconds": 0.0}]
@@ -418,8 +414,15 @@ def run(args: argparse.Namespace) -> None:
         done = set(zip(stored.table, stored.model, stored.split, strict=True))
     # The long ones first within a split, so that no core waits for one at the end.
     paths.sort(key=lambda path: -path.stat().st_size)
-    cells = [(path, model, split) for split in range(args.splits) for path in paths for model in MODELS]
-    cells = [cell for cell in cells if (cell[0].stem, *cell[1:]) not in done]
+    rows = {path: len(load(path)[1]) for path in paths}
+    cells = [
+        (args.part, path, model, split)
+        for split in range(args.splits)
+        for path in paths
+        for model in MODELS
+        if split < args.large_splits or rows[path] < LARGE
+    ]
+    cells = [cell for cell in cells if (cell[1].stem, *cell[2:]) not in done]
     print(f"{len(cells)} cells to do, {len(done)} stored", flush=True)
     until = time.monotonic() + 60 * args.minutes
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
@@ -434,7 +437,7 @@ def run(args: argparse.Namespace) -> None:
     print("all cells are done", flush=True)
 
 
-def _rows_of(cell: tuple[Path, str, int]) -> Rows:
+def _rows_of(cell: tuple[str, Path, str, int]) -> Rows:
     return cell_rows(*cell)
 
 
@@ -492,12 +495,13 @@ def differences(table: pd.DataFrame, against: str) -> pd.DataFrame:
     return pd.DataFrame(out, columns=columns).sort_values("difference", ascending=False)
 
 
-def summary(source: Path, picture: Path | None) -> None:
+def summary(sources: list[Path], picture: Path | None) -> None:
     """Tables of what is stored, as text; and a picture."""
-    table = pd.read_csv(source)
+    table = pd.concat([pd.read_csv(source) for source in sources if source.exists()], ignore_index=True)
     done = table[table.scenario == "done"]
     failed = done[done.rule.notna()]
     print(f"{len(done)} cells, {done.split.nunique()} splits, {done.table.nunique()} tables, {len(failed)} failed")
+    print(failed.rule.value_counts().to_string())
     with pd.option_context("display.width", 160, "display.max_columns", 20, "display.float_format", "{:.4f}".format):
         for metric in METRICS:
             part = table[(table.scenario == "rules") & (table.metric == metric)]
@@ -556,9 +560,13 @@ def draw(table: pd.DataFrame, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("EVALIGN_DATA", "data")))
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--part", choices=("rules", "shifts"), default="rules")
+    parser.add_argument(
+        "--out", type=Path, help="results/bench_decisions.csv or, of shifts, bench_decisions_shifts.csv"
+    )
     parser.add_argument("--tables", nargs="*", help="names of tables; all without it")
     parser.add_argument("--splits", type=int, default=10)
+    parser.add_argument("--large-splits", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--time", action="store_true", help="only the times, into bench_decisions_time.csv")
@@ -566,8 +574,10 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, default=PICTURE)
     args = parser.parse_args()
     if args.summary:
-        summary(args.out, args.picture)
-    elif args.time:
+        summary([RESULTS, SHIFT_RESULTS] if args.out is None else [args.out], args.picture)
+        return
+    args.out = args.out or (SHIFT_RESULTS if args.part == "shifts" else RESULTS)
+    if args.time:
         times(args.out.with_name(TIMES.name))
     else:
         run(args)

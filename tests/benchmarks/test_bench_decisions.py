@@ -47,12 +47,14 @@ def test_a_cell_is_stored_once(tmp_path, capsys):
     pd.DataFrame({"a": rng.normal(y), "b": rng.choice(["x", "y"], 300), "target": y}).to_parquet(
         tmp_path / "suite" / "made.parquet"
     )
-    rows = bench.cell_rows(tmp_path / "suite" / "made.parquet", "logistic", 0)
-    assert pd.isna(rows[-1].get("rule")), rows[-1]
+    rows = []
+    for part in ("rules", "shifts"):
+        rows += bench.cell_rows(part, tmp_path / "suite" / "made.parquet", "logistic", 0)
+        assert pd.isna(rows[-1].get("rule")), rows[-1]
     assert {row["scenario"] for row in rows} >= {"rules", "constraint", "none", "done"}
     bench.append(rows, tmp_path / "out.csv")
     bench.append(rows, tmp_path / "out.csv")
     assert len(pd.read_csv(tmp_path / "out.csv")) == 2 * len(rows)
-    bench.summary(tmp_path / "out.csv", tmp_path / "picture.png")
+    bench.summary([tmp_path / "out.csv"], tmp_path / "picture.png")
     assert "what adapt found" in capsys.readouterr().out
     assert (tmp_path / "picture.png").stat().st_size > 1000

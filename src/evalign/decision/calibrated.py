@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import expit
 
 from evalign import _checks as checks
 from evalign.decision.calibration import balanced_folds, fit_calibration
@@ -18,7 +17,7 @@ from evalign.decision.plug_in import (
     plug_in,
     with_constraints,
 )
-from evalign.decision.rule import Floats, Labels, Rule, Task, as_labels, as_probabilities, as_weights, logit
+from evalign.decision.rule import Floats, Labels, Rule, Task, as_labels, as_probabilities, as_weights
 from evalign.decision.search.problem import Problem
 from evalign.decision.tuned import guarded, tuned
 from evalign.metrics import Average, Beta, MetricFunction
@@ -154,10 +153,11 @@ def joint_rule(
 ) -> Rule:
     """Rule for a batch of rows that are decided jointly: the plug-in rule of their own calibrated probabilities.
 
-    Calibration is that of `rule`, which was learned from held-out labels. For two classes the threshold is halfway, in
-    logits, between that of the batch and that of `rule`, which labels have corrected. Budgets ("flagged <= 2%") hold
-    exactly in the batch. `rule` itself is returned if the batch's own rule is expected to gain less than one row, if
-    labels have shown argmax to be better, and with constraints that need labels: these cannot rest on probabilities.
+    Calibration is that of `rule`, which was learned from held-out labels. Budgets ("flagged <= 2%") hold exactly in the
+    batch. `rule` itself is returned if the batch's own rule is expected to gain less than one row, if labels have shown
+    argmax to be better, and with constraints that need labels: these cannot rest on probabilities. So it is for
+    thresholds (two classes, multilabel) without a budget: labels have corrected them, which is worth more than the
+    batch (docs/research/decisions.md).
 
     >>> rule = Rule("threshold", 2, threshold=0.3)
     >>> round(joint_rule(rule, [0.4, 0.6, 0.8, 0.9] * 20, "f1").threshold, 2)
@@ -167,16 +167,15 @@ def joint_rule(
     problem = Problem.of(metric, p, task, average, beta, subject_to)
     if problem.needs_labels or not len(p) or (rule.kind == "argmax" and rule.value is not None):
         return rule
+    limited = bool(problem.constraints) or problem.at_most is not None
+    if not limited and (rule.threshold is not None or rule.multilabel):
+        return rule
     q, weight = rule.calibrate(p), as_weights(sample_weight, p)
     found = best_expected(q, problem, weight, None)
-    limited = bool(problem.constraints) or problem.at_most is not None
     counts = [expected_confusion(q, d, task=task, sample_weight=weight) for d in (found.decide(q), rule.decide(p))]
     values = [metric_value(problem, c) or 0.0 for c in counts]
     if not limited and values[0] - values[1] < 1 / len(p):  # less than a row's worth
         return rule
-    if rule.threshold is not None and found.threshold is not None and not limited:
-        both = logit(np.array([rule.threshold, found.threshold]))
-        found = replace(found, threshold=float(expit(both.mean())))
     kind = "offsets" if found.kind == "argmax" and rule.offsets is not None else found.kind
     found = replace(found, kind=kind, temperature=rule.temperature, offsets=rule.offsets, floor=rule.floor)
     return replace(found, metric=problem.name, shares=rule.shares)
