@@ -32,7 +32,7 @@ from evalign.memory import Memory
 from evalign.networks import mlp
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
-from evalign.training.history import Controller
+from evalign.training.loop import Controller
 from evalign.training.recipes import Recipe, Stage, find_recipe
 from evalign_papers.datasets import load
 from evalign_papers.datasets.base import Dataset

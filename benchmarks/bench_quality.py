@@ -33,9 +33,9 @@ from bench_recipes import load as load_paper
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score
 
-from evalign.boosting.tree_table import TreeTable
 from evalign.storage.atomic import write_atomically
 from evalign.tables import TableEncoder
+from evalign.tables.encode import TreeTable
 from evalign.tables.split import split_rows
 
 RESULTS = Path(__file__).parent / "results" / "bench_suite.csv"

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import torch
 
-from evalign.streaming.stream_training import epoch_updates
+from evalign.streaming.fit_stream import epoch_updates
 from evalign.training.batches import default_batch_size
 from evalign.training.recipes import find_recipe
 

@@ -23,8 +23,8 @@ from evalign._objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows
 from evalign.training.evaluation import argmax_score
-from evalign.training.history import Epoch
-from evalign.training.loop import train
+from evalign.training.in_memory import train
+from evalign.training.loop import Epoch
 from evalign.training.recipes import Recipe, Stage
 from evalign_papers.networks import Pictures
 from evalign_papers.networks.darknet import Conv, darknet

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from evalign.networks.ensemble import Sharing
-from evalign.networks.tabular import Network
+from evalign.networks.mlp import Network, Sharing
 from evalign.training.recipes import UPDATES, Recipe, Stage, find_recipe
 
 Inputs = Literal["standard", "quantile", "both", "bins", "clip"]

@@ -16,7 +16,7 @@ from evalign._objective import Objective
 from evalign.metrics import Average
 from evalign.networks import MeanOfNetworks, table_network
 from evalign.networks.embedding import Fields
-from evalign.networks.tabular import fields_of
+from evalign.networks.mlp import fields_of
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
 from evalign.tables.split import Division, distinct_rows, fold_rows

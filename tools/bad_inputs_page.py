@@ -115,7 +115,7 @@ def said(words: list[str]) -> tuple[int, list[str]]:
 
 def notes(column: list[str]) -> list[str]:
     """The notes on a table with this column beside good ones."""
-    from evalign.cli.data import Source, load
+    from evalign.cli.run_files import Source, load
 
     lines = GOOD.splitlines()
     rows = [f"{entry},{line}" for entry, line in zip(column, lines[1:], strict=True)]

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, log_loss
 
-from evalign.boosting.growth import TreeOptions
-from evalign.boosting.libraries import cross_fit
+from evalign.boosting.growth import TreeOptions, cross_fit
 from evalign.tables.split import Division, fold_rows
-from evalign.training.history import Epoch
+from evalign.training.loop import Epoch
 
 
 def table(classes: int, n: int = 300) -> tuple[np.ndarray, np.ndarray]:

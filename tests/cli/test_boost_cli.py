@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from evalign import EASTBlend, EASTBooster, EASTClassifier
 from evalign.cli.app import app, main
-from evalign.cli.candidates import Clock
+from evalign.cli.fit import Clock
 from evalign.comparison import Aim, Judge, contenders
 from evalign.comparison.contenders import StockBooster
 from evalign.comparison.run import Table, choose, evaluate, split

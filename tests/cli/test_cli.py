@@ -615,7 +615,7 @@ def test_parquet_with_lists_is_refused(call: Call, tmp_path: Path) -> None:
 def test_bugs_are_told_from_wrong_input(
     folder: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalign.cli.data.load", lambda *arguments: np.concatenate([]))
+    monkeypatch.setattr("evalign.cli.run_files.load", lambda *arguments: np.concatenate([]))
     said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run")
     assert said.code == 1
     assert "this is a bug (ValueError: need at least one array" in said.err
@@ -684,7 +684,7 @@ def test_version(call: Call) -> None:
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    from evalign.training.history import Epoch
+    from evalign.training.loop import Epoch
 
     clock, said = [0.0], []
     monkeypatch.setattr("evalign.cli.console.time.monotonic", lambda: clock[0])
@@ -711,8 +711,8 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest
 
 
 def test_progress_of_a_blend_is_its_own_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalign.cli.candidates import Clock
-    from evalign.training.history import Epoch
+    from evalign.cli.fit import Clock
+    from evalign.training.loop import Epoch
 
     clock, said = [0.0], []
     monkeypatch.setattr("evalign.cli.console.time.monotonic", lambda: clock[0])
@@ -733,7 +733,7 @@ def test_progress_of_a_blend_is_its_own_estimate(monkeypatch: pytest.MonkeyPatch
 
 def test_a_blend_tells_its_estimate_before_the_first_epoch() -> None:
     from evalign import EASTBlend
-    from evalign.training.history import Epoch
+    from evalign.training.loop import Epoch
 
     class Told(list[float]):
         def expect(self, seconds: float) -> None:

@@ -14,8 +14,8 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from evalign import EASTBooster, EASTClassifier, metrics
 from evalign.boosting.objective import BoostRecipe
-from evalign.boosting.tree_table import TreeTable
 from evalign.estimators.saving import load_model
+from evalign.tables.encode import TreeTable
 from evalign.tables.split import fold_rows
 
 FAST = {"rounds": 25, "n_jobs": 1, "random_state": 0, "folds": 3}

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from evalign import EASTClassifier, metrics
 from evalign.estimators import network as estimator_module
-from evalign.training.history import Epoch, epoch_bar
+from evalign.training.loop import Epoch, epoch_bar
 from evalign.training.recipes import RECIPES
 
 SMALL = {"hidden": (16,), "epochs": 12, "learning_rate": 1e-2, "random_state": 0}

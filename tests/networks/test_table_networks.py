@@ -14,15 +14,14 @@ from evalign import EASTClassifier, metrics
 from evalign._objective import Objective, cross_entropy
 from evalign.networks import Ensemble, TableEmbedding, mlp, table_network
 from evalign.networks.embedding import CategoryEmbedding, Fields, NumberEmbedding, Periodic, Piecewise
-from evalign.networks.tabular import CURVES, fields_of
+from evalign.networks.mlp import CURVES, fields_of
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
 from evalign.training.batches import Rows
 from evalign.training.evaluation import argmax_score
-from evalign.training.loop import train
+from evalign.training.in_memory import batch_loss, train
 from evalign.training.recipes import find_recipe
 from evalign.training.stacked import Trial, train_trials
-from evalign.training.step import batch_loss
 
 FIELDS = Fields(6, numbers=(1, 3), edges=((-1.0, 0.0, 2.0), (0.0, 0.5, 1.0)), categories=((4, 6),))
 F1 = Objective("f1", "multiclass", StepChoice("annealed"), average="macro")

@@ -16,8 +16,7 @@ from browser import PROBE, browse, needs_browser
 from evalign.comparison import Aim, Comparison, Judge, Table, compare, evaluate, split
 from evalign.comparison import contenders as c
 from evalign.report import build_result, render
-from evalign.report.page import verdict
-from evalign.report.result import versions
+from evalign.report.page import verdict, versions
 
 SMALL: dict[str, Any] = {"hidden": (16,), "epochs": 6, "device": "cpu"}
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalign.streaming import source as sources
-from evalign.streaming.fit_stream import Stream, fit_stream
+from evalign.streaming.fit_stream import Stream, StreamBatches, fit_stream
 from evalign.streaming.source import ParquetRows, Parts, hashed
 from evalign.streaming.statistics import CategorySummary, HeldOut, Sample, Statistics, survey
-from evalign.streaming.stream_training import StreamBatches
 from evalign.tables import TableEncoder
 from evalign.tables.columns import ColumnTypeError
 from evalign.tables.files import TableError

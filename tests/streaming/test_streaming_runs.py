@@ -23,14 +23,13 @@ from evalign.cli.app import main
 from evalign.networks import Ensemble
 from evalign.steps import StepChoice
 from evalign.storage import container
-from evalign.streaming.fit_stream import Stream, fit_stream
+from evalign.streaming.fit_stream import Stream, fit_stream, step_loss, validate
 from evalign.streaming.source import ParquetRows, Parts
 from evalign.streaming.statistics import survey
-from evalign.streaming.stream_training import step_loss, validate
 from evalign.training.batches import Rows
 from evalign.training.checkpoint import FORMAT
+from evalign.training.in_memory import at_stage
 from evalign.training.recipes import RECIPES
-from evalign.training.step import at_stage
 from ranks import on_ranks
 from streams import people, write
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from evalign.tables import TableEncoder, delimited
+from evalign.tables import TableEncoder, read
 from evalign.tables.files import TableError
 from evalign.tables.read import check_target, read_table
 
@@ -138,9 +138,7 @@ def test_a_type_that_changes_late_in_a_long_file_is_noticed(write):
 
 def test_an_entry_longer_than_arrows_block_is_read_by_pandas(write, monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        delimited, "read_with_pandas", lambda *a, f=delimited.read_with_pandas: calls.append(1) or f(*a)
-    )
+    monkeypatch.setattr(read, "read_with_pandas", lambda *a, f=read.read_with_pandas: calls.append(1) or f(*a))
     frame = read_table(write(f"z,a,b\n?,01,{'x' * 3_000_000}\n5,NA,y\n"), ["b", "a", "z"], text=["a"])
     assert calls
     assert list(frame) == ["b", "a", "z"]
@@ -274,7 +272,7 @@ def test_a_quote_that_pandas_and_arrow_cannot_read(write, monkeypatch):
     def fail(*_, **__):
         raise pd.errors.ParserError("Error tokenizing data.\nmore of it")
 
-    monkeypatch.setattr(delimited, "read_with_pandas", fail)
+    monkeypatch.setattr(read, "read_with_pandas", fail)
     message = refusal(write(f"a,b\n{'x' * 3_000_000},1\n"))
     assert message == "table.csv cannot be read as a table (Error tokenizing data); check its quotes"
 

@@ -19,9 +19,8 @@ from evalign.streaming.fit_stream import Stream, fit_stream
 from evalign.streaming.source import ParquetRows
 from evalign.training.batches import Rows
 from evalign.training.evaluation import argmax_score
-from evalign.training.loop import train
+from evalign.training.in_memory import train, weight_of_newest
 from evalign.training.recipes import Recipe, Stage, find_recipe
-from evalign.training.step import weight_of_newest
 from streams import people, write
 
 OBJECTIVE = Objective("f1", "multiclass", StepChoice("annealed"))

@@ -14,7 +14,7 @@ from evalign.networks import mlp
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows
 from evalign.training.evaluation import argmax_score
-from evalign.training.loop import train
+from evalign.training.in_memory import train
 from evalign.training.recipes import Recipe, Stage
 from evalign_papers.networks import Pictures
 

@@ -16,7 +16,7 @@ from evalign.tables.split import fold_rows
 from evalign.training.batches import Rows
 from evalign.training.evaluation import argmax_score
 from evalign.training.folds import FoldedRows, automatic_folds, train_folds
-from evalign.training.loop import train
+from evalign.training.in_memory import train
 from evalign.training.recipes import Recipe, find_recipe
 
 SMALL = {"hidden": (16,), "epochs": 12, "learning_rate": 1e-2, "random_state": 0, "folds": 3}

@@ -24,9 +24,8 @@ from evalign.training.evaluation import (
     predict_logits,
     validate,
 )
-from evalign.training.loop import train
+from evalign.training.in_memory import batch_loss, train
 from evalign.training.recipes import Recipe, Stage, find_recipe
-from evalign.training.step import batch_loss
 from evalign_papers.rivals import logit_adjusted_loss
 
 MATRICES = st.integers(2, 5).flatmap(

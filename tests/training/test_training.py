@@ -13,10 +13,9 @@ from evalign.networks import mlp
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows
 from evalign.training.evaluation import argmax_score, predict_logits, validate
-from evalign.training.history import Controller
-from evalign.training.loop import train
+from evalign.training.in_memory import at_stage, batch_loss, train
+from evalign.training.loop import Controller
 from evalign.training.recipes import RECIPES, Recipe, Stage, find_recipe
-from evalign.training.step import at_stage, batch_loss
 from evalign_papers.networks import Pictures
 
 OBJECTIVE = Objective("f1", "multiclass", StepChoice("annealed"))

@@ -15,8 +15,8 @@ from evalign.networks import mlp
 from evalign.steps import StepChoice
 from evalign.training.batches import Batches, Rows
 from evalign.training.evaluation import argmax_score
-from evalign.training.history import Controller
-from evalign.training.loop import train
+from evalign.training.in_memory import train
+from evalign.training.loop import Controller
 from evalign.training.recipes import Recipe, Stage
 from evalign.training.stacked import Stack, Trial, train_trials
 from evalign_papers.networks import PairNetwork

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.func import vmap
 
 from evalign.steps import linear
-from evalign.training.history import Epoch
+from evalign.training.loop import Epoch
 from evalign_papers.engine.config import Config, Method, from_json, read_config, to_json
 from evalign_papers.engine.printed import find_papers
 from evalign_papers.engine.reports import Report, TrialReport, load_report, report_path, save_report

@@ -1,7 +1,7 @@
-"""Growing boosted trees on folds with early stopping, by LightGBM or XGBoost.
+"""Boosted trees grown on folds side by side with early stopping, by LightGBM or XGBoost.
 
-Folds grow side by side, in one thread each: at the sizes of most tables a library that splits one tree over several
-threads spends its time at barriers, and on busy cores most of it spinning.
+Each fold grows in one thread: at the sizes of most tables a library that splits one tree over several threads spends
+its time at barriers, and on busy cores most of it spinning.
 """
 
 import copy
@@ -10,17 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import repeat
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.special import expit, softmax
 
-from evalign.boosting.objective import ScoreObjective
-from evalign.training.history import Epoch
+from evalign import _checks as checks
+from evalign.boosting.objective import Array, ScoreObjective
+from evalign.tables.split import Division
+from evalign.training.loop import Epoch
 
-Array = NDArray[Any]
 Gradient = Callable[[Array], tuple[Array, Array]]  # scores -> first and second derivative
 
 
@@ -182,3 +184,193 @@ def _grow(grower: Grower, rows: Rows, objective: ScoreObjective, start: Array, n
 
     grower.grow(gradient)
     return loss[0]
+
+
+LIBRARIES = ("lightgbm", "xgboost")
+
+
+@dataclass(frozen=True)
+class Library:
+    """What grows trees, and what reads them."""
+
+    grower: type[Grower]
+    trees: type[Trees]
+
+
+def find_library(name: str) -> Library:
+    """The grower and the reader of a library's trees, imported on first use.
+
+    >>> find_library("lightgbm").trees.__name__
+    'LightGBMTrees'
+    """
+    checks.check_choice("library", name, LIBRARIES)
+    try:
+        if name == "lightgbm":
+            from evalign.boosting.lightgbm import LightGBMGrower, LightGBMTrees
+
+            return Library(LightGBMGrower, LightGBMTrees)
+        from evalign.boosting.xgboost import XGBoostGrower, XGBoostTrees
+
+        return Library(XGBoostGrower, XGBoostTrees)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ImportError(
+            f"library={name!r} needs the package {name}; install it with pip install 'evalign[boost]'"
+        ) from None
+
+
+def is_installed(name: str) -> bool:
+    """Whether a library can be imported, without importing it."""
+    return find_spec(name) is not None
+
+
+@dataclass(frozen=True)
+class CrossFitted:
+    """Boosted trees of every fold, and probabilities (n, C) of the rows that each fold held out, fold after fold."""
+
+    trees: list[Trees]
+    start: Array
+    held_out: Array
+    rounds: int
+    history: list[Epoch]
+
+    def probabilities(self, x: Array) -> Array:
+        """The mean over the folds' trees, (n, C)."""
+        return np.asarray(np.mean([as_probabilities(trees.scores(x) + self.start) for trees in self.trees], axis=0))
+
+
+def cross_fit(
+    x: Array,
+    codes: Array,
+    divisions: Sequence[Division],
+    options: TreeOptions,
+    *,
+    categorical: Sequence[int] = (),
+    library: str = "lightgbm",
+    rounds: int = 1000,
+    patience: int = 15,
+    tolerance: float = 2e-3,
+    score: Callable[[Array], float] | None = None,
+    on_round: Callable[[Epoch], None] = lambda epoch: None,
+    deadline: float | None = None,
+) -> CrossFitted:
+    """Boosted trees on cross-entropy for every fold, by the library's own objective, stopped by held-out log-loss.
+
+    All folds have the same number of rounds, the best by the log-loss of all held-out rows together. Growing ends when
+    `patience` rounds have not lowered that loss by a share of `tolerance`. `score` maps the
+    confusion matrix (C, C) of these rows to a number for the history. Ctrl-C and `deadline` as in `train_folds`. The
+    history has no training loss; the held-out one stands in its place.
+
+    >>> from evalign.tables.split import fold_rows
+    >>> x, codes = np.arange(60.0)[:, None], np.repeat([0, 1], 30)
+    >>> folds = fold_rows(codes, np.ones(60), 3, seed=0)
+    >>> options = TreeOptions(0.1, 7, 2, 1.0, 1.0, 1.0, threads=1, seed=0, classes=2)
+    >>> fitted = cross_fit(x, codes, folds, options, rounds=20)
+    >>> fitted.held_out.shape, bool((fitted.probabilities(x).argmax(1) == codes).all())
+    ((60, 2), True)
+    """
+    kind = find_library(library)
+    total = np.bincount(codes, np.sum([_spread(d, len(codes)) for d in divisions], axis=0), minlength=options.classes)
+    start = prior_scores(total)
+    workers = max(1, min(options.threads, len(divisions)))
+    each = replace(options, threads=max(1, options.threads // workers))
+
+    def rows_of(places: Array, weight: Array) -> Rows:
+        return Rows(x[places], codes[places], weight, list(categorical))
+
+    def made(number: int) -> _OneFold:
+        division = divisions[number]
+        train = rows_of(division.train, division.train_weight)
+        valid = rows_of(division.valid, division.valid_weight)
+        return _OneFold(kind.grower(train, valid, replace(each, seed=options.seed + number), start), valid, options)
+
+    history: list[Epoch] = []
+    best, kept, chunk = math.inf, 0, 1
+    mark, marked = math.inf, 0  # loss and number of the last round that was clearly better
+    with ThreadPoolExecutor(workers, initializer=kind.grower.prepare_thread) as pool:
+        folds = list(pool.map(made, range(len(divisions))))
+        try:
+            while len(history) < rounds and len(history) - marked < patience:
+                started = time.perf_counter()
+                chunk = min(chunk, rounds - len(history))
+                grown = list(pool.map(_OneFold.grow, folds, repeat(chunk)))
+                seconds = (time.perf_counter() - started) / chunk
+                for losses in zip(*grown, strict=True):
+                    mass = sum(found.weight for found in losses)
+                    loss = sum(found.loss for found in losses) / mass
+                    value = 0.0 if score is None else score(np.sum([found.matrix for found in losses], axis=0))
+                    better = loss < best
+                    best, kept = (loss, len(history) + 1) if better else (best, kept)
+                    epoch = Epoch(
+                        len(history) + 1, "cross-entropy", 0.0, options.learning_rate, loss, loss, loss, value, better,
+                        seconds,
+                    )  # fmt: skip
+                    history.append(epoch)
+                    on_round(epoch)
+                    if loss < mark * (1 - tolerance):
+                        mark, marked = loss, len(history)
+                    if len(history) - marked >= patience:
+                        break  # further rounds of the chunk are ignored: how many there are is a matter of timing
+                chunk = max(1, min(10, int(0.2 / max(seconds, 1e-9))))
+                if deadline is not None and time.perf_counter() >= deadline:
+                    break
+        except KeyboardInterrupt:
+            if not kept:
+                raise
+        trees = list(pool.map(lambda fold: fold.grower.finished(kept), folds))
+        scores = list(pool.map(lambda fold, own: own.scores(fold.valid.x) + start, folds, trees))
+    return CrossFitted(trees, start, as_probabilities(np.concatenate(scores)), kept, history)
+
+
+class _HeldOut(NamedTuple):
+    """Log-loss summed over a fold's held-out rows, their weight, and their confusion matrix."""
+
+    loss: float
+    weight: float
+    matrix: Array
+
+
+@dataclass(frozen=True)
+class _OneFold:
+    grower: Grower
+    valid: Rows
+    options: TreeOptions
+
+    def grow(self, rounds: int) -> list[_HeldOut]:
+        return [self._grow_once() for _ in range(rounds)]
+
+    def _grow_once(self) -> _HeldOut:
+        self.grower.grow(None)
+        y, weight, classes = self.valid.y, self.valid.weight, self.options.classes
+        p = as_probabilities(self.grower.validation_scores())
+        losses = -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(np.float64).tiny))
+        matrix = np.bincount(y * classes + p.argmax(1), weight, minlength=classes**2).reshape(classes, classes)
+        return _HeldOut(float(losses @ weight), float(weight.sum()), matrix)
+
+
+def _spread(division: Division, rows: int) -> Array:
+    """The validation weight of every row, 0 outside of the fold."""
+    weight = np.zeros(rows)
+    weight[division.valid] = division.valid_weight
+    return weight
+
+
+def prior_scores(totals: Array) -> Array:
+    """The scores that give every row the classes' shares as probabilities: one of two classes, C of more.
+
+    >>> prior_scores(np.array([3.0, 1.0])).round(3)
+    np.float64(-1.099)
+    """
+    logs = np.log(np.maximum(totals / totals.sum(), np.finfo(np.float64).tiny))
+    return np.asarray(logs[1] - logs[0]) if len(totals) == 2 else logs - logs.mean()
+
+
+def as_probabilities(scores: Array) -> Array:
+    """Scores (n,) of two classes or (n, C) of more as probabilities (n, C), in float64.
+
+    >>> as_probabilities(np.zeros(1)), as_probabilities(np.zeros((1, 4)))
+    (array([[0.5, 0.5]]), array([[0.25, 0.25, 0.25, 0.25]]))
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    return np.stack([expit(-scores), expit(scores)], axis=1) if scores.ndim == 1 else softmax(scores, axis=1)

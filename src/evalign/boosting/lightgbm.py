@@ -1,14 +1,16 @@
 """Trees of LightGBM, one round at a time."""
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 import lightgbm
 import numpy as np
 
-from evalign.boosting.growth import Array, Gradient, Rows, TreeOptions
-from evalign.boosting.objective import RoundObjective, check_objective
+from evalign.boosting.objective import Array, RoundObjective, check_objective
 from evalign.boosting.objective import cooling as cooling
+
+if TYPE_CHECKING:
+    from evalign.boosting.growth import Gradient, Rows, TreeOptions
 
 TINY = np.finfo(np.float64).tiny
 
@@ -16,7 +18,7 @@ TINY = np.finfo(np.float64).tiny
 class LightGBMGrower:
     """A `Grower`; the trees' scores start from 0, or from `start` in the library's own objective."""
 
-    def __init__(self, train: Rows, valid: Rows, options: TreeOptions, start: Array | None = None) -> None:
+    def __init__(self, train: "Rows", valid: "Rows", options: "TreeOptions", start: Array | None = None) -> None:
         own = "none" if start is None else "multiclass" if options.outputs > 1 else "binary"
         params: dict[str, Any] = {
             "objective": own,
@@ -60,7 +62,7 @@ class LightGBMGrower:
         # LightGBM has a log level for each thread, which the options of a data set or booster set where it is made.
         lightgbm.Dataset(np.zeros((1, 1)), params={"verbose": -1}).construct()
 
-    def grow(self, gradient: Gradient | None) -> None:
+    def grow(self, gradient: "Gradient | None") -> None:
         self._booster.update(fobj=None if gradient is None else lambda scores, _: gradient(scores.astype(np.float32)))
 
     def validation_scores(self) -> Array:

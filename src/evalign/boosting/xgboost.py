@@ -1,14 +1,16 @@
 """Trees of XGBoost, one round at a time."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import xgboost
 
-from evalign.boosting.growth import Array, Gradient, Rows, TreeOptions
-from evalign.boosting.objective import RoundObjective, check_objective
+from evalign.boosting.objective import Array, RoundObjective, check_objective
 from evalign.boosting.objective import cooling as cooling
+
+if TYPE_CHECKING:
+    from evalign.boosting.growth import Gradient, Rows, TreeOptions
 
 LARGEST = 3e38  # XGBoost holds float32
 
@@ -16,7 +18,7 @@ LARGEST = 3e38  # XGBoost holds float32
 class XGBoostGrower:
     """A `Grower`; leaves are split best first, as LightGBM does, and scores start as in `LightGBMGrower`."""
 
-    def __init__(self, train: Rows, valid: Rows, options: TreeOptions, start: Array | None = None) -> None:
+    def __init__(self, train: "Rows", valid: "Rows", options: "TreeOptions", start: Array | None = None) -> None:
         codes = set(train.categorical)
         types = ["c" if j in codes else "q" for j in range(train.x.shape[1])]
         self._train = xgboost.QuantileDMatrix(
@@ -52,7 +54,7 @@ class XGBoostGrower:
     @staticmethod
     def prepare_thread() -> None: ...
 
-    def grow(self, gradient: Gradient | None) -> None:
+    def grow(self, gradient: "Gradient | None") -> None:
         if gradient is None:
             self._booster.update(self._train, self._rounds)
             self._rounds += 1

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.data import Reading, Source, load
+from evalign.cli.run_files import Reading, Source, load
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,8 +9,7 @@ import typer
 
 from evalign.cli import options as o
 from evalign.cli.console import Interrupt, Output, watch_interrupt
-from evalign.cli.data import Loaded, Reading, Source, load
-from evalign.cli.run_folder import RunFolder
+from evalign.cli.run_files import Loaded, Reading, RunFolder, Source, load
 
 NAME = "compare"
 EXAMPLE = "evalign compare adult.csv --target income --metric f1 --splits 5"
@@ -98,8 +97,7 @@ def run(
     """Compare on a loaded table and write the results; shared with `evalign demo`, which names fewer `rivals`."""
     import numpy as np
 
-    from evalign.cli.data import note_classes, note_positive
-    from evalign.cli.run_folder import finish
+    from evalign.cli.run_files import finish, note_classes, note_positive
     from evalign.comparison import contenders as c
     from evalign.comparison.aims import Judge
     from evalign.comparison.run import compare
@@ -148,7 +146,7 @@ def run(
 
 def own_models(judge: Any, settings: o.Settings) -> list[Any]:
     """Our contenders, the reference first; a network trained on cross-entropy is the control of our network."""
-    from evalign.boosting.libraries import is_installed
+    from evalign.boosting.growth import is_installed
     from evalign.comparison import contenders as c
 
     blend = c.ours_blended(judge, recipe=settings.recipe_of("blend"), **settings.for_blend())
@@ -166,7 +164,7 @@ def own_models(judge: Any, settings: o.Settings) -> list[Any]:
 
 def stock_libraries(judge: Any, note: Any) -> list[Any]:
     """LightGBM and XGBoost as they come; a note says which are not installed."""
-    from evalign.boosting.libraries import is_installed
+    from evalign.boosting.growth import is_installed
     from evalign.comparison import contenders as c
 
     here = {name: is_installed(name) for name in c.BOOSTED}

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evalign.training.history import Epoch
+    from evalign.training.loop import Epoch
 
 EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 3, 130, 141
 SECONDS = 5.0  # between lines of progress where there is no terminal

@@ -44,8 +44,7 @@ def command(
     """
     from evalign.cli.compare import run
     from evalign.cli.console import Output
-    from evalign.cli.data import Source, load
-    from evalign.cli.run_folder import REPORT, RunFolder
+    from evalign.cli.run_files import REPORT, RunFolder, Source, load
     from evalign.storage.atomic import write_atomically
 
     settings = o.Settings(positive=POSITIVE, preset=preset, seed=seed, device="cpu")

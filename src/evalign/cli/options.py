@@ -221,9 +221,9 @@ class Settings:
         """Raise for invalid options, and for options on the command line that the model does not use."""
         from evalign import _checks as checks
         from evalign import decision, metrics
-        from evalign.boosting.libraries import is_installed
+        from evalign.boosting.growth import is_installed
         from evalign.comparison.aims import DECISIONS
-        from evalign.networks.tabular import CURVES
+        from evalign.networks.mlp import CURVES
         from evalign.training.recipes import find_recipe
 
         checks.check_choice("metric", self.metric, metrics.METRICS)

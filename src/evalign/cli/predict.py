@@ -8,7 +8,7 @@ import typer
 
 from evalign.cli import options as o
 from evalign.cli.console import Output, until_pipe_closes
-from evalign.cli.data import Reading
+from evalign.cli.run_files import Reading
 from evalign.storage.atomic import check_writable, write_atomically
 from evalign.tables.files import check_header, check_source
 
@@ -97,7 +97,7 @@ def command(
     if adapt:
         result["shift"] = model.shift_.to_json()
     if target is not None:
-        from evalign.cli.data import check_labels
+        from evalign.cli.run_files import check_labels
 
         truth = check_labels(frame[target], model.classes_, data)
         result["score"] = model.score_labels(predictions["prediction"].to_numpy(), truth)
@@ -128,7 +128,7 @@ def check_out(out: Path | None, data: Path, folder: Path, force: bool) -> None:
 
 def load_model(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
     """Load the model of a folder or file, and the result beside it, if there is one."""
-    from evalign.cli.run_folder import MODEL, read_result
+    from evalign.cli.run_files import MODEL, read_result
     from evalign.estimators.saving import load_model as load
 
     path = folder / MODEL if folder.is_dir() else folder

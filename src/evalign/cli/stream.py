@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from evalign.cli import data
+from evalign.cli import run_files as data
 from evalign.cli.console import Interrupt, Output
 from evalign.cli.options import Settings
-from evalign.cli.run_folder import CHECKPOINT, MODEL, RunFolder, finish
+from evalign.cli.run_files import CHECKPOINT, MODEL, RunFolder, finish
 from evalign.comparison import contenders
 from evalign.comparison.aims import Judge
 from evalign.comparison.contenders import Contender
@@ -18,7 +18,7 @@ from evalign.decision import Rule
 from evalign.streaming.fit_stream import Stream, fit_stream, probabilities
 from evalign.streaming.source import ParquetRows, own_rank, process_group, rank_count
 from evalign.tables.files import TableError, quoted
-from evalign.training.history import Epoch
+from evalign.training.loop import Epoch
 
 
 def run(

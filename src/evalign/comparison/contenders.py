@@ -12,14 +12,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils import check_random_state
 
 from evalign import _checks as checks
-from evalign.boosting.libraries import LIBRARIES, find_library
-from evalign.boosting.tree_table import TreeTable
+from evalign.boosting.growth import LIBRARIES, find_library
 from evalign.comparison.aims import DECISIONS, Judge
 from evalign.estimators.base import Codes, Floats, HeldOutPredictions
 from evalign.estimators.blend import EASTBlend
 from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.network import EASTClassifier
 from evalign.tables import TableEncoder
+from evalign.tables.encode import TreeTable
 from evalign.tables.split import distinct_rows, divide_rows
 from evalign.training.recipes import Recipe, find_recipe
 

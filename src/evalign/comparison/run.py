@@ -16,7 +16,7 @@ from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.estimators.base import Codes, Floats, MetricClassifier
 from evalign.tables.split import split_rows
-from evalign.training.history import Epoch
+from evalign.training.loop import Epoch
 
 
 @dataclass(frozen=True)

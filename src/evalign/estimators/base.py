@@ -33,7 +33,7 @@ from evalign.storage import container
 from evalign.tables import TableEncoder
 from evalign.tables.columns import as_table
 from evalign.tables.split import Division, distinct_rows, fold_rows
-from evalign.training.history import Epoch
+from evalign.training.loop import Epoch
 
 BetaByLabel = float | Sequence[float] | Mapping[Any, float] | None
 Decision = Literal["auto", "plug_in", "tuned", "argmax"]

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from evalign import _checks as checks
-from evalign.boosting.libraries import is_installed
-from evalign.boosting.tree_table import TreeTable
+from evalign.boosting.growth import is_installed
 from evalign.estimators import presets
 from evalign.estimators.base import (
     Arrays,
@@ -36,6 +35,7 @@ from evalign.estimators.network import EASTClassifier
 from evalign.estimators.presets import PRESETS, Preset, Shape
 from evalign.metrics import Average, MetricFunction
 from evalign.tables import TableEncoder
+from evalign.tables.encode import TreeTable
 
 CLASSES: dict[str, type[MetricClassifier]] = {
     "linear": EASTLinear,

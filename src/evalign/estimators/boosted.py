@@ -8,10 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalign import _checks as checks
-from evalign.boosting.growth import Monitor, Rows, Trained, TreeOptions, Trees, train_folds
-from evalign.boosting.libraries import LIBRARIES, Library, cross_fit, find_library, prior_scores
+from evalign.boosting.growth import (
+    LIBRARIES,
+    Library,
+    Monitor,
+    Rows,
+    Trained,
+    TreeOptions,
+    Trees,
+    cross_fit,
+    find_library,
+    prior_scores,
+    train_folds,
+)
 from evalign.boosting.objective import BoostRecipe, ScoreObjective, cooling, find_recipe
-from evalign.boosting.tree_table import TreeTable
 from evalign.decision import Rule
 from evalign.estimators.base import (
     Arrays,
@@ -26,7 +36,8 @@ from evalign.estimators.base import (
 )
 from evalign.metrics import Average, MetricFunction
 from evalign.storage import container
-from evalign.training.history import Epoch
+from evalign.tables.encode import TreeTable
+from evalign.training.loop import Epoch
 
 FEW = 5  # held-out rows: decided otherwise all one way, a sign test could not tell them from chance (2 x 2^-5 > 0.05)
 MARGIN = 1e-4  # of the metric, below which two rules are one

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesClassifier
 
 from evalign import _checks as checks
-from evalign.boosting.tree_table import TreeTable
 from evalign.estimators.base import Arrays, BetaByLabel, Decision, Floats, MetricClassifier, OnEpoch, TrainingRows
 from evalign.metrics import Average, MetricFunction
+from evalign.tables.encode import TreeTable
 from evalign.tables.split import Division
-from evalign.training.history import Epoch
+from evalign.training.loop import Epoch
 
 BLOCK = 2**14  # rows at once: what is looked up for them stays in the cache
 LEAF = -1

@@ -10,7 +10,7 @@ import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from evalign.estimators.base import OnEpoch
-from evalign.training.history import Epoch
+from evalign.training.loop import Epoch
 
 
 def clock(on_epoch: OnEpoch | None, until: float | None, stop: threading.Event, lock: threading.Lock) -> OnEpoch:

@@ -25,7 +25,7 @@ from evalign.estimators.base import (
 from evalign.estimators.explain import log_loss
 from evalign.metrics import Average, MetricFunction
 from evalign.tables import TableEncoder
-from evalign.training.history import Epoch
+from evalign.training.loop import Epoch
 
 STRENGTHS = (0.2, 2.0, 0.02)  # inverse penalties, tried in this order
 LARGE = 20_000  # rows from which one strength is tried: the penalty no longer matters

@@ -27,18 +27,16 @@ from evalign.estimators.base import (
     TrainingRows,
 )
 from evalign.metrics import Average, MetricFunction
-from evalign.networks.ensemble import SHARING, MeanOfNetworks, Sharing
-from evalign.networks.tabular import CURVES, Network, fields_of, table_network
+from evalign.networks.mlp import CURVES, SHARING, MeanOfNetworks, Network, Sharing, fields_of, table_network
 from evalign.steps import StepChoice
-from evalign.storage.heap import release_memory
 from evalign.tables import TableEncoder
 from evalign.tables.column_encoders import Numeric
-from evalign.tables.packed import Table
+from evalign.tables.packed import Table, release_memory
 from evalign.training.batches import Rows, default_batch_size
 from evalign.training.evaluation import Score, argmax_score, predict_logits
 from evalign.training.folds import FoldedRows, automatic_folds, check_folds, train_folds
-from evalign.training.history import Epoch, epoch_bar
-from evalign.training.loop import train
+from evalign.training.in_memory import train
+from evalign.training.loop import Epoch, epoch_bar
 from evalign.training.recipes import Recipe, find_recipe
 
 EPOCHS = 60  # of our recipes; 200 are no better (42 tables, -.001 +- .002 for 60)

@@ -1,6 +1,8 @@
-"""Fit a classifier on a stream: survey, encoder, training and decision."""
+"""Fit a classifier on a stream: survey, encoder, batches shuffled within a buffer, training and decision."""
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,16 +10,239 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from evalign._numerics import represents, safe_divide
+from evalign._objective import Objective, cross_entropy
+from evalign.confusion import Confusion
+from evalign.distributed import Sync, all_summed, resolve
 from evalign.estimators.base import HeldOutPredictions
 from evalign.estimators.network import EASTClassifier
-from evalign.streaming.source import ParquetRows, Parts, gathered, own_rank, rank_count
+from evalign.streaming.source import Chunk, ParquetRows, Parts, RowGroup, gathered, own_rank, rank_count
 from evalign.streaming.statistics import Survey, labels_of, survey
-from evalign.streaming.stream_training import StreamBatches, epoch_updates, train_stream
 from evalign.tables.files import TableError
-from evalign.training.batches import Rows, default_batch_size
-from evalign.training.evaluation import predict_logits
-from evalign.training.loop import OnEpoch
+from evalign.training.batches import Batches, Rows, default_batch_size
+from evalign.training.checkpoint import Checkpoint, identify
+from evalign.training.evaluation import (
+    Term,
+    argmax_score,
+    mean_over_members,
+    metric_offset,
+    of_matrix,
+    predict_logits,
+    with_offset,
+)
+from evalign.training.in_memory import InMemory, batch_loss
+from evalign.training.loop import Epoch, OnEpoch, Run, run_stages
+from evalign.training.recipes import UPDATES, Recipe, Stage
+
+BUFFER = 65_536  # rows that are shuffled together
+LANES = 8  # row groups that are read at a time: neighbours in a file are often alike
+
+Encode = Callable[[pd.DataFrame], Rows]
+
+
+@dataclass(frozen=True)
+class StreamBatches:
+    """Endless batches of about `size` rows; every training row is in one batch of a pass.
+
+    A pass reads the row groups in a random order, `LANES` of them by turns, and shuffles the rows in the buffer. All of
+    it follows from the seed and the number of batches before, so that a single number is a position: `start_at` reads
+    up to it, without encoding, and continues from there.
+    """
+
+    source: ParquetRows
+    groups: Sequence[RowGroup]
+    parts: Parts
+    encode: Encode
+    size: int
+    buffer: int = BUFFER
+
+    def start_at(self, position: int) -> Iterator[Rows]:
+        """The batches from this position on."""
+        passed = 0
+        for number in itertools.count():
+            before = passed
+            for block, chunks in enumerate(self._blocks(number)):
+                marks = [self.parts.train_rows(chunk.numbers) for chunk in chunks]
+                rows = sum(int(mark.sum()) for mark in marks)
+                count = max(1, round(rows / self.size)) if rows else 0
+                if passed + count > position:
+                    yield from self._batches((number, block), chunks, marks, count, skip=max(0, position - passed))
+                passed += count
+            if passed == before:
+                raise TableError(f"{self.source.path} has no training rows among the row groups of this rank")
+
+    def _blocks(self, number: int) -> Iterator[list[Chunk]]:
+        """The successive contents of the buffer in one pass."""
+        order = np.random.default_rng([self.parts.seed, number]).permutation(len(self.groups))
+        held: list[Chunk] = []
+        rows = 0
+        for chunk in self.source.chunks([self.groups[i] for i in order], LANES):
+            held.append(chunk)
+            rows += chunk.batch.num_rows
+            if rows >= self.buffer:
+                yield held
+                held, rows = [], 0
+        if held:
+            yield held
+
+    def _batches(
+        self, position: tuple[int, int], chunks: list[Chunk], marks: list[np.ndarray], count: int, skip: int
+    ) -> Iterator[Rows]:
+        parts = [self.encode(chunk.frame(mark)) for chunk, mark in zip(chunks, marks, strict=True) if mark.any()]
+        rows = Rows(*(torch.cat([getattr(part, name) for part in parts]) for name in ("x", "y", "weight")))
+        order = torch.from_numpy(np.random.default_rng([self.parts.seed, *position]).permutation(len(rows)))
+        for index in order.tensor_split(count)[skip:]:
+            yield rows[index.to(rows.y.device)]
+
+
+def step_loss(
+    network: nn.Module, batch: Rows, stage: Stage, objective: Objective, temperature: float, offset: Tensor | None
+) -> Tensor:
+    """The loss of all ranks' batches; averaged over the ranks, its gradients are those of one process with all rows."""
+    sync = resolve("auto", training=True)
+    if sync is None:
+        return batch_loss(network, batch, stage, objective, temperature, offset=offset)
+    z = with_offset(network(batch.x), offset, "multiclass")
+
+    def loss_of(z: Tensor) -> Tensor:
+        if stage.metric:
+            return objective.of_sums(sync(objective.sums(z, batch.y, batch.weight, temperature)))
+        return stage.anchor * _mean_entropy(z, batch, sync)
+
+    return mean_over_members(loss_of, z, "multiclass")
+
+
+def _mean_entropy(z: Tensor, batch: Rows, sync: Sync) -> Tensor:
+    """Cross-entropy of all ranks' rows; batches of ranks may differ by a row, so that means must not be averaged."""
+    mass = batch.weight.sum()
+    own = torch.stack([cross_entropy(z, batch.y, batch.weight, "multiclass") * mass, mass])
+    total = represents(all_summed(own.detach(), sync.group), own, sync.ranks)
+    return safe_divide(total[0], total[1])
+
+
+@torch.no_grad()
+def validate(
+    network: nn.Module, rows: Rows, stage: Stage, objective: Objective, temperature: float, offset: Tensor | None
+) -> tuple[dict[str, float], Tensor]:
+    """Loss at this temperature, cross-entropy and hard score of all ranks' rows, and their confusion matrix."""
+    logits = predict_logits(network, rows.x)
+    soft = objective.sums(with_offset(logits, offset, "multiclass"), rows.y, rows.weight, temperature)
+    entropy = cross_entropy(logits, rows.y, rows.weight, "multiclass") * soft.weight
+    matrix = Confusion.hard(logits.argmax(1), rows.y, logits.shape[1], sample_weight=rows.weight).matrix
+    own = torch.cat([soft.vector.double(), entropy.double().reshape(1), matrix.double().reshape(-1)])
+    total = all_summed(own) if rank_count() > 1 else own
+    size = soft.vector.numel()
+    summed = soft.with_vector(total[:size])
+    matrix = total[size + 1 :].reshape(matrix.shape).cpu()
+    entropy = safe_divide(total[size], summed.weight)
+    loss = objective.of_sums(summed) if stage.metric else stage.anchor * safe_divide(summed.entropy, summed.weight)
+    score = objective.score(of_matrix(matrix))
+    return {"loss": float(loss), "entropy": float(entropy), "score": float(score)}, matrix
+
+
+EPOCHS = 40  # at least, so that there is something to choose from, and to go on from
+
+
+def epoch_updates(rows: int, batch_size: int) -> int:
+    """Updates that make an epoch: a pass over `rows` training rows, or less where a pass is long.
+
+    A stream may be so long that one pass has more updates than training takes. It is then trained for one pass, in
+    forty epochs.
+
+    >>> [epoch_updates(n, 4096) for n in (10_000, 1_000_000, 20_000_000, 1_000_000_000)]
+    [2, 100, 123, 6104]
+    """
+    whole = max(1, round(rows / batch_size))
+    return min(whole, math.ceil(max(UPDATES, whole) / EPOCHS))
+
+
+def train_stream(
+    network: nn.Module,
+    batches: StreamBatches,
+    valid: Rows,
+    recipe: Recipe,
+    objective: Objective,
+    *,
+    updates: int,
+    seed: int,
+    checkpoint: Path | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> list[Epoch]:
+    """Train `network` by the stages of `recipe`, in epochs of `updates` batches, and leave it with its best weights.
+
+    With `checkpoint` the first rank writes everything there after every epoch, and training resumes from a file of its
+    own: the position in the stream follows from the number of epochs. Several ranks share each batch. Ctrl-C ends
+    training and keeps the best weights so far.
+    """
+    run, source = Run(recipe.stages), StreamRows(network, batches, valid, objective, updates, seed)
+    file = None
+    if checkpoint is not None:
+        ranks = {"rows": [batches.source.rows, updates], "ranks": rank_count()}
+        file = Checkpoint(checkpoint, {**identify(recipe.stages, seed, batches.size, network), **ranks})
+    with torch.random.fork_rng():
+        source.begin_stage(0, run)
+        if file is not None:
+            file.restore(source, run)
+        source.start_at(len(run.history) * updates)
+        run_stages(
+            source, [run], catch_interrupt=rank_count() == 1,
+            save=None if file is None or own_rank() else lambda: file.save(source, run),
+            on_epoch=None if on_epoch is None else lambda _, epoch: on_epoch(epoch),
+        )  # fmt: skip
+    return run.history
+
+
+class StreamRows(InMemory):
+    """A `training.loop.Source` of one network on a stream; validation rows are in memory, each rank has its own."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        batches: StreamBatches,
+        valid: Rows,
+        objective: Objective,
+        updates: int,
+        seed: int,
+    ) -> None:
+        # Neither training rows nor a generator of batches: those follow from seed and position.
+        super().__init__(
+            network, valid, valid, objective, "multiclass", argmax_score(objective.score), Batches(1, 1, seed=seed)
+        )
+        self.stream, self.updates, self.seed = batches, updates, seed
+        # DDP averages the gradients; the network itself keeps its parameter names, and is what is saved.
+        self.model = DistributedDataParallel(network) if rank_count() > 1 else network
+        self.start_at(0)
+
+    def start_at(self, position: int) -> None:
+        self.upcoming = self.stream.start_at(position)
+
+    def run_updates(self, run: Run, objective: Objective | Term, offset: Tensor | None) -> Tensor:
+        # The seed differs by epoch, so that a resumed one drops out the same values, and by rank, which has other rows.
+        torch.manual_seed((self.seed * 1_000_003 + len(run.history)) * 1009 + own_rank())
+        self.model.train()
+        return self.update_on(itertools.islice(self.upcoming, self.updates), run, objective, offset)
+
+    def loss(
+        self, batch: Rows, stage: Stage, objective: Objective | Term, temperature: float, offset: Tensor | None
+    ) -> Tensor:
+        assert isinstance(objective, Objective)
+        return step_loss(self.model, batch, stage, objective, temperature, offset)
+
+    def validate(
+        self, stage: Stage, objective: Objective | Term, temperature: float, offset: Tensor | None
+    ) -> dict[str, float]:
+        assert isinstance(objective, Objective)
+        return validate(self.network, self.valid, stage, objective, temperature, offset)[0]
+
+    def estimate_offset(self, objective: Objective | Term, stage: Stage) -> Tensor:
+        assert isinstance(objective, Objective)
+        matrix = validate(self.network, self.valid, stage, objective, stage.temperature, None)[1]
+        offset = metric_offset(matrix, objective.score, stage.offset).float().to(self.valid.x.device)
+        return offset if self.offset is None else (offset + self.offset) / 2
+
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]

@@ -16,9 +16,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from evalign.distributed import is_up
-from evalign.tables.delimited import to_pandas
 from evalign.tables.files import PARQUET, TableError, check_file, check_header, quoted
-from evalign.tables.read import INDEX
+from evalign.tables.read import INDEX, to_pandas
 
 Numbers = NDArray[np.uint64]
 MOST_HELD_OUT = 100_000  # rows: a score of so many is known to 0.002, and they fit into memory

@@ -24,8 +24,8 @@ from evalign.tables.column_encoders import (
     quantiles_of,
 )
 from evalign.tables.columns import Column, ColumnTypeError, Kind, Label, column_kind, factorized, floats
-from evalign.tables.delimited import to_pandas
 from evalign.tables.files import TableError, quoted
+from evalign.tables.read import to_pandas
 
 MOST_DISTINCT = 100_000  # categories that are counted at a time; an id would fill memory with names
 

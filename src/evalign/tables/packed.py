@@ -4,6 +4,9 @@ One-hot columns need one byte instead of four, ranks two. The columns of a row a
 gather of short rows and a conversion that stays in the cache.
 """
 
+import contextlib
+import ctypes
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -124,3 +127,16 @@ def number_type(x: Table) -> torch.dtype:
     torch.float32
     """
     return x.dtype if x.dtype.is_floating_point else torch.float32
+
+
+def release_memory() -> None:
+    """Trim the heap before a long run allocates; does nothing where the C library is not glibc.
+
+    Encoding a table column by column fragments the heap into pieces that are too small for a batch.
+
+    >>> release_memory()
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # no glibc, or no C library to be found
+        ctypes.CDLL(None).malloc_trim(0)
+    if "pyarrow" in sys.modules:  # text columns live in Arrow's own pool
+        sys.modules["pyarrow"].default_memory_pool().release_unused()

@@ -3,16 +3,19 @@
 On a CPU a training that was interrupted and resumed ends with the same bits as one that was not.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from evalign.training.history import Epoch, Run
-from evalign.training.step import InMemory
+from evalign.training.loop import Epoch, Run
+
+if TYPE_CHECKING:
+    from evalign.training.in_memory import InMemory
 
 FORMAT = "evalign.training"
 
@@ -23,7 +26,7 @@ class Checkpoint:
     def __init__(self, path: Path, identity: dict[str, Any], every: int = 1) -> None:
         self.path, self.identity, self.every = Path(path), identity, every
 
-    def save(self, source: InMemory, run: Run) -> None:
+    def save(self, source: "InMemory", run: Run) -> None:
         if len(run.history) % self.every and not run.controller.finished:
             return
         parameters = list(source.network.parameters())
@@ -54,7 +57,7 @@ class Checkpoint:
         plain = {name: value.detach().cpu().contiguous().clone() for name, value in arrays.items()}
         container.write(self.path, FORMAT, plain, content)
 
-    def restore(self, source: InMemory, run: Run) -> bool:
+    def restore(self, source: "InMemory", run: Run) -> bool:
         """Bring source and run to where the file says they were; False where there is no file."""
         if not self.path.exists():
             return False
@@ -95,6 +98,16 @@ class Checkpoint:
         return True
 
 
+def identify(stages: Sequence[Any], seed: int, batch_size: int, network: nn.Module) -> dict[str, Any]:
+    """What a checkpoint must have in common with the training that resumes from it."""
+    return {
+        "stages": [asdict(stage) for stage in stages],
+        "seed": seed,
+        "batch_size": batch_size,
+        "network": {name: list(value.shape) for name, value in network.state_dict().items()},
+    }
+
+
 def _container() -> ModuleType:
     """Imported only when a checkpoint is requested: training itself needs torch alone."""
     try:
@@ -104,13 +117,13 @@ def _container() -> ModuleType:
     return container
 
 
-def _random_states(source: InMemory) -> dict[str, Tensor]:
+def _random_states(source: "InMemory") -> dict[str, Tensor]:
     device = next(source.network.parameters()).device
     found = {"batches": source.batches.generator.get_state(), "cpu": torch.get_rng_state()}
     return {**found, "cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else found
 
 
-def _set_random_states(source: InMemory, states: dict[str, Tensor]) -> None:
+def _set_random_states(source: "InMemory", states: dict[str, Tensor]) -> None:
     device = next(source.network.parameters()).device
     source.batches.generator.set_state(states["batches"])
     torch.set_rng_state(states["cpu"])

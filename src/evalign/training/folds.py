@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evalign._objective import Objective
-from evalign.networks.ensemble import MeanOfNetworks
+from evalign.networks.mlp import MeanOfNetworks
 from evalign.tables.packed import Table
 from evalign.tables.split import Division
 from evalign.training.batches import Batches, Rows
 from evalign.training.evaluation import Score, predict_logits
-from evalign.training.history import Epoch
-from evalign.training.loop import OnEpoch
+from evalign.training.loop import Epoch, OnEpoch
 from evalign.training.recipes import Recipe
 from evalign.training.stacked import Trial, train_trials
 

@@ -1,23 +1,189 @@
-"""The training loop: epochs, stages, cooling, early stopping, checkpoints. Sources supply batches and steps."""
+"""The training loop: epochs, stages, cooling, early stopping, best weights. Sources supply batches and steps.
+
+On a GPU a step is recorded once as a CUDA graph and replayed, which saves the launches that dominate small networks.
+"""
 
 import contextlib
+import gc
+import math
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from evalign._objective import Objective
-from evalign.confusion import Task
-from evalign.training.batches import Batches, Rows
-from evalign.training.checkpoint import Checkpoint
-from evalign.training.evaluation import Score, Term, Watch
-from evalign.training.history import Epoch, Run, Values, check_finite
-from evalign.training.recipes import Recipe
-from evalign.training.step import InMemory
+from evalign.annealing import Geometric
+from evalign.training.recipes import Recipe, Stage
+
+
+@dataclass
+class Epoch:
+    """What one epoch left behind; a row of `history_`."""
+
+    epoch: int
+    stage: str
+    temperature: float
+    learning_rate: float
+    train_loss: float
+    loss: float  # on validation data, at this temperature
+    entropy: float  # cross-entropy on validation data
+    score: float  # the hard metric on validation data
+    best: bool = False
+    seconds: float = 0.0
+    watched: tuple[float, ...] = ()  # what was asked to be kept of other rows; no choice is made by it
+
+
+def check_finite(train_loss: float, epoch: int, stage: str) -> None:
+    """Raise FloatingPointError for a training loss that is not a finite number."""
+    if not math.isfinite(train_loss):
+        raise FloatingPointError(
+            f"the training loss became {train_loss} in epoch {epoch} of stage {stage!r}; "
+            "lower the learning rate or look for extreme values in the features"
+        )
+
+
+class Values(NamedTuple):
+    """What an epoch of one network measured: its mean training loss, then validation values, then watched ones."""
+
+    train_loss: float
+    loss: float
+    entropy: float
+    score: float
+    watched: tuple[float, ...] = ()
+
+
+class Temperature:
+    """A temperature for a schedule to set where there is no loss module."""
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+
+
+class Controller:
+    """Follows one stage of one trial: `step` takes an epoch's validation values and says if they are the best.
+
+    The stage's `monitor` names the value that picks the weights to keep; the same value, as the paper has it,
+    tells when a temperature has nothing more to give.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.heat = Temperature(stage.temperature)
+        self.cooling = (
+            Geometric(self.heat, stage.temperature, stage.rate, stage.patience, stage.max_stale)
+            if stage.rate is not None
+            else None
+        )
+        self.epochs = 0
+        self.waited = 0
+        self.finished = False
+        self.best = math.inf
+
+    @property
+    def temperature(self) -> float:
+        start, end = self.heat.temperature, self.stage.cool_to
+        if end is None:
+            return start
+        passed = self.epochs / max(1, self.stage.epochs - 1)
+        if self.stage.cooling == "geometric":
+            return float(start * (end / start) ** passed)
+        left = 1 - passed if self.stage.cooling == "linear" else (1 + math.cos(math.pi * passed)) / 2
+        return end + (start - end) * left
+
+    @property
+    def learning_rate(self) -> float:
+        if self.stage.decay == "none":
+            return self.stage.learning_rate
+        return self.stage.learning_rate * (1 + math.cos(math.pi * self.epochs / self.stage.epochs)) / 2
+
+    def step(self, *, loss: float, entropy: float, score: float) -> bool:
+        """Take one epoch's validation values; True if its weights are the ones to keep."""
+        value = {"loss": loss, "entropy": entropy, "score": -score, "last": -self.epochs}[self.stage.monitor]
+        self.epochs += 1
+        if self.stage.stop_at is not None:
+            self.finished = self.epochs >= self.stage.stop_at
+            return True
+        best = value < self.best
+        self.best = min(self.best, value)
+        self.waited = 0 if best else self.waited + 1
+        if self.cooling is None:
+            self.finished = self.waited >= self.stage.patience
+        else:
+            self.cooling.step(value)
+            self.finished = self.cooling.finished
+        self.finished = self.finished or self.epochs >= self.stage.epochs
+        return best
+
+
+class Run:
+    """Progress of one network through the stages of its recipe: controller of the current stage and history."""
+
+    def __init__(self, stages: tuple[Stage, ...]) -> None:
+        self.stages = stages
+        self.history: list[Epoch] = []
+        self.begin(0)
+
+    def begin(self, number: int) -> None:
+        self.number = number
+        if not self.finished:
+            self.controller = Controller(self.stages[number])
+
+    @property
+    def finished(self) -> bool:
+        return self.number >= len(self.stages)
+
+    @property
+    def stage(self) -> Stage:
+        """The current stage; of a finished run the last."""
+        return self.controller.stage
+
+    def record(self, values: Values, seconds: float) -> Epoch:
+        """Take the values of one epoch; the result's `best` says whether its weights are the ones to keep."""
+        controller = self.controller
+        temperature, learning_rate = controller.temperature, controller.learning_rate
+        best = controller.step(loss=values.loss, entropy=values.entropy, score=values.score)
+        epoch = Epoch(
+            len(self.history) + 1, self.stage.name, temperature, learning_rate, values.train_loss, values.loss,
+            values.entropy, values.score, best, seconds, values.watched,
+        )  # fmt: skip
+        self.history.append(epoch)
+        return epoch
+
+
+def describe(epoch: Epoch, metric: str) -> str:
+    """One epoch in a few words.
+
+    >>> describe(Epoch(3, "metric", 0.16, 3e-4, 0.4, 0.5, 0.3, 0.81), "f1")
+    'metric  f1 0.8100  T 0.160'
+    """
+    return f"{epoch.stage}  {metric} {epoch.score:.4f}  T {epoch.temperature:.3f}"
+
+
+@contextlib.contextmanager
+def epoch_bar(recipe: Recipe, metric: str, *, enabled: bool, console: Any = None) -> Iterator[Callable[[Epoch], None]]:
+    """Shows every epoch given to it; the time left is an upper bound, since stages may stop early."""
+    if not enabled:
+        yield lambda epoch: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=True, console=console) as progress:
+        task = progress.add_task("training", total=recipe.epochs)
+        ends, seen = [sum(s.epochs for s in recipe.stages[: i + 1]) for i in range(len(recipe.stages))], [0]
+
+        def show(epoch: Epoch) -> None:
+            # A stage that stopped early has no epochs left: jump to where the next one begins.
+            stage = next(i for i, s in enumerate(recipe.stages) if s.name == epoch.stage)
+            start = ends[stage] - recipe.stages[stage].epochs
+            seen[0] = max(seen[0] + 1, start + 1)
+            progress.update(task, completed=seen[0], description=describe(epoch, metric))
+
+        yield show
+
 
 OnEpoch = Callable[[Epoch], None]
 
@@ -104,71 +270,64 @@ def _advance(source: Source, runs: Sequence[Run], number: int) -> None:
             source.begin_stage(number, run)
 
 
-def train(
-    network: nn.Module,
-    train_rows: Rows,
-    valid_rows: Rows,
-    recipe: Recipe,
-    objective: Objective | Term,
-    score: Score,
-    *,
-    batch_size: int,
-    task: Task = "multiclass",
-    seed: int = 0,
-    stratified: bool = False,
-    amp: bool = False,
-    recorded: bool = False,
-    watch: Watch | None = None,
-    watch_rows: Rows | None = None,
-    checkpoint: Path | None = None,
-    checkpoint_every: int = 1,
-    on_epoch: OnEpoch | None = None,
-    catch_interrupt: bool = True,
-    deadline: float | None = None,
-) -> list[Epoch]:
-    """Train `network` on rows in memory by the stages of `recipe` and leave it with its best weights.
+# A recording fails if another thread seeds or allocates during it, so one at a time.
+RECORDING = threading.Lock()
 
-    `objective` has the metric; a stage sets its anchor and step. Any other loss term needs its `task`. `score` is the
-    hard metric on validation rows; `watch` records numbers of other rows, by which no choice is made. Binary tasks have
-    logits (M,), (M, 1) or (F, E), one for each label. With `recorded` a step is recorded on a GPU as a CUDA graph and
-    replayed; its batches have one size, and a few rows, others each time, are left out of an epoch.
 
-    With `checkpoint` everything is written there after every `checkpoint_every` epochs, and training resumes from a
-    file of its own. A seed decides everything on a CPU, interrupted or not. For `catch_interrupt` and `deadline` see
-    `run_stages`.
+class Replay:
+    """`step` itself on a CPU; on a GPU a recording of it, made at the first call.
+
+    `step` must take its inputs from tensors that stay where they are, and leave its outputs in such. `state` are the
+    tensors it changes: recording runs the step a few times, and puts them back. `generators` draw its random numbers.
     """
-    stages = recipe.for_rows(len(train_rows), batch_size).stages
-    run = Run(stages)
-    source = InMemory(
-        network, train_rows, valid_rows, objective, objective.task if isinstance(objective, Objective) else task, score,
-        Batches(len(train_rows), batch_size, seed=seed, labels=train_rows.y if stratified else None),
-        amp=amp, recorded=recorded, watch=watch, watch_rows=watch_rows,
-    )  # fmt: skip
-    file = None
-    if checkpoint is not None:
-        identity = {
-            **identify(stages, seed, batch_size, network), "rows": [len(train_rows), len(valid_rows)],
-            "stratified": stratified, "recorded": recorded,
-        }  # fmt: skip
-        file = Checkpoint(checkpoint, identity, checkpoint_every)
-    with torch.random.fork_rng([train_rows.x.device] if train_rows.x.is_cuda else []):
-        torch.manual_seed(seed)  # for dropout; the caller's random numbers are left as they were
-        source.begin_stage(0, run)
-        if file is not None:
-            file.restore(source, run)
-        run_stages(
-            source, [run], catch_interrupt=catch_interrupt, deadline=deadline,
-            save=None if file is None else lambda: file.save(source, run),
-            on_epoch=None if on_epoch is None else lambda _, epoch: on_epoch(epoch),
-        )  # fmt: skip
-    return run.history
+
+    def __init__(
+        self,
+        step: Callable[[], None],
+        state: Sequence[Tensor],
+        device: torch.device,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        self.step, self.state, self.generators = step, state, generators
+        self.records = device.type == "cuda"
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if not self.records:
+            self.step()
+            return
+        if self.graph is None:
+            with RECORDING:
+                self.graph = self._record()
+        self.graph.replay()
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        saved = [tensor.detach().clone() for tensor in self.state]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # libraries choose their algorithms and workspaces now, not while recording
+                self.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.no_grad():
+            for tensor, old in zip(self.state, saved, strict=True):
+                tensor.copy_(old)
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        with _nothing_collected(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            self.step()
+        return graph
 
 
-def identify(stages: Sequence[Any], seed: int, batch_size: int, network: nn.Module) -> dict[str, Any]:
-    """What a checkpoint must have in common with the training that resumes from it."""
-    return {
-        "stages": [asdict(stage) for stage in stages],
-        "seed": seed,
-        "batch_size": batch_size,
-        "network": {name: list(value.shape) for name, value in network.state_dict().items()},
-    }
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Suspend garbage collection: destroying an earlier graph would abort the recording."""
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from evalign import _checks as checks
 
 if TYPE_CHECKING:
-    from evalign.training.history import Epoch
+    from evalign.training.loop import Epoch
 
 
 @dataclass(frozen=True)

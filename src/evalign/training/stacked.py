@@ -15,15 +15,13 @@ from evalign._numerics import safe_divide
 from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Task
 from evalign.steps import StepChoice
-from evalign.storage.heap import release_memory
+from evalign.tables.packed import release_memory
 from evalign.training.batches import Rows, StackedBatches
-from evalign.training.cuda_graph import Replay
 from evalign.training.evaluation import Score, Term, Watch, flat, probabilities_of
-from evalign.training.history import Epoch, Run, Values
-from evalign.training.loop import run_stages
+from evalign.training.in_memory import weight_of_newest
+from evalign.training.loop import Epoch, Replay, Run, Values, run_stages
 from evalign.training.recipes import Recipe
 from evalign.training.stacked_networks import StackedAdamW, StackedNetworks, padded
-from evalign.training.step import weight_of_newest
 
 
 class StackedSteps:

@@ -12,7 +12,7 @@ from evalign._objective import Objective
 from evalign.confusion import Task
 from evalign.training.batches import Rows
 from evalign.training.evaluation import predict_logits
-from evalign.training.loop import train
+from evalign.training.in_memory import train
 from evalign_papers.datasets import Dataset, Split, splits
 from evalign_papers.datasets.longtail import tail_split
 from evalign_papers.engine.config import Config

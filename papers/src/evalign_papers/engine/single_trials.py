@@ -13,7 +13,7 @@ from torch import nn
 from evalign.networks import mlp
 from evalign.training.batches import Batches
 from evalign.training.evaluation import predict_logits
-from evalign.training.history import Epoch
+from evalign.training.loop import Epoch
 from evalign_papers.engine.config import Config
 from evalign_papers.engine.scores import watch_cuts
 from evalign_papers.engine.stacked_trials import OnEpoch, Trained

@@ -13,7 +13,7 @@ from evalign.confusion import Task
 from evalign.networks import mlp
 from evalign.training.batches import Batches, Rows
 from evalign.training.evaluation import predict_logits
-from evalign.training.history import Epoch
+from evalign.training.loop import Epoch
 from evalign.training.recipes import Recipe
 from evalign.training.stacked import Trial, train_trials
 from evalign_papers.datasets.sources.cocktailparty import PEOPLE

@@ -1,9 +1,10 @@
-"""One network in training: optimiser, average of the weights, loss of a batch, and the step on rows in memory."""
+"""One network in training on rows in memory: optimiser, average of the weights, loss of a batch, step, `train`."""
 
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Task
 from evalign.training.batches import Batches, Rows
-from evalign.training.cuda_graph import Replay
+from evalign.training.checkpoint import Checkpoint, identify
 from evalign.training.evaluation import (
     Score,
     Term,
@@ -23,8 +24,8 @@ from evalign.training.evaluation import (
     validate,
     with_offset,
 )
-from evalign.training.history import Run, Values
-from evalign.training.recipes import Stage
+from evalign.training.loop import Epoch, OnEpoch, Replay, Run, Values, run_stages
+from evalign.training.recipes import Recipe, Stage
 
 
 def weight_of_newest(updates: Tensor, share: float | Tensor) -> Tensor:
@@ -320,3 +321,63 @@ class InMemory:
         rows = self.watch_rows
         logits = predict_logits(self.network, rows.x, amp=self.amp)
         return tuple(self.watch(*flat(logits, rows.y, rows.weight, self.task)).tolist())
+
+
+def train(
+    network: nn.Module,
+    train_rows: Rows,
+    valid_rows: Rows,
+    recipe: Recipe,
+    objective: Objective | Term,
+    score: Score,
+    *,
+    batch_size: int,
+    task: Task = "multiclass",
+    seed: int = 0,
+    stratified: bool = False,
+    amp: bool = False,
+    recorded: bool = False,
+    watch: Watch | None = None,
+    watch_rows: Rows | None = None,
+    checkpoint: Path | None = None,
+    checkpoint_every: int = 1,
+    on_epoch: OnEpoch | None = None,
+    catch_interrupt: bool = True,
+    deadline: float | None = None,
+) -> list[Epoch]:
+    """Train `network` on rows in memory by the stages of `recipe` and leave it with its best weights.
+
+    `objective` has the metric; a stage sets its anchor and step. Any other loss term needs its `task`. `score` is the
+    hard metric on validation rows; `watch` records numbers of other rows, by which no choice is made. Binary tasks have
+    logits (M,), (M, 1) or (F, E), one for each label. With `recorded` a step is recorded on a GPU as a CUDA graph and
+    replayed; its batches have one size, and a few rows, others each time, are left out of an epoch.
+
+    With `checkpoint` everything is written there after every `checkpoint_every` epochs, and training resumes from a
+    file of its own. A seed decides everything on a CPU, interrupted or not. For `catch_interrupt` and `deadline` see
+    `run_stages`.
+    """
+    stages = recipe.for_rows(len(train_rows), batch_size).stages
+    run = Run(stages)
+    source = InMemory(
+        network, train_rows, valid_rows, objective, objective.task if isinstance(objective, Objective) else task, score,
+        Batches(len(train_rows), batch_size, seed=seed, labels=train_rows.y if stratified else None),
+        amp=amp, recorded=recorded, watch=watch, watch_rows=watch_rows,
+    )  # fmt: skip
+    file = None
+    if checkpoint is not None:
+        identity = {
+            **identify(stages, seed, batch_size, network), "rows": [len(train_rows), len(valid_rows)],
+            "stratified": stratified, "recorded": recorded,
+        }  # fmt: skip
+        file = Checkpoint(checkpoint, identity, checkpoint_every)
+    with torch.random.fork_rng([train_rows.x.device] if train_rows.x.is_cuda else []):
+        torch.manual_seed(seed)  # for dropout; the caller's random numbers are left as they were
+        source.begin_stage(0, run)
+        if file is not None:
+            file.restore(source, run)
+        run_stages(
+            source, [run], catch_interrupt=catch_interrupt, deadline=deadline,
+            save=None if file is None else lambda: file.save(source, run),
+            on_epoch=None if on_epoch is None else lambda _, epoch: on_epoch(epoch),
+        )  # fmt: skip
+    return run.history

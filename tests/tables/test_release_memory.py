@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evalign.storage.heap import release_memory
+from evalign.tables.packed import release_memory
 
 
 def resident_mib() -> float:

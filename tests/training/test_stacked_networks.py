@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from evalign._objective import Objective
 from evalign.networks import mlp
 from evalign.steps import StepChoice
-from evalign.training.batched_mlp import BatchedMLP
 from evalign.training.batches import Rows
 from evalign.training.recipes import find_recipe
 from evalign.training.stacked import Trial, cross_entropy_and_slope, train_trials
-from evalign.training.stacked_networks import StackedNetworks, with_shared_dropout
+from evalign.training.stacked_networks import BatchedMLP, StackedNetworks, with_shared_dropout
 
 RATES = (0.5, 0.0, 0.25)
 NETWORKS = 3

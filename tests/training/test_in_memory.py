@@ -17,9 +17,8 @@ from evalign.networks import mlp
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows
 from evalign.training.evaluation import argmax_score
-from evalign.training.loop import train
+from evalign.training.in_memory import RecordedStep, adamw, batch_loss, train
 from evalign.training.recipes import Recipe, Stage
-from evalign.training.step import RecordedStep, adamw, batch_loss
 
 STAGE = Stage("metric", metric=True, anchor=0.5, learning_rate=0.01, epochs=1, patience=1, weight_decay=0.1)
 OBJECTIVE = Objective("mcc", "multiclass", StepChoice("annealed"), anchor=0.5)
@@ -159,7 +158,7 @@ def test_what_is_checked_on_a_gpu_holds_here(name, monkeypatch):
 
 @pytest.mark.parametrize("collects", [True, False])
 def test_garbage_is_collected_before_a_recording_and_not_during_it(collects):
-    from evalign.training.cuda_graph import _nothing_collected
+    from evalign.training.loop import _nothing_collected
 
     class Kept:
         pass
