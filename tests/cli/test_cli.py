@@ -1,5 +1,6 @@
 """The command line as a user meets it: results, files, notes, and one line for whatever is wrong."""
 
+import html
 import io
 import json
 import os
@@ -426,6 +427,29 @@ def test_predict_jointly_is_the_models_and_so_is_its_score(
     assert found["prediction"].tolist() == model.predict_jointly(frame[model.feature_names_in_]).tolist()
     expected = f1_score(frame["kind"], found["prediction"], average="macro")
     assert f"f1 on these rows: {expected:.4f}" in said.err
+
+
+def test_predict_adapts_and_reports_what_it_found(fitted: Path, folder: Path, call: Call, tmp_path: Path) -> None:
+    frame = animals(400, 3)
+    frame = frame[(frame["kind"] == "dog") | (np.arange(400) % 4 == 0)]
+    frame.to_csv(tmp_path / "later.csv", index=False)
+    arguments = ("predict", fitted, tmp_path / "later.csv", "-o", tmp_path / "p.csv", "--adapt", "--json")
+    said = call(*arguments)
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    model = EASTClassifier.load(fitted / "model.safetensors")
+    adapted = model.adapt(frame[model.feature_names_in_])
+    labels = pd.read_csv(tmp_path / "p.csv")["prediction"]
+    assert labels.tolist() == adapted.predict(frame[model.feature_names_in_]).tolist()
+    assert found["shift"]["kind"] == adapted.shift_.kind
+    before = model.predict(frame[model.feature_names_in_])
+    assert found["shift"]["decided"]["dog"] == [int((before == "dog").sum()), int((labels == "dog").sum())]
+    page = (tmp_path / "p.report.html").read_text()
+    assert "Class shares of later.csv" in page
+    assert found["shift"]["reason"] in html.unescape(page)
+    (tmp_path / "p.csv").unlink()
+    assert_wrong(call(*arguments), "p.report.html exists, where --adapt reports")
+    assert call(*arguments, "--force").code == 0
 
 
 def test_predict_wants_the_columns_of_training(fitted: Path, folder: Path, call: Call, tmp_path: Path) -> None:

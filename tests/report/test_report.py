@@ -108,8 +108,31 @@ def test_page_needs_nothing_from_outside(binary: tuple[Comparison, dict[str, Any
         assert not re.search(r"#0[1-3]0[2-4]0\d", page)  # every stand-in colour was replaced
 
 
+SHIFT = {
+    "kind": "shares", "classes": ["benign", HOSTILE], "before": [0.37, 0.63], "shares": [0.8, 0.2], "low": [0.7, 0.1],
+    "high": [0.9, 0.3], "p_shares": 0.0025, "p_fit": 0.4, "rows": 70, "reason": "Class shares changed.",
+    "file": "new.csv", "decided": {"benign": [30, 55], HOSTILE: [40, 15]},
+}  # fmt: skip
+
+
+def test_shift_is_shown_as_it_was_found(binary: tuple[Comparison, dict[str, Any]]) -> None:
+    assert "Class shares of" not in render(binary[1])
+    page = render(binary[1] | {"shift": SHIFT})
+    for text in ("Class shares of new.csv", "Decisions were adapted", "Class shares changed.", "p = 0.0025", "30 → 55"):
+        assert text in page
+    assert "<td>37.0 %</td><td>80.0 %<small>70.0 % to 90.0 %</small></td>" in page
+    assert HOSTILE not in page
+    refused = {**SHIFT, "kind": "other", "reason": "Something else changed."}
+    page = render(binary[1] | {"shift": refused})
+    assert "Decisions stay as they were" in page
+    assert "which was refuted" in page
+    assert "30 → 55" not in page
+    unchanged = {name: value for name, value in SHIFT.items() if name not in ("low", "high")} | {"kind": "none"}
+    assert "Decisions stay as they were" in render(binary[1] | {"shift": unchanged})
+
+
 def test_ids_of_drawings_do_not_meet(binary: tuple[Comparison, dict[str, Any]]) -> None:
-    page = render(binary[1])
+    page = render(binary[1] | {"shift": SHIFT})
     clips = re.findall(r'<clipPath id="([^"]+)"', page)
     assert clips
     assert len(clips) == len(set(clips))
@@ -167,13 +190,13 @@ def test_many_classes_are_kept_readable() -> None:
 @needs_browser
 def test_browser_shows_the_table_and_no_error(binary: tuple[Comparison, dict[str, Any]], tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    page.write_text(render(binary[1]))
+    page.write_text(render(binary[1] | {"shift": SHIFT}))
     document, console = browse(page, tmp_path / "profile")
     assert console == ""
     [table] = re.findall(r'<table id="scores">.*?</table>', document, re.DOTALL)
     assert table.count("<tr") == 1 + len(binary[1]["table"])
     assert "ours (anchored) + plug-in" in table
-    assert document.count("<svg") == 4
+    assert document.count("<svg") == 5
 
 
 @needs_browser
@@ -182,7 +205,9 @@ def test_page_fits_a_phone_and_is_readable_in_the_dark(
     multiclass: dict[str, Any], tmp_path: Path, width: int, scheme: str
 ) -> None:
     around = tmp_path / "around.html"
-    around.write_text(PROBE.replace("WIDTH", str(width)).replace("PAGE", html.escape(render(multiclass))))
+    around.write_text(
+        PROBE.replace("WIDTH", str(width)).replace("PAGE", html.escape(render(multiclass | {"shift": SHIFT})))
+    )
     scheme_flag = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
     document, console = browse(around, tmp_path / "profile", scheme_flag)
     assert console == ""
@@ -206,7 +231,7 @@ def test_page_has_no_accessibility_violations(
 ) -> None:
     listed = "r.violations.map(v => [v.id, v.nodes.map(n => n.html)])"
     check = f"axe.run().then(r => {{ document.body.dataset.axe = JSON.stringify({listed}); }});"
-    for name, result in (("binary", binary[1]), ("multiclass", multiclass)):
+    for name, result in (("binary", binary[1] | {"shift": SHIFT}), ("multiclass", multiclass)):
         page = tmp_path / f"{name}.html"
         page.write_text(render(result).replace("</body>", f"<script>{AXE.read_text()}\n{check}</script></body>"))
         flags = (f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", "--virtual-time-budget=20000")

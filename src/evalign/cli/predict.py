@@ -43,7 +43,8 @@ def command(
         bool,
         typer.Option(
             "--adapt",
-            help="Test whether class shares differ from training; if so, and nothing else, adapt the decision.",
+            help="Test whether class shares differ from training; if so, and nothing else, adapt the decision. "
+            "A report of it is written beside --out.",
         ),
     ] = False,
     keep: Annotated[
@@ -68,7 +69,10 @@ def command(
     reading.check()
     if not data.is_dir():
         check_source(data, [*(keep or []), *([target] if target else [])], encoding)
+    report = None if out is None or not adapt else out.with_suffix(".report.html")
     check_out(out, data, folder, force)
+    if report is not None and report.exists() and not force:
+        raise ValueError(f"{report} exists, where --adapt reports; choose another --out, or overwrite it: --force")
     if json and out is None:
         raise ValueError("--json leaves stdout to the result, so --out must say where predictions go; give both")
     from evalign.tables.formats import expand_dates
@@ -85,17 +89,19 @@ def command(
         from evalign.tables.files import quoted
 
         output.note(f"columns unknown to the model were ignored: {quoted(extra)}")
+    trained_model = model
     if adapt:
         model = model.adapt(features)
         output.say(str(model.shift_))
-    predictions = predicted_table(model, features, proba, jointly)
+    p = model.predict_proba(features)
+    predictions = predicted_table(model, p, features, proba, jointly)
     for name in reversed(list(dict.fromkeys(keep or []))):
         if name in predictions:
             raise ValueError(f"--keep {name} would give two columns of that name; rename it in {data}")
         predictions.insert(0, name, frame[name].to_numpy())
     result: dict[str, Any] = {"rows": len(frame), "classes": [str(label) for label in model.classes_.tolist()]}
     if adapt:
-        result["shift"] = model.shift_.to_json()
+        result["shift"] = describe_shift(model.shift_, trained_model.decide(p), predictions["prediction"], data)
     if target is not None:
         from evalign.cli.run_files import check_labels
 
@@ -107,6 +113,11 @@ def command(
     if out is not None:
         result["file"] = str(out)
         output.show(f"{len(frame)} predictions: {out}")
+    if report is not None and trained:
+        from evalign.report import render
+
+        result["report"] = str(write_atomically(report, render(trained | {"shift": result["shift"]})))
+        output.show(f"Report: {report}")
     output.json(result)
 
 
@@ -169,10 +180,20 @@ def ignorable(known: Any, target: str | None, trained_target: str | None, frame:
     return [name for name in {target, trained_target} if name is not None and name in frame and name not in known]
 
 
-def predicted_table(model: Any, features: Any, proba: bool, jointly: bool = False) -> "pd.DataFrame":
+def describe_shift(shift: Any, before: Any, now: Any, data: Path) -> dict[str, Any]:
+    """What was found about the class shares of DATA, and how many rows of each class were decided before and now."""
+    import numpy as np
+
+    counts = (dict(zip(*np.unique(decided, return_counts=True), strict=True)) for decided in (before, now))
+    first, last = ({str(label): int(count) for label, count in one.items()} for one in counts)
+    names = map(str, shift.classes)
+    decided = {name: [first.get(name, 0), last.get(name, 0)] for name in names}
+    return {**shift.to_json(), "file": data.name, "decided": decided}
+
+
+def predicted_table(model: Any, p: Any, features: Any, proba: bool, jointly: bool) -> "pd.DataFrame":
     import pandas as pd
 
-    p = model.predict_proba(features)
     table = pd.DataFrame({"prediction": model.decide(p, jointly=jointly, X=features)})
     for label, column in zip(model.classes_.tolist(), p.T if proba else (), strict=bool(proba)):
         table[f"probability_{label}"] = column

@@ -294,8 +294,7 @@ def finish(
     `decision` is that of the reference row.
     """
     from evalign.report import build_result, render
-    from evalign.report.page import headline, verdict
-    from evalign.report.result import versions
+    from evalign.report.page import headline, verdict, versions
 
     result: dict[str, Any] = {
         "format": FORMAT,

@@ -268,6 +268,7 @@ def render(result: dict[str, Any]) -> str:
         several=result["splits"] > 1,
         tested=result["splits"] >= FEWEST_SPLITS,
         constraints=list(result["table"][0]["limits"]),
+        shift=shift_section(result),
         flat=flat,
     )
 
@@ -332,6 +333,40 @@ def _gap(row: dict[str, Any]) -> str:
     return f"{signed(gap)} ({noise}), {word}"
 
 
+def shift_section(result: dict[str, Any]) -> dict[str, Any] | None:
+    """Class shares in training and in new rows, as `evalign predict --adapt` adds them; the largest changes first.
+
+    >>> found = {"kind": "shares", "classes": ["ok", "fraud"], "before": [0.9, 0.1], "shares": [0.6, 0.4], "rows": 50}
+    >>> found |= {"low": [0.5, 0.3], "high": [0.7, 0.5], "p_shares": 0.004, "p_fit": 0.5}
+    >>> section = shift_section({"shift": found | {"decided": {"fraud": [4, 17], "ok": [46, 33]}}})
+    >>> section["adapted"], section["rows"][0]
+    (True, {'name': 'fraud', 'before': '10.0 %', 'now': '40.0 %', 'interval': '30.0 % to 50.0 %', 'decided': '4 → 17'})
+    """
+    found = result.get("shift")
+    if found is None:
+        return None
+    before, now = np.array(found["before"]), np.array(found["shares"])
+    adapted = found["kind"] in ("shares", "given")
+    order = np.argsort(-np.abs(np.log(np.maximum(now, 1e-12) / np.maximum(before, 1e-12))), kind="stable")
+
+    def row(k: int) -> dict[str, Any]:
+        then, after = found["decided"][str(found["classes"][k])]
+        limits = [percent(found[end][k]) for end in ("low", "high")] if "low" in found else []
+        return {
+            "name": found["classes"][k], "before": percent(before[k]), "now": percent(now[k]),
+            "interval": " to ".join(limits), "decided": f"{then:,} → {after:,}" if adapted else f"{then:,}",
+        }  # fmt: skip
+
+    tests = [("class shares are equal", found.get("p_shares")), ("nothing else changed", found.get("p_fit"))]
+    return {
+        "adapted": adapted,
+        "rows": [row(k) for k in order[:MOST_CELLS]],
+        "more": max(0, len(order) - MOST_CELLS),
+        "svg": Markup(plots.shares(found, order[: plots.MOST_CLASSES].tolist())),
+        "tests": [(name, f"p = {value:.2g}") for name, value in tests if value is not None],
+    }
+
+
 def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Title, drawing and caption of each plot that the result has numbers for."""
     one = result["splits"] == 1
@@ -376,6 +411,10 @@ def matrix(confusion: Sequence[Sequence[int]], title: str, classes: Sequence[str
         (n, classes[i], classes[j]) for i, line in enumerate(confusion) for j, n in enumerate(line) if i != j and n
     ]
     return {"title": title, "rows": None, "pairs": sorted(pairs, key=lambda pair: -pair[0])[:20]}
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def score(value: float | None) -> str:

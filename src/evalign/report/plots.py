@@ -201,6 +201,24 @@ def importance(result: dict[str, Any]) -> str:
         return to_svg(figure, "Permutation importance of the columns on held-out rows, the largest first")
 
 
+def shares(shift: dict[str, Any], order: Sequence[int]) -> str:
+    """Class shares in training (rings) and in new rows (points with intervals), in this order of classes."""
+    before, now = shift["before"], shift["shares"]
+    with drawing("shares", WIDTH, 0.9 + 0.27 * len(order)) as figure:
+        axes = figure.add_subplot()
+        for y, k in enumerate(order):
+            if "low" in shift:
+                axes.plot([shift["low"][k], shift["high"][k]], [y, y], color=TINTS[0], linewidth=2.2)
+            axes.plot(now[k], y, "o", color=TINTS[0], markersize=6, label="now" if not y else None)
+            axes.plot(before[k], y, "o", markersize=9, markerfacecolor="none", markeredgecolor=INK,
+                      label="in training" if not y else None)  # fmt: skip
+        axes.set_yticks(range(len(order)), [_short(str(shift["classes"][k]), 28) for k in order])
+        axes.set(xlabel="share of the rows", xlim=(-0.02, 1.02), ylim=(len(order) - 0.4, -0.6))
+        axes.grid(axis="y", visible=False)
+        figure.legend(loc="outside lower center", ncols=2)
+        return to_svg(figure, "Share of each class in training and in the new rows")
+
+
 def _mark_stages(axes: Axes, history: Sequence[dict[str, Any]]) -> None:
     for before, row in pairwise(history):
         if row["stage"] != before["stage"]:
