@@ -18,6 +18,7 @@ import argparse
 import math
 import multiprocessing
 import platform
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ from evalign.tables.split import split_rows
 RESULTS = Path(__file__).parent / "results" / "bench_suite.csv"
 TEST = 0.25
 OURS = "evalign"
+AUTOGLUON_SECONDS = 60
 Ints = NDArray[np.int64]
 
 
@@ -89,6 +91,21 @@ def catboost(seed: int, categorical: list[int], columns: int) -> Any:
     return CatBoostClassifier(random_seed=seed, thread_count=1, verbose=0, allow_writing_files=False)
 
 
+def autogluon(X: Any, y: Ints, X_test: Any, seed: int) -> Ints:
+    """AutoGluon's `best_quality` with a minute of one core; it tunes the threshold of two classes by itself."""
+    from autogluon.tabular import TabularPredictor
+
+    metric = "f1" if y.max() == 1 else "f1_macro"
+    with tempfile.TemporaryDirectory() as folder:
+        predictor = TabularPredictor("target", eval_metric=metric, path=folder, verbosity=0)
+        predictor.fit(
+            X.assign(target=y), presets="best_quality", time_limit=AUTOGLUON_SECONDS, num_cpus=1, num_gpus=0,
+            excluded_model_types=["FASTAI"], dynamic_stacking=False,
+        )  # fmt: skip
+        found: Ints = predictor.predict(X_test, as_pandas=False).astype(np.int64)
+        return found
+
+
 def random_forest(seed: int, categorical: list[int], columns: int) -> Any:
     from sklearn.ensemble import RandomForestClassifier
 
@@ -113,11 +130,12 @@ METHODS: dict[str, Callable[[Any, Ints, Any, int], Ints]] = {
     "LightGBM": rival(lightgbm, categorical_feature=True),
     "XGBoost": rival(xgboost),
     "CatBoost": rival(catboost),
+    "AutoGluon": autogluon,
     "random forest": rival(random_forest),
     "histogram boosting": rival(histogram_boosting),
     "logistic regression": rival(logistic_regression, TableEncoder),
 }
-NEEDS = {"LightGBM": "lightgbm", "XGBoost": "xgboost", "CatBoost": "catboost"}
+NEEDS = {"LightGBM": "lightgbm", "XGBoost": "xgboost", "CatBoost": "catboost", "AutoGluon": "autogluon"}
 
 
 def tables(folder: Path) -> list[str]:
