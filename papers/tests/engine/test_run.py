@@ -18,10 +18,12 @@ from evalign_papers.engine.printed import find_papers
 from evalign_papers.engine.reports import Report, TrialReport, load_report, report_path, save_report
 from evalign_papers.engine.run import paper_scores
 from evalign_papers.engine.scores import WATCHED, hard_scores, honest_scores, watch_cuts
+from evalign_papers.engine.single_trials import train_alone
 from evalign_papers.engine.stacked_trials import Trained, grid_points
 from evalign_papers.engine.terms import build_term, released_counts
-from evalign_papers.engine.trial_data import dataset_of, parts, thinned
+from evalign_papers.engine.trial_data import Part, dataset_of, parts, thinned
 from evalign_papers.rivals import dice_loss, wmw_loss
+from evalign_papers.rivals.ap_perf import ap_perf_loss
 
 PAPERS = find_papers()
 CONFIGS = [path for path in sorted(PAPERS.glob("*/*/*/*.json")) if not path.name.endswith(".report.json")]
@@ -67,6 +69,26 @@ def test_a_config_that_is_wrong_is_refused(change, message):
     content = {**json.loads(EXAMPLE.read_text()), **change}
     with pytest.raises(ValueError, match=message):
         from_json(json.dumps(content))
+
+
+def test_ap_perf_is_trained_by_the_one_loop():
+    """One epoch: its validation loss is that of the network it leaves, in games as large as a batch."""
+    pytest.importorskip("highspy")
+    config = read_config(PAPERS / "btg/1/paper/cocktailparty.ap_perf@released.json")
+    assert config.training is not None
+    (stage,) = config.training.stages
+    assert (stage.patience, stage.epochs, stage.learning_rate, config.training.batch_size) == (100, 5000, 3e-4, 20)
+    config = replace(config, training=replace(config.training, stages=(replace(stage, epochs=1),)))
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((100, 3)).astype(np.float32), (rng.random(100) < 0.3).astype(np.int64)
+    part = Part(0, x[:50], y[:50], x[50:80], y[50:80], x[80:], y[80:])
+    seen = []
+    trained = train_alone(config, part, lambda trial, epoch: seen.append((trial, epoch)))
+    assert seen == [(0, trained.history[0])]
+    expected = ap_perf_loss(trained.valid, torch.from_numpy(y[50:80]), max_rows=20)
+    assert trained.history[0].loss == pytest.approx(float(expected), abs=1e-6)
+    watched = watch_cuts(squash=False)(trained.test.squeeze(1), torch.from_numpy(y[80:]), torch.ones(20))
+    assert trained.history[0].watched == pytest.approx(tuple(watched.tolist()), abs=1e-6)
 
 
 def test_a_report_of_another_config_is_refused(tmp_path):

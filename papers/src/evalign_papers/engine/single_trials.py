@@ -1,22 +1,21 @@
 """What is not stacked: scikit-learn's estimators, and losses that are too slow or too odd for it, trial by trial."""
 
-import math
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor
 
 from evalign.networks import mlp
-from evalign.training.batches import Batches
+from evalign.training.batches import Rows
 from evalign.training.evaluation import predict_logits
-from evalign.training.loop import Epoch
+from evalign.training.loop import train
 from evalign_papers.engine.config import Config
 from evalign_papers.engine.scores import watch_cuts
-from evalign_papers.engine.stacked_trials import OnEpoch, Trained
+from evalign_papers.engine.stacked_trials import OnEpoch, Trained, recipe_of
+from evalign_papers.engine.terms import metric_score
 from evalign_papers.engine.trial_data import Part
 from evalign_papers.rivals.ap_perf import APPerfLoss
 
@@ -77,51 +76,27 @@ def fit_estimator(config: Config, part: Part) -> tuple[Floats, Floats, NDArray[n
 
 
 def train_alone(config: Config, part: Part, on_epoch: OnEpoch | None = None) -> Trained:
-    """AP-Perf: batches of 20 solved one after the other; the stopping is that of the one stage the config has."""
+    """AP-Perf: a game of every batch on the CPU, which neither stacks nor vmaps; validation rows in as large games."""
     assert config.network is not None
     assert config.training is not None
-    (stage,) = config.training.stages
-    watch = watch_cuts(squash=False)
-    x, y = torch.from_numpy(part.train), torch.from_numpy(part.train_y)
-    valid, test = torch.from_numpy(part.valid), torch.from_numpy(part.test)
-    valid_y, test_y = torch.from_numpy(part.valid_y), torch.from_numpy(part.test_y)
-    loss_of = APPerfLoss(**config.method.options)
-    batches = Batches(len(y), config.training.batch_size, seed=part.seed(config))
-    held_out = Batches(len(valid_y), config.training.batch_size, seed=0)
+    size, seed = config.training.batch_size, part.seed(config)
+    train_rows, valid_rows, test_rows = (
+        Rows.of(torch.from_numpy(x), torch.from_numpy(y))
+        for x, y in ((part.train, part.train_y), (part.valid, part.valid_y), (part.test, part.test_y))
+    )
+    loss_of = APPerfLoss(**{"max_rows": size, **config.method.options})
+
+    def term(logits: Tensor, y: Tensor, weight: Tensor, temperature: Tensor) -> Any:
+        return loss_of(logits, y)
+
     with torch.random.fork_rng([]):
-        torch.default_generator.manual_seed(part.seed(config))
-        network = mlp(x.shape[1], 1, config.network.hidden, config.network.dropout)
-        optimiser = torch.optim.AdamW(
-            network.parameters(), stage.learning_rate, weight_decay=stage.weight_decay, fused=True
-        )
-        best, waited, history = math.inf, 0, list[Epoch]()
-        state = {name: value.clone() for name, value in network.state_dict().items()}
-        while waited < stage.patience and len(history) < stage.epochs:
-            started = time.perf_counter()
-            network.train()
-            losses = [_update(network, optimiser, loss_of, x[rows], y[rows]) for rows in batches.epoch()]
-            logits = predict_logits(network, valid).squeeze(1)
-            loss = float(np.mean([float(loss_of(logits[rows], valid_y[rows])) for rows in held_out.epoch()]))
-            improved = loss < best
-            best, waited = min(best, loss), 0 if improved else waited + 1
-            if improved:
-                state = {name: value.clone() for name, value in network.state_dict().items()}
-            seen = predict_logits(network, test).squeeze(1)
-            watched = tuple(watch(seen, test_y, torch.ones_like(seen)).tolist())
-            epoch = Epoch(
-                len(history) + 1, stage.name, 0.0, stage.learning_rate, float(np.mean(losses)), loss, 0.0, 0.0,
-                improved, time.perf_counter() - started, watched,
-            )  # fmt: skip
-            history.append(epoch)
-            if on_epoch is not None:
-                on_epoch(part.trial, epoch)
-    network.load_state_dict(state)
-    return Trained(part.trial, {}, history, predict_logits(network, valid), predict_logits(network, test))
-
-
-def _update(network: nn.Module, optimiser: torch.optim.Optimizer, loss_of: nn.Module, x: Any, y: Any) -> float:
-    loss = loss_of(network(x).squeeze(1), y)
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()
-    optimiser.step()
-    return float(loss.detach())
+        torch.default_generator.manual_seed(seed)
+        network = mlp(part.train.shape[1], 1, config.network.hidden, config.network.dropout)
+    history = train(
+        network, train_rows, valid_rows, recipe_of(config, {}), term, metric_score(config.decide_for, 2),
+        batch_size=size, task="binary", seed=seed, watch=watch_cuts(squash=False),
+        watch_rows=test_rows, catch_interrupt=False,
+        on_epoch=None if on_epoch is None else lambda epoch: on_epoch(part.trial, epoch),
+    )  # fmt: skip
+    valid, test = (predict_logits(network, rows.x) for rows in (valid_rows, test_rows))
+    return Trained(part.trial, {}, history, valid, test)
