@@ -11,7 +11,7 @@ from torch import Tensor
 from evalign.networks import mlp
 from evalign.training.batches import Rows
 from evalign.training.evaluation import predict_logits
-from evalign.training.loop import train
+from evalign.training.in_memory import train
 from evalign_papers.engine.config import Config
 from evalign_papers.engine.scores import watch_cuts
 from evalign_papers.engine.stacked_trials import OnEpoch, Trained, recipe_of
