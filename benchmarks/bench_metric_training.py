@@ -76,7 +76,7 @@ def drawn(setting: dict[str, Any], seed: int) -> tuple[Any, Any, Any, Any]:
 def cell(folder: Path | None, key: Key) -> list[dict[str, Any]]:
     warnings.simplefilter("ignore")
     source, *_, capacity, seed = key
-    setting = dict(zip(KEY[1:5], key[1:5], strict=True))
+    setting: dict[str, Any] = dict(zip(KEY[1:5], key[1:5], strict=True))
     if source == "drawn":
         X, y, X_test, z = drawn(setting, seed)
     else:
