@@ -18,7 +18,7 @@ from evalign._batch import Sums
 from evalign._numerics import represents, safe_divide
 from evalign.confusion import Confusion
 
-ROWS_OF_RAREST = 100.0  # takes the bias out of the value; training did not tell it from 300 (docs/guides/batches.md)
+ROWS_OF_RAREST = 100.0  # takes the bias out of the value; training did not tell it from 300 (docs/research/batches.md)
 SAME_TEMPERATURE = 1.25  # counts of a temperature further away than this factor are of another loss
 
 Decay = float | Literal["auto"]
