@@ -37,6 +37,7 @@ from evalign.metrics import Average, Beta, MetricFunction
 RESAMPLES = 30
 FOLDS, GROUPS = 4, 20  # of the cross-fitted comparison, and of its jackknife
 EVIDENCE = 2.5  # standard errors by which tuned offsets must beat the calibrated rule
+SWEPT = 2**25  # rows x classes^2 above which calibration has the labels it needs and offsets are not tuned
 MARGIN = 1e-4  # expected gain over argmax below which a guarded rule is argmax
 
 
@@ -120,7 +121,7 @@ def guarded(p: Floats, y: Labels, weight: Floats, problem: Problem) -> Rule:
         plain = argmax_rule(problem).decide(p)
         counts = [expected_confusion(q, d, sample_weight=weight) for d in (rule.decide(q), plain)]
         gain = (metric_value(problem, counts[0]) or 0.0) - (metric_value(problem, counts[1]) or 0.0)
-        if _tuning_wins(p, y, weight, problem, rule.decide(q)):
+        if len(p) * problem.classes**2 <= SWEPT and _tuning_wins(p, y, weight, problem, rule.decide(q)):
             return unguarded(p, y, weight, problem)
         if gain <= MARGIN:
             return argmax_rule(problem)
