@@ -2,6 +2,7 @@
 
     python benchmarks/search_rules.py probabilities --data-dir DIR --cache CACHE --splits 5
     python benchmarks/search_rules.py compare --cache CACHE --out benchmarks/results/search_rules.csv
+    python benchmarks/search_rules.py choice   # gain of a rule that is chosen on other tables, from the stored results
 
 DIR holds Parquet tables with a column `target`. A split is 75 / 25, stratified; held-out probabilities come from five
 folds of the larger part, test probabilities from a model of all of it. Rules see held-out rows only.
@@ -200,9 +201,52 @@ def report(path: Path) -> None:
     print(pd.DataFrame({"mean": tables.mean(), "error": tables.sem(), "worst": tables.min()}).round(4).to_string())
 
 
+def mean_error(values: "pd.Series[float]") -> str:
+    return f"{values.mean():+.4f} ± {values.std() / len(values) ** 0.5:.4f}"
+
+
+def choice(path: Path, halves: int = 1000) -> None:
+    """Gain over argmax of the rule that is best on other tables, beside the gain of the rule that is best on all.
+
+    Variants beside the stored rules: the plain or the tuned calibrated rule unless argmax leads by so many errors in
+    cross-validation, and the rule of the best cross-validated score.
+    """
+    rows = pd.read_csv(path)
+    key = ["metric", "model", "table", "split"]
+    test, validated, error = (
+        rows.pivot_table(index=key, columns="rule", values=v) for v in ("test", "cross-validated", "error")
+    )
+    behind = validated["argmax"] - validated["calibrated .5"]
+    for errors in (0.0, 0.5, 1.0, 2.0):
+        for name in ("tuned, guarded", "calibrated .5"):
+            lost = behind > errors * error["calibrated .5"]
+            test[f"{name} unless argmax leads by {errors}"] = np.where(lost, test["argmax"], test[name])
+    validated = validated.dropna(axis=1)
+    test["best validated"] = test[validated.columns].to_numpy()[np.arange(len(test)), validated.to_numpy().argmax(1)]
+    gain = test.sub(test["argmax"], axis=0).drop(columns="argmax")
+    tables = gain.groupby("table").mean()
+    best = str(tables.mean().idxmax())
+    print(f"best on all tables: {best}, {mean_error(tables[best])}")
+    left_out = pd.Series({name: tables.at[name, tables.drop(name).mean().idxmax()] for name in tables.index})
+    print(f"chosen on the other tables: {mean_error(left_out)}, worst {left_out.min():+.4f}")
+    generator, found = np.random.default_rng(0), []
+    for _ in range(halves):
+        order = generator.permutation(len(tables))
+        chosen = str(tables.iloc[order[::2]].mean().idxmax())
+        found.append([tables.iloc[order[half::2]][chosen].mean() for half in (0, 1)])
+    print(
+        "chosen on a half of the tables, there and on the other half: {:+.4f} {:+.4f}".format(*np.mean(found, axis=0))
+    )
+    split = gain.index.get_level_values("split")
+    for own in ((0, 1), (2, 3)):
+        chosen = str(gain[split.isin(own)].groupby("table").mean().mean().idxmax())
+        others = gain[~split.isin(own)].groupby("table").mean()[chosen]
+        print(f"chosen on splits {own}: {chosen}; on the others {mean_error(others)}")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("probabilities", "compare", "report"))
+    parser.add_argument("step", choices=("probabilities", "compare", "report", "choice"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/search_rules.csv"))
@@ -216,4 +260,4 @@ if __name__ == "__main__":
     elif options.step == "compare":
         compare(options.cache, options.out, options.metrics, options.processes)
     else:
-        report(options.out)
+        (choice if options.step == "choice" else report)(options.out)

@@ -26,7 +26,7 @@ Decision = Literal["auto", "plug_in", "tuned", "argmax"]
 DECISIONS: tuple[Decision, ...] = ("auto", "plug_in", "tuned", "argmax")
 FOLDS, GROUPS = 4, 20  # of the cross-validated comparison, and of its jackknife
 EVIDENCE = 0.5  # standard errors by which argmax must lead to replace the calibrated rule
-COMPARED = 2**24  # probabilities above which noise is small and argmax is not compared
+COMPARED = 2**20  # probabilities on which argmax is compared; of larger arrays a stratified sample of rows
 MARGIN = 1e-4  # expected gain over argmax below which argmax decides
 
 
@@ -74,7 +74,7 @@ def calibrated(
         )
     rule = replace(guarded(p, y, weight, problem), shares=_shares(y, weight, problem))
     free = not problem.constraints and problem.at_most is None
-    if free and p.size <= COMPARED and _argmax_lead(p, y, weight, problem) > 0:
+    if free and _argmax_lead(p, y, weight, problem) > 0:
         rule = replace(argmax_rule(problem), shares=rule.shares)
     value = metric_value(problem, problem.observed(rule.decide(p), y, weight))
     return with_constraints(replace(rule, value=value), p, problem, weight, y)
@@ -88,6 +88,9 @@ def _shares(y: Labels, weight: Floats, problem: Problem) -> tuple[float, ...]:
 
 def _argmax_lead(p: Floats, y: Labels, weight: Floats, problem: Problem) -> float:
     """Cross-validated lead of argmax over the calibrated plug-in rule, less EVIDENCE standard errors (jackknife)."""
+    if p.size > COMPARED:
+        rows = balanced_folds(p, y, -(-p.size // COMPARED)) == 0
+        p, y, weight = p[rows], y[rows], weight[rows]
     part = balanced_folds(p, y, FOLDS * GROUPS)
     fold, group = part % FOLDS, part // FOLDS
     plain, decided = argmax_rule(problem).decide(p), np.zeros_like(y)
