@@ -755,6 +755,27 @@ def test_progress_of_a_blend_is_its_own_estimate(monkeypatch: pytest.MonkeyPatch
     ]
 
 
+def test_progress_of_boosted_trees_is_up_to_their_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evalign.cli.console import Listener
+    from evalign.training.loop import Epoch
+
+    clock, said = [0.0], []
+    monkeypatch.setattr("evalign.cli.console.time.monotonic", lambda: clock[0])
+    output = Output(quiet=False, as_json=False)
+    monkeypatch.setattr(output, "say", said.append)
+    with output.progress(3, 1000) as step:
+        on_round = step("trees", 0)
+        assert isinstance(on_round, Listener)
+        on_round.patience = 30
+        for number, best, clock[0] in ((40, True, 8.0), (60, False, 14.0)):
+            on_round(Epoch(number, "metric", 0.2, 0.1, 0.4, 0.5, 0.3, 0.81, best))
+    # Round 40 was the best, so growing ends after round 70, a tenth of what 1000 rounds would take.
+    assert said == [
+        "trees, round 40, validation score 0.8100; 8 s so far, 6 s left for this model unless it improves",
+        "trees, round 60, validation score 0.8100; 14 s so far, 2 s left for this model unless it improves",
+    ]
+
+
 def test_a_blend_tells_its_estimate_before_the_first_epoch() -> None:
     from evalign import EASTBlend
     from evalign.training.loop import Epoch

@@ -66,6 +66,36 @@ def test_fractions_are_labels_if_it_is_said(tmp_path: Path) -> None:
     assert result(tmp_path)["classes"] == ["0.5", "1.5", "2.0"]
 
 
+@pytest.mark.parametrize("name", ["train.csv", "train.xlsx"])
+def test_words_for_missing_values_are_classes_of_a_target_of_words(tmp_path: Path, name: str) -> None:
+    frame = animals().replace({"kind": {"cat": "None", "dog": "severe"}})
+    frame.loc[:5, "height"] = None
+    path = tmp_path / name
+    write = frame.to_csv if name.endswith("csv") else frame.to_excel
+    write(path, index=False, na_rep="NA")
+    said = call("fit", path, "-t", "kind", "-o", tmp_path / "run", *FAST, "--test", path_of_others(tmp_path, frame))
+    assert said.code == 0, said.err
+    assert "the target 'kind' has the class 'None'; if that means no label, add --drop-unlabelled" in said.err
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert set(result["data"]["classes"]) == {"None", "severe"}
+    assert result["profile"]["missing values"].startswith("6 of")
+    said = call("predict", tmp_path / "run", path, "-t", "kind", "-o", tmp_path / "p.csv")
+    assert said.code == 0, said.err
+    assert set(pd.read_csv(tmp_path / "p.csv", keep_default_na=False)["prediction"]) <= {"None", "severe"}
+    for option in (["--drop-unlabelled"], ["--na", "None", "--drop-unlabelled"]):
+        said = call("fit", path, "-t", "kind", "-o", tmp_path / "no", *FAST, *option)
+        assert_refused(Said(said.code, said.out, said.err.split("dropped\n")[-1]), "two classes or more")
+    numbers = frame.replace({"kind": {"severe": "1"}})
+    numbers.to_csv(tmp_path / "numbers.csv", index=False)  # among numbers a word is no class
+    assert_refused(call("fit", tmp_path / "numbers.csv", "-t", "kind", "-o", tmp_path / "no"), "rows have none")
+
+
+def path_of_others(folder: Path, frame: pd.DataFrame) -> Path:
+    """A test file of the same classes."""
+    frame.iloc[::-1].head(60).to_csv(folder / "others.csv", index=False)
+    return folder / "others.csv"
+
+
 def test_rows_without_a_label_are_dropped_if_it_is_said(tmp_path: Path) -> None:
     frame = animals(100)
     frame.loc[:4, "kind"] = None

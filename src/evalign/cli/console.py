@@ -153,6 +153,8 @@ class Listener:
     def __init__(self, progress: Progress, name: str, place: int) -> None:
         self.progress, self.name, self.place = progress, name, place
         self.started, self.expected = time.monotonic(), 0.0
+        self.patience: int | None = None  # epochs without a better one after which the model stops; None if unknown
+        self.best = 0
 
     def expect(self, seconds: float) -> None:
         self.started, self.expected = time.monotonic(), seconds
@@ -163,12 +165,16 @@ class Listener:
         # Epochs of a blend are those of its members, side by side, and say little about the time.
         share = own / self.expected if self.expected else epoch.epoch / progress.epochs
         done = (self.place + min(share, 1.0)) / progress.steps
-        left = ""
+        left, self.best = "", epoch.epoch if epoch.best else self.best
         if self.expected and progress.splits == 1:
             left = f", about {duration(self.expected - own)} left for this model" if own < self.expected else ""
+        elif self.patience is not None:  # boosted trees rarely take all the rounds that they may
+            rounds = min(self.best + self.patience, progress.epochs) - epoch.epoch
+            left = f", {duration(own * rounds / epoch.epoch)} left for this model unless it improves"
         elif done >= KNOWN:
             left = f", {duration(spent * (1 - done) / done)} left at most"
-        what = "" if self.expected else f", epoch {epoch.epoch}{score_of(epoch)}"
+        unit = "epoch" if self.patience is None else "round"
+        what = "" if self.expected else f", {unit} {epoch.epoch}{score_of(epoch)}"
         progress.show(self.name + what, left, done, spent)
 
 

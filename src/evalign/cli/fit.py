@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Output, watch_interrupt
+from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Listener, Output, watch_interrupt
 from evalign.cli.run_files import CHECKPOINT, MODEL, Reading, RunFolder, Source
 
 NAME = "fit"
@@ -196,7 +196,10 @@ def train(
     with output.progress(len(models) + 2, epochs) as step:
 
         def run(contender: Any, seconds: float | None = None) -> Any:
-            before, clock = interrupt.pressed, Clock(step(contender.title, 0), seconds)
+            listener = step(contender.title, 0)
+            if isinstance(listener, Listener):
+                listener.patience = getattr(contender.make(settings.seed), "patience", None)
+            before, clock = interrupt.pressed, Clock(listener, seconds)
             trial = evaluate(contender, development, test, judge, seed=settings.seed, on_epoch=clock)
             if interrupt.pressed and not before:
                 if not trial.estimator.history_:

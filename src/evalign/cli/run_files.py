@@ -41,11 +41,13 @@ class Reading:
         if self.decimal not in (None, ".", ","):
             raise ValueError(f"--decimal must be . or , got {self.decimal!r}")
 
-    def options(self) -> dict[str, Any]:
+    def options(self, drop_unlabelled: bool = False) -> dict[str, Any]:
         """Arguments of `read_table`."""
-        from evalign.tables.read import MISSING
+        from evalign.tables.read import MISSING, MISSING_LABELS
 
-        return {"decimal": self.decimal, "missing": (*MISSING, *self.na), "encoding": self.encoding}
+        missing = (*MISSING, *self.na)
+        no_label = missing if drop_unlabelled else (*MISSING_LABELS, *self.na)
+        return {"decimal": self.decimal, "missing": missing, "encoding": self.encoding, "missing_labels": no_label}
 
     def to_json(self) -> dict[str, Any]:
         return {"decimal": self.decimal, "na": list(self.na), "encoding": self.encoding}
@@ -129,7 +131,7 @@ def load(source: Source, note: Note) -> Loaded:
     from evalign.tables.profile import profile_table
     from evalign.tables.read import DECIMAL, FORMATS, check_target, read_table
 
-    path, target, options = source.path, source.target, source.reading.options()
+    path, target, options = source.path, source.target, source.reading.options(source.drop_unlabelled)
     fractions = [target] if source.task == "classification" else []
     frame = read_table(path, **options, text=fractions, labels=target, note=note)
     check_header(str(path), list(frame.columns), [target, *source.drop])
@@ -149,7 +151,7 @@ def load(source: Source, note: Note) -> Loaded:
     test = None
     if source.test is not None:
         # What is text in one file must be text in the other, even if it looks like numbers there.
-        frame = read_table(source.test, **options, text=text, formats=formats)
+        frame = read_table(source.test, **options, text=text, formats=formats, labels=target)
         check_header(str(source.test), list(frame.columns), [target])
         if source.drop_unlabelled:
             frame = frame[frame[target].notna()].reset_index(drop=True)

@@ -33,7 +33,7 @@ from evalign.tables.files import (
     refuse_encoding,
     text_errors,
 )
-from evalign.tables.formats import ColumnFormat, Note, convert, format_from_json, formats_to_json
+from evalign.tables.formats import ColumnFormat, Note, convert, format_from_json, formats_to_json, is_text
 
 DECIMAL = "decimal"  # the key of a frame's `attrs` with the separator that was given or found
 
@@ -49,6 +49,7 @@ def read_text(
     encoding: str | None,
     formats: Mapping[str, ColumnFormat],
     labels: str | None,
+    missing_labels: Sequence[str],
     note: Note,
 ) -> tuple[pd.DataFrame, dict[str, ColumnFormat]]:
     """The table, and the formats of the columns that were converted; see `evalign.tables.read.read_table`."""
@@ -79,9 +80,17 @@ def read_text(
         as_written = reader.read([labels], [labels], ".")[labels].str.strip()
         if as_written.nunique() > frame[labels].nunique():  # 01 and 1 are two classes
             frame[labels] = as_written
+    if labels in wanted and _may_name_classes(frame[labels]):
+        again = _Reader(path, delimiter, encoding, header, named, missing_labels)
+        frame[labels] = again.read([labels], [labels], ".")[labels]
     frame = _without_row_numbers(frame, header, columns, note)
     frame.attrs[DECIMAL] = decimal
     return frame, found
+
+
+def _may_name_classes(labels: "pd.Series[Any]") -> bool:
+    """Whether entries taken as missing, such as None, may be classes: the others are words too."""
+    return bool(labels.isna().any()) and is_text(labels)
 
 
 def _has_points(frame: pd.DataFrame, found: Mapping[str, ColumnFormat]) -> bool:
@@ -188,6 +197,7 @@ def _without_row_numbers(
 INDEX = re.compile(r"__index_level_\d+__")  # pandas' name for row numbers
 # "?" is what the UCI files write. As text it would turn a column of numbers into one of categories.
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?")
+MISSING_LABELS = ("", "?")
 FORMATS = "formats"  # the key of a frame's `attrs` with the formats of converted columns
 
 
@@ -201,6 +211,7 @@ def read_table(
     encoding: str | None = None,
     formats: Mapping[str, Mapping[str, Any]] | None = None,
     labels: str | None = None,
+    missing_labels: Sequence[str] = MISSING_LABELS,
     note: Note = lambda text: None,
 ) -> pd.DataFrame:
     """Read a table by its suffix: .csv and .txt (comma, semicolon or tab), .tsv and .tab, all also with .gz behind;
@@ -210,7 +221,8 @@ def read_table(
     `TableEncoder.text_columns_` when reading rows to predict. `missing` are the entries of a text file that stand for
     no value. Text that holds numbers or dates is converted where its format is certain; `decimal` settles it,
     `formats` repeats what `frame.attrs["formats"]` of the training table says, and `note` is called with a sentence
-    about each conversion. `labels` is a column in which different spellings of a number (1, 01) stay apart.
+    about each conversion. `labels` is a column in which different spellings of a number (1, 01) stay apart, and in
+    which None, NA and the like are classes if the others are words; there only `missing_labels` mean no value.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "people.csv")
@@ -229,10 +241,10 @@ def read_table(
     if kind == "text":
         frame, found = read_text(
             path, columns, suffix, text=text, missing=missing, decimal=decimal, encoding=encoding, formats=known,
-            labels=labels, note=note,
+            labels=labels, missing_labels=missing_labels, note=note,
         )  # fmt: skip
     elif kind == "excel":
-        frame = read_excel(path, columns, text, missing, note)
+        frame = read_excel(path, columns, text, missing, note, labels, missing_labels)
         found = convert(frame, known=known, text=(*text, labels), decimal=decimal, note=note)
     elif kind == "json lines":
         frame = read_arrow(path, columns, _read_json)
@@ -286,8 +298,9 @@ def _read_json(path: Path, columns: Sequence[str] | None) -> Any:
 
 
 def read_excel(
-    path: Path, columns: Sequence[str] | None, text: Collection[object], missing: Sequence[str], note: Note
-) -> pd.DataFrame:
+    path: Path, columns: Sequence[str] | None, text: Collection[object], missing: Sequence[str], note: Note,
+    labels: str | None, missing_labels: Sequence[str],
+) -> pd.DataFrame:  # fmt: skip
     """The first sheet of a workbook, with a header in its first row."""
     try:
         import openpyxl  # noqa: F401
@@ -297,7 +310,10 @@ def read_excel(
         with pd.ExcelFile(path, engine="openpyxl") as book:
             names = [str(name) for name in book.sheet_names]
             kept = {str(name): str for name in text}
-            frame = pd.read_excel(book, sheet_name=0, na_values=list(missing), keep_default_na=False, dtype=kept)
+            options: dict[str, Any] = {"sheet_name": 0, "keep_default_na": False}
+            frame: pd.DataFrame = pd.read_excel(book, na_values=list(missing), dtype=kept, **options)
+            if labels in frame and _may_name_classes(frame[labels]):
+                frame[labels] = pd.read_excel(book, na_values=list(missing_labels), dtype=kept, **options)[labels]
     except Exception as error:  # openpyxl raises whatever a damaged archive happens to trigger
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise TableError(f"{path} is not an Excel workbook or is damaged ({reason}); save it anew") from None
@@ -340,9 +356,10 @@ def check_target(
     if lacking := int(labels.isna().sum()):
         rows = "1 row has" if lacking == 1 else f"{lacking} of {len(labels)} rows have"
         raise TableError(
-            f"the target {column!r} must have a label in every row, {rows} none; "
-            "drop them with --drop-unlabelled (an entry such as None or NA counts as missing)"
+            f"the target {column!r} must have a label in every row, {rows} none; drop them with --drop-unlabelled"
         )
+    if words := sorted({*MISSING} & {*labels.unique()} if kind == "text" else ()):
+        note(f"the target {column!r} has the class {quoted(words)}; if that means no label, add --drop-unlabelled")
     y = labels.infer_objects().to_numpy()
     if kind == "number" and y.dtype.kind not in "iuf":  # categories, decimals
         y = np.asarray(y, dtype=np.float64)
