@@ -1,6 +1,6 @@
 """Adapting: `adapt` and `predict_jointly` of every classifier, for new rows whose class shares differ from training."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -9,9 +9,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from evalign import _checks as checks
+from evalign.decision.calibrated import Decision
 from evalign.decision.calibration import fit_calibration
 from evalign.decision.rule import Floats, Labels, Rule
 from evalign.decision.shift import Reference, Shift, find_shift, given_shares, reweighted, sampled_rows
+from evalign.metrics import Average
 
 FEWEST = 50  # rows of a joint decision that say something about class shares
 COLUMNS = 64  # of features that are kept, at most
@@ -70,8 +73,36 @@ def _rows_in_shares(y: Labels, shares: Floats) -> Labels:
     return np.sort(np.concatenate(parts))
 
 
-class Adapting:
-    """Mixin: a fitted classifier that has kept a sample of held-out rows adapts to other class shares."""
+@dataclass(kw_only=True, eq=False, repr=False)
+class DecisionParameters:
+    """Parameters that `MetricDecision` and every classifier of evalign have besides `metric`.
+
+    average: None is "binary" for two classes and "macro" for more.
+    beta: of "fbeta": one number, one per class, or a mapping from label to number (1 for the others).
+    pos_label: the positive one of two classes; None is the second of `classes_`.
+    decision: "auto" (`decision.calibrated`: calibrate on held-out labels, then plug in), "plug_in" (believes the
+        probabilities), "tuned" (maximises the metric on held-out labels) or "argmax".
+    subject_to: constraints such as "recall >= 0.9", "recall['fraud'] >= 90%", "flagged <= 2%", "flagged <= 200"
+        (rows of each call of `predict`), or a list of them.
+    confidence: None meets constraints on held-out rows; 0.9 certifies them for new rows with probability 0.9.
+    costs: of metric "cost": a matrix by true and decided class in the order of `classes_`, or a mapping with keys
+        "fp", "fn", "tp", "tn" or (true, decided) labels, whose values are numbers or columns of X; the key "reject" is
+        the cost of a row that is not decided, whose label is then None or, for numbers, -1.
+    random_state: seed of everything random.
+    """
+
+    average: Average | None = None
+    beta: float | Sequence[float] | Mapping[Any, float] | None = None
+    pos_label: Any = None
+    decision: Decision = "auto"
+    subject_to: Any = None
+    confidence: float | None = None
+    costs: Any = None
+    random_state: Any = None
+
+
+class Adapting(DecisionParameters):
+    """A fitted classifier that has kept a sample of held-out rows adapts to other class shares."""
 
     classes_: NDArray[Any]
     decision_: Rule
@@ -87,7 +118,7 @@ class Adapting:
 
     def _decision_classes(self) -> NDArray[Any]:
         """Classes in the order of the rule."""
-        return self.classes_
+        return self.classes_[self.class_order]
 
     def _learned_rule(self, p: Floats, labels: Labels, weight: Floats) -> Rule:
         """The rule that `fit` would learn from these held-out rows."""
@@ -100,6 +131,30 @@ class Adapting:
     def _joint_plug_in(self, p: Floats) -> Rule:
         """The rule of a batch without a change of shares."""
         return self._plug_in(p)
+
+    @property
+    def class_order(self) -> Labels:
+        """Place of each class in decision rules: the positive one of two is always the second. Its own inverse."""
+        order = np.arange(len(self.classes_))
+        if self.pos_label is None:
+            return order
+        if len(order) != 2:
+            raise ValueError(f"pos_label goes with two classes, got {len(order)}; leave it out")
+        if self.pos_label not in self.classes_.tolist():
+            raise ValueError(f"pos_label must be one of {self.classes_.tolist()}, got {self.pos_label!r}")
+        return order if self.classes_[1] == self.pos_label else order[::-1].copy()
+
+    @property
+    def _beta(self) -> float | list[float] | None:
+        if self.beta is None or isinstance(self.beta, (int, float)):
+            return self.beta
+        if not isinstance(self.beta, Mapping):
+            return [float(b) for b in np.asarray(self.beta, dtype=float)[self.class_order]]
+        by_name = {str(label): label for label in self.classes_.tolist()}
+        for label in self.beta:
+            checks.check_choice("label of beta", str(label), by_name)
+        given = {str(label): float(value) for label, value in self.beta.items()}
+        return [given.get(str(label), 1.0) for label in self.classes_[self.class_order].tolist()]
 
     # -----------------------------------------------------------------------------------------------------------
 

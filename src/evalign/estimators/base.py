@@ -1,7 +1,9 @@
 """The `fit` template of every classifier: validate, divide into folds, cross-fit, keep held-out predictions, decide."""
 
+import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -28,6 +30,7 @@ from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.estimators.adapting import Adapting
 from evalign.estimators.explain import Explaining
+from evalign.estimators.lanes import OnEpoch, few_threads
 from evalign.metrics import Average, MetricFunction
 from evalign.storage import container
 from evalign.tables import TableEncoder
@@ -35,9 +38,6 @@ from evalign.tables.columns import as_table
 from evalign.tables.split import Division, distinct_rows, fold_rows
 from evalign.training.loop import Epoch
 
-BetaByLabel = float | Sequence[float] | Mapping[Any, float] | None
-Decision = Literal["auto", "plug_in", "tuned", "argmax"]
-OnEpoch = Callable[[Epoch], None]
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 Arrays = dict[str, torch.Tensor]
@@ -115,30 +115,34 @@ class TrainingRows:
         return HeldOutPredictions(p, self.codes[at], weight, self.rows[at], fold)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     """Base of classifiers for a metric: a subclass trains on folds (`_cross_fit`) and predicts (`_probabilities`).
 
     Decision rules number the classes 0 to C - 1, and the positive one of two is 1, whatever `pos_label` is.
+
+    Parameters
+    ----------
+    metric: a name in `metrics.METRICS`, or a function of a `Confusion`.
+    average, beta, pos_label, decision, subject_to, confidence, random_state: as in `DecisionParameters`.
+    folds: so many models, each trained on the other folds' rows, predict the mean of their probabilities, and the
+        decision is learned on what each says of the rows it held out. 1 is one division.
+    validation_fraction: share of every class that one division holds out.
+    class_weight: None, "balanced" or a mapping, as in scikit-learn.
+    device: "auto", "cpu", "cuda", ...: where networks run; all else runs on the CPU.
+    n_jobs: cores that `fit` uses; -1 is all.
+    verbose: 1 shows progress.
     """
 
     FORMAT: ClassVar[str]  # names the kind of a saved model
 
-    metric: str | MetricFunction
-    average: Average | None
-    beta: BetaByLabel
-    pos_label: Any
-    decision: Decision
-    subject_to: str | Sequence[str] | None
-    confidence: float | None
-    folds: Any
-    validation_fraction: float
-    class_weight: Any
-    random_state: Any
-    classes_: NDArray[Any]
-    decision_: Rule
-    held_out_predictions_: HeldOutPredictions
-    history_: list[dict[str, Any]]
-    temperature_: float | None = None
+    metric: str | MetricFunction = field(default="f1", kw_only=False)
+    folds: int | Literal["auto"] = 5
+    validation_fraction: float = 0.2
+    class_weight: Any = None
+    device: str = "auto"
+    n_jobs: int = -1
+    verbose: int = 0
 
     # -- what a subclass has ------------------------------------------------------------------------------------
 
@@ -181,7 +185,8 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         """
         self._check_options()  # before the table is looked at
         data = self._prepare(X, y, sample_weight)
-        self.fit_prepared(data, on_epoch)
+        with nullcontext() if self.n_jobs == -1 else few_threads(self.cores):
+            self.fit_prepared(data, on_epoch)
         held = self.held_out_predictions_
         self.learn_decision(held if self.confidence is None else held.counted())
         self._keep_reference(
@@ -194,10 +199,24 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         self._check_options()
         for name, value in data.fitted.items():
             setattr(self, name, value)
-        self.history_ = []
+        self.history_: list[dict[str, Any]] = []
+        self.temperature_: float | None = None
         self.held_out_predictions_ = data.predictions(self._cross_fit(data, on_epoch))
         self.decision_ = Rule("argmax", len(self.classes_))
         return self
+
+    def _listener(self, on_epoch: OnEpoch | None) -> OnEpoch:
+        """`on_epoch`, and with `verbose` a line for every step of training."""
+
+        def listen(epoch: Epoch) -> None:
+            if self.verbose:
+                known = {self.metric_name: epoch.score, "loss": epoch.loss}
+                values = ", ".join(f"{name} {value:.4f}" for name, value in known.items() if value == value)
+                print(f"{epoch.stage} {epoch.epoch}: {values or f'{epoch.seconds:.1f} s'}")
+            if on_epoch is not None:
+                on_epoch(epoch)
+
+        return listen
 
     def learn_decision(self, held_out: HeldOutPredictions) -> Self:
         """Learn `decision_` from probabilities of rows that were held out of training."""
@@ -248,9 +267,6 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
 
     def _decision_probabilities(self, X: Any) -> Floats:
         return self.predict_proba(X)[:, self.class_order]
-
-    def _decision_classes(self) -> NDArray[Any]:
-        return self.classes_[self.class_order]
 
     def _learned_rule(self, p: Floats, labels: Codes, weight: Floats) -> Rule:
         return self._rule(HeldOutPredictions(p, labels, weight))
@@ -309,7 +325,8 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     @classmethod
     def from_content(cls, arrays: Arrays, fitted: dict[str, Any]) -> Self:
         """The model that `content` was taken from; of held-out predictions a sample is kept, for `adapt`."""
-        model = cls(**{name: tuple(v) if name == "hidden" else v for name, v in fitted["params"].items()})
+        params: dict[str, Any] = {name: tuple(v) if name == "hidden" else v for name, v in fitted["params"].items()}
+        model = cls(**params)
         model.classes_ = container.classes_from_json(fitted["classes"])
         model.n_features_in_ = fitted["n_features_in"]
         if fitted["feature_names_in"] is not None:
@@ -350,9 +367,13 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         if not callable(self.metric):
             checks.check_choice("metric", self.metric, metrics.METRICS)
         checks.check_choice("decision", self.decision, ("auto", "plug_in", "tuned", "argmax"))
+        if self.n_jobs == 0:
+            raise ValueError("n_jobs must be a number of cores, or -1 for all, got 0")
         checks.check_number(
             "validation_fraction", self.validation_fraction, low=0.0, high=1.0, open_low=True, open_high=True
         )
+        if self.costs is not None:
+            raise ValueError("costs go with MetricDecision(model, 'cost', costs=...)")
         if self.subject_to is not None and self.decision == "argmax":
             raise ValueError("subject_to needs decision='auto', 'plug_in' or 'tuned', got decision 'argmax'")
         if self.confidence is not None and self.subject_to is None:
@@ -383,8 +404,6 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         seen = len(np.unique(codes))
         if seen < 2:
             raise ValueError(f"y must hold at least two classes with a positive weight, got {seen} class (one class)")
-        if self.pos_label is not None and len(self.classes_) != 2:
-            raise ValueError(f"pos_label goes with two classes, got {len(self.classes_)}; leave it out")
 
     def _rule(self, held_out: HeldOutPredictions) -> Rule:
         """The rule that `decision` asks for, learned from held-out predictions."""
@@ -419,31 +438,13 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     # -- what follows from the options --------------------------------------------------------------------------
 
     @property
-    def class_order(self) -> Codes:
-        """Place of each class in decision rules: the positive one of two is always the second. Its own inverse."""
-        count = len(self.classes_)
-        if self.pos_label is None or count != 2:
-            return np.arange(count)
-        matches = np.flatnonzero(self.classes_ == self.pos_label)
-        if not len(matches):
-            raise ValueError(f"pos_label must be one of {self.classes_.tolist()}, got {self.pos_label!r}")
-        return np.arange(2) if matches[0] == 1 else np.array([1, 0])
-
-    @property
     def _average(self) -> Average:
         return self.average or ("binary" if len(self.classes_) == 2 else "macro")
 
     @property
-    def _beta(self) -> float | list[float] | None:
-        if self.beta is None or isinstance(self.beta, (int, float)):
-            return self.beta
-        if not isinstance(self.beta, Mapping):
-            return [float(b) for b in np.asarray(self.beta, dtype=float)[self.class_order]]
-        by_name = {str(label): label for label in self.classes_.tolist()}
-        for label in self.beta:
-            checks.check_choice("label of beta", str(label), by_name)
-        given = {str(label): float(value) for label, value in self.beta.items()}
-        return [given.get(str(label), 1.0) for label in self.classes_[self.class_order].tolist()]
+    def cores(self) -> int:
+        """Cores that `n_jobs` allows; -1 is all, -2 all but one."""
+        return self.n_jobs if self.n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + self.n_jobs)
 
     @property
     def metric_name(self) -> str:

@@ -1,9 +1,9 @@
 """EASTBlend: the weighted mean of cross-fitted members, deciding for a metric; the classifier to reach for."""
 
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -15,25 +15,15 @@ from numpy.typing import ArrayLike
 from evalign import _checks as checks
 from evalign.boosting.growth import is_installed
 from evalign.estimators import presets
-from evalign.estimators.base import (
-    Arrays,
-    BetaByLabel,
-    Codes,
-    Decision,
-    Floats,
-    HeldOutPredictions,
-    MetricClassifier,
-    OnEpoch,
-    TrainingRows,
-)
+from evalign.estimators.base import Arrays, Codes, Floats, HeldOutPredictions, MetricClassifier, TrainingRows
 from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.explain import LEAST, log_loss
 from evalign.estimators.forest import EASTForest
-from evalign.estimators.lanes import clock, few_threads, side_by_side
+from evalign.estimators.lanes import OnEpoch, clock, few_threads, side_by_side
 from evalign.estimators.linear import EASTLinear
 from evalign.estimators.network import EASTClassifier
 from evalign.estimators.presets import PRESETS, Preset, Shape
-from evalign.metrics import Average, MetricFunction
+from evalign.metrics import MetricFunction
 from evalign.tables import TableEncoder
 from evalign.tables.encode import TreeTable
 
@@ -116,6 +106,7 @@ def fit(X: Any, y: ArrayLike, metric: str | MetricFunction = "f1", **options: An
     return EASTBlend(metric, **options).fit(X, y)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class EASTBlend(MetricClassifier):
     """The weighted mean of a linear model, randomised trees, boosted trees and a network, deciding for a metric.
 
@@ -126,7 +117,7 @@ class EASTBlend(MetricClassifier):
 
     Parameters
     ----------
-    metric, average, beta, pos_label, decision, subject_to, confidence, class_weight, device: as in `EASTClassifier`.
+    metric and the other parameters of every classifier: see `MetricClassifier`.
     preset: "quick" leaves the network out, "default" has all members, "best" grows more trees and trains two
         networks a fold for twice as long.
     time_limit: seconds that `fit` may take. Members are sized and stopped by it; what does not fit is left out. The
@@ -138,8 +129,7 @@ class EASTBlend(MetricClassifier):
     folds: of every member; "auto" is 5, on more than 20,000 rows 3, and on more than 60,000 rows one division where it
         holds out 100 rows or more of each class.
     linear, forest, boost, network: mappings of further options of a member, such as {"rounds": 300}.
-    n_jobs: cores; -1 is all. With two or more, the network trains beside the other members.
-    verbose: 1 prints an estimate of the time, and members as they are done.
+    n_jobs: with two cores or more, the network trains beside the other members.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `weights_` (by member), `members_` (those with a
     weight, fitted), `decision_`, `history_` (of the members, one after the other), `encoder_` and `temperature_` (of
@@ -155,56 +145,16 @@ class EASTBlend(MetricClassifier):
 
     FORMAT = "evalign.blend"
 
-    def __init__(
-        self,
-        metric: str | MetricFunction = "f1",
-        *,
-        average: Average | None = None,
-        beta: BetaByLabel = None,
-        pos_label: Any = None,
-        decision: Decision = "auto",
-        subject_to: str | Sequence[str] | None = None,
-        confidence: float | None = None,
-        preset: Preset = "default",
-        time_limit: float | None = None,
-        recipe: str = "auto",
-        members: Sequence[str] | None = None,
-        weights: Literal["auto", "equal"] = "auto",
-        folds: int | Literal["auto"] = "auto",
-        linear: Mapping[str, Any] | None = None,
-        forest: Mapping[str, Any] | None = None,
-        boost: Mapping[str, Any] | None = None,
-        network: Mapping[str, Any] | None = None,
-        validation_fraction: float = 0.2,
-        class_weight: Any = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-        n_jobs: int = -1,
-        verbose: int = 0,
-    ) -> None:
-        self.metric = metric
-        self.average = average
-        self.beta = beta
-        self.pos_label = pos_label
-        self.decision = decision
-        self.subject_to = subject_to
-        self.confidence = confidence
-        self.preset = preset
-        self.time_limit = time_limit
-        self.recipe = recipe
-        self.members = members
-        self.weights = weights
-        self.folds = folds
-        self.linear = linear
-        self.forest = forest
-        self.boost = boost
-        self.network = network
-        self.validation_fraction = validation_fraction
-        self.class_weight = class_weight
-        self.random_state = random_state
-        self.device = device
-        self.n_jobs = n_jobs
-        self.verbose = verbose
+    preset: Preset = "default"
+    time_limit: float | None = None
+    recipe: str = "auto"
+    members: Sequence[str] | None = None
+    weights: Literal["auto", "equal"] = "auto"
+    folds: int | Literal["auto"] = "auto"
+    linear: Mapping[str, Any] | None = None
+    forest: Mapping[str, Any] | None = None
+    boost: Mapping[str, Any] | None = None
+    network: Mapping[str, Any] | None = None
 
     def fit(
         self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None, *, on_epoch: OnEpoch | None = None
@@ -273,7 +223,7 @@ class EASTBlend(MetricClassifier):
         shape = Shape(len(data.rows), data.fitted["n_features_in_"], width, data.classes, len(data.divisions))
         budget = None
         if self.time_limit is not None:
-            budget = max(0.05, (self.time_limit * (1 - RESERVED) - self._elapsed) * (0.8 if self._cores > 1 else 0.4))
+            budget = max(0.05, (self.time_limit * (1 - RESERVED) - self._elapsed) * (0.8 if self.cores > 1 else 0.4))
         shared, planned = self._shared(data.seed), {}
         for name in names:
             options = presets.member_options(name, self.preset, shape, budget)
@@ -285,14 +235,10 @@ class EASTBlend(MetricClassifier):
     def _lanes(self, planned: Mapping[str, tuple[Any, float]]) -> list[list[str]]:
         """Members that train one after the other, beside those of the other lane: the slowest one against the rest."""
         names = list(planned)
-        if self._cores < 2 or len(names) < 2:
+        if self.cores < 2 or len(names) < 2:
             return [names]
         slowest = max(names, key=lambda name: planned[name][1])
         return [[slowest], [name for name in names if name != slowest]]
-
-    @property
-    def _cores(self) -> int:
-        return self.n_jobs if self.n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + self.n_jobs)
 
     @property
     def _elapsed(self) -> float:
@@ -307,7 +253,7 @@ class EASTBlend(MetricClassifier):
         if on_epoch is not None and hasattr(on_epoch, "expect"):
             total = max(sum(planned[name][1] for name in names) for names in lanes)
             on_epoch.expect(total if self.time_limit is None else min(total, self.time_limit))
-        cores = max(1, self._cores // len(lanes))
+        cores = max(1, self.cores // len(lanes))
         stop, lock, seconds = threading.Event(), threading.Lock(), dict[str, float]()
 
         def run(names: list[str]) -> None:
@@ -315,8 +261,7 @@ class EASTBlend(MetricClassifier):
             left = sum(planned[name][1] for name in names)
             for name in names:
                 member, expected = planned[name]
-                if "n_jobs" in member.get_params():
-                    member.set_params(n_jobs=cores)
+                member.n_jobs = cores
                 began = time.monotonic()
                 until = self._deadline(expected / left if left else 1.0)
                 left -= expected

@@ -1,7 +1,7 @@
 """EASTBooster: boosted trees trained on the metric they are judged by, with scikit-learn's interface."""
 
-import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -23,18 +23,8 @@ from evalign.boosting.growth import (
 )
 from evalign.boosting.objective import BoostRecipe, ScoreObjective, cooling, find_recipe
 from evalign.decision import Rule
-from evalign.estimators.base import (
-    Arrays,
-    BetaByLabel,
-    Codes,
-    Decision,
-    Floats,
-    HeldOutPredictions,
-    MetricClassifier,
-    OnEpoch,
-    TrainingRows,
-)
-from evalign.metrics import Average, MetricFunction
+from evalign.estimators.base import Arrays, Codes, Floats, HeldOutPredictions, MetricClassifier, TrainingRows
+from evalign.estimators.lanes import OnEpoch
 from evalign.storage import container
 from evalign.tables.encode import TreeTable
 from evalign.training.loop import Epoch
@@ -47,6 +37,7 @@ STOCK_COLUMNS = 0.7  # share of columns a tree that "auto" is with the library's
 MANY = 4  # columns, below which half of them is not worth a try
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class EASTBooster(MetricClassifier):
     """Gradient boosting on cross-entropy and a confusion-matrix metric, deciding for that metric.
 
@@ -56,15 +47,12 @@ class EASTBooster(MetricClassifier):
 
     Parameters
     ----------
-    metric, average, beta, pos_label, subject_to, class_weight: as in `EASTClassifier`.
-    decision: as there, but "tuned" is the default: every row was held out once, which is enough to calibrate by. A
-        tuned rule that decides otherwise than argmax for five held-out rows at most, or with the same score, gives
-        way to it.
+    metric and the other parameters of every classifier: see `MetricClassifier`. A "tuned" rule that differs from
+        argmax on at most five held-out rows, or has the same score, gives way to argmax.
     recipe: "anchored" (cross-entropy + metric), "cross_entropy", "paper" or "btg" (the metric alone), or a
         `BoostRecipe`. "cross_entropy" uses the library's own objective, which is several times as fast; `floor` and the
         choice of `columns` then have no part in it.
     library: "lightgbm" or "xgboost"; both come with the extra `boost`.
-    folds: 1 holds out `validation_fraction` once, as `EASTClassifier` does, in a fifth of the time.
     rounds: at most so many trees for a score.
     patience: rounds without a better `monitor` on held-out rows after which growing ends.
     monitor: "score" (the metric of hard decisions), "loss" (what is minimised) or "entropy".
@@ -73,7 +61,6 @@ class EASTBooster(MetricClassifier):
     columns, rows: shares of columns and rows that each tree sees; columns="auto" trains with all and with half of the
         columns and keeps what is better by the `monitor` on held-out rows (tables of four columns or more).
     floor: least second derivative of a row; see `ScoreObjective`.
-    n_jobs: threads; -1 is all cores.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `history_` (a row per round), `rounds_` (trees kept
     for each score), `columns_` (the share that was kept), `temperature_`, `decision_` (the rule), `encoder_`, `trees_`
@@ -89,60 +76,18 @@ class EASTBooster(MetricClassifier):
 
     FORMAT = "evalign.booster"
 
-    def __init__(
-        self,
-        metric: str | MetricFunction = "f1",
-        *,
-        average: Average | None = None,
-        beta: BetaByLabel = None,
-        pos_label: Any = None,
-        recipe: str | BoostRecipe = "anchored",
-        decision: Decision = "auto",
-        subject_to: str | Sequence[str] | None = None,
-        confidence: float | None = None,
-        library: Literal["lightgbm", "xgboost"] = "lightgbm",
-        folds: int = 5,
-        rounds: int = 1000,
-        patience: int = 30,
-        monitor: Monitor = "loss",
-        learning_rate: float = 0.1,
-        leaves: int = 31,
-        min_rows: int = 5,
-        l2: float = 1.0,
-        columns: float | Literal["auto"] = "auto",
-        rows: float = 1.0,
-        floor: float = 1e-3,
-        validation_fraction: float = 0.2,
-        class_weight: Any = None,
-        random_state: int | np.random.RandomState | None = None,
-        n_jobs: int = -1,
-        verbose: int = 0,
-    ) -> None:
-        self.metric = metric
-        self.average = average
-        self.beta = beta
-        self.pos_label = pos_label
-        self.recipe = recipe
-        self.decision = decision
-        self.subject_to = subject_to
-        self.confidence = confidence
-        self.library = library
-        self.folds = folds
-        self.rounds = rounds
-        self.patience = patience
-        self.monitor = monitor
-        self.learning_rate = learning_rate
-        self.leaves = leaves
-        self.min_rows = min_rows
-        self.l2 = l2
-        self.columns = columns
-        self.rows = rows
-        self.floor = floor
-        self.validation_fraction = validation_fraction
-        self.class_weight = class_weight
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.verbose = verbose
+    recipe: str | BoostRecipe = "anchored"
+    library: Literal["lightgbm", "xgboost"] = "lightgbm"
+    rounds: int = 1000
+    patience: int = 30
+    monitor: Monitor = "loss"
+    learning_rate: float = 0.1
+    leaves: int = 31
+    min_rows: int = 5
+    l2: float = 1.0
+    columns: float | Literal["auto"] = "auto"
+    rows: float = 1.0
+    floor: float = 1e-3
 
     def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
         self.encoder_ = data.encoder(TreeTable)
@@ -154,7 +99,7 @@ class EASTBooster(MetricClassifier):
         self.columns_ = STOCK_COLUMNS if self.columns == "auto" else float(self.columns)
         fitted = cross_fit(
             data.encoded(TreeTable), data.codes, data.divisions,
-            self._tree_options(data.seed, self.columns_, self._threads),
+            self._tree_options(data.seed, self.columns_, self.cores),
             categorical=self.encoder_.categorical, library=self.library, rounds=self.rounds, patience=self.patience,
             score=self._score_matrix, on_round=on_round,
         )  # fmt: skip
@@ -218,7 +163,7 @@ class EASTBooster(MetricClassifier):
         if self.columns != "auto":
             choices = (self.columns,)
         for share in choices:
-            threads = self._threads
+            threads = self.cores
             each = max(1, threads // len(folds))  # folds grow side by side
             growers = [library.grower(*fold, self._tree_options(seed + i, share, each)) for i, fold in enumerate(folds)]
             try:
@@ -258,24 +203,11 @@ class EASTBooster(MetricClassifier):
             floor=self.floor,
         )  # fmt: skip
 
-    @property
-    def _threads(self) -> int:
-        return self.n_jobs if self.n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + self.n_jobs)
-
     def _tree_options(self, seed: int, columns: float, threads: int) -> TreeOptions:
         return TreeOptions(
             self.learning_rate, self.leaves, self.min_rows, self.l2, columns, self.rows, threads,
             seed % 2**31, len(self.classes_),
         )  # fmt: skip
-
-    def _listener(self, on_epoch: Callable[[Epoch], None] | None) -> Callable[[Epoch], None]:
-        def listen(epoch: Epoch) -> None:
-            if self.verbose:
-                print(f"round {epoch.epoch}: {self.metric_name} {epoch.score:.4f}, loss {epoch.loss:.4f}")
-            if on_epoch is not None:
-                on_epoch(epoch)
-
-        return listen
 
 
 def _as_columns(p: NDArray[np.float64]) -> NDArray[np.float64]:

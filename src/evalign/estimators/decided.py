@@ -1,6 +1,7 @@
 """MetricDecision: any scikit-learn classifier, deciding for the metric it is judged by."""
 
 import warnings
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from evalign.decision.calibrated import DECISIONS
 from evalign.decision.costs import COST, Costs, cheapest, cost_metric, mean_cost
 from evalign.decision.rule import REJECTED, Floats, Rule
 from evalign.estimators.adapting import Adapting
-from evalign.metrics import Average, Beta, MetricFunction
+from evalign.metrics import MetricFunction
 
 FOLDS = 5
 
@@ -40,6 +41,7 @@ def _gives_probabilities(self: "MetricDecision") -> bool:
     return hasattr(getattr(self, "estimator_", self.estimator), "predict_proba")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     """Classifier whose `predict` maximises a metric, around any classifier with `predict_proba`.
 
@@ -51,17 +53,7 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     ----------
     estimator: a classifier with `predict_proba`; for multilabel `y` (n, L) one that takes it, such as a forest.
     metric: a name in `metrics.METRICS`, a function of a `Confusion`, or "cost" with `costs`.
-    average: None is "binary" for two classes, "macro" otherwise.
-    beta: of "fbeta".
-    pos_label: the positive one of two classes; None is the second of `classes_`.
-    decision: "auto" (`decision.calibrated`: calibrate on held-out labels, then plug in), "plug_in" (believes the
-        probabilities), "tuned" (maximises the metric on held-out labels) or "argmax".
-    subject_to: constraints such as "recall >= 0.9", "recall['fraud'] >= 90%", "flagged <= 2%", "flagged <= 200"
-        (rows of each call of `predict`), or a list.
-    confidence: None meets constraints on held-out rows; 0.9 certifies them for new rows with probability 0.9.
-    costs: of metric "cost": a matrix by true and decided class in the order of `classes_`, or a mapping with keys
-        "fp", "fn", "tp", "tn" or (true, decided) labels, whose values are numbers or columns of X; the key "reject" is
-        the cost of a row that is not decided, whose label is then None or, for numbers, -1.
+    average, beta, pos_label, decision, subject_to, confidence, costs: as in `DecisionParameters`.
     folds: None is 5 stratified folds; an int, a splitter or a list of splits as in scikit-learn; a number between 0
         and 1 holds out this share of the rows and fits the classifier on the others only; "prefit" takes the fitted
         estimator as it is and all rows as held out. A certificate is exact for the last two. For folds it is
@@ -84,34 +76,10 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     True
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        metric: str | MetricFunction = "f1",
-        *,
-        average: Average | None = None,
-        beta: Beta | None = None,
-        pos_label: Any = None,
-        decision: str = "auto",
-        subject_to: Any = None,
-        confidence: float | None = None,
-        costs: Any = None,
-        folds: Any = None,
-        random_state: Any = None,
-        n_jobs: int | None = None,
-    ) -> None:
-        self.estimator = estimator
-        self.metric = metric
-        self.average = average
-        self.beta = beta
-        self.pos_label = pos_label
-        self.decision = decision
-        self.subject_to = subject_to
-        self.confidence = confidence
-        self.costs = costs
-        self.folds = folds
-        self.random_state = random_state
-        self.n_jobs = n_jobs
+    estimator: Any = field(kw_only=False)
+    metric: str | MetricFunction = field(default="f1", kw_only=False)
+    folds: Any = None
+    n_jobs: int | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, **params: Any) -> "MetricDecision":
         """Learn the rule, then fit the classifier; `sample_weight` counts in both, `params` go to the classifier."""
@@ -188,7 +156,7 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         if self.multilabel_:
             c = Confusion.hard(torch.from_numpy(predicted), torch.from_numpy(_indicator(y)), len(self.classes_),
                                sample_weight=weight, multilabel=True)  # fmt: skip
-            return float(metrics.resolve(self.metric, average=self.average or "macro", beta=self.beta)(c))
+            return float(metrics.resolve(self.metric, average=self.average or "macro", beta=self._beta)(c))
         y = column_or_1d(y)
         # Labels that were not there in `fit` come after those that were, so that class numbers stay.
         unseen = np.setdiff1d(y, self.classes_)
@@ -205,7 +173,7 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         first, second = (torch.tensor([index[label] for label in labels.tolist()]) for labels in (predicted, y))
         c = Confusion.hard(first, second, max(2, len(known)), sample_weight=weight)
         average = self.average or ("binary" if len(self.classes_) <= 2 and not len(unseen) else "macro")
-        return float(metrics.resolve(self.metric, average=average, beta=self.beta)(c))
+        return float(metrics.resolve(self.metric, average=average, beta=self._beta)(c))
 
     def get_metadata_routing(self) -> MetadataRouter:
         """The classifier's `fit` gets what it asks for."""
@@ -265,12 +233,12 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         own = None if weight is None else weight[rows]
         if self.multilabel_:
             return self._learned_rule(p, y[rows], own)
-        p = p[:, self._order]
+        p = p[:, self.class_order]
         if not np.isin(y[rows], self.classes_).all():
             raise ValueError(
                 "y holds labels that the fitted estimator does not know; fit it again, without folds='prefit'"
             )
-        target = np.argsort(self._order)[np.searchsorted(self.classes_, y[rows])]
+        target = np.argsort(self.class_order)[np.searchsorted(self.classes_, y[rows])]
         if self.decision != "argmax" and self.costs is None:
             self._keep_reference(p, target, own, lambda some: _safe_indexing(X, rows[some]))
         if self.costs is not None:
@@ -291,26 +259,10 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     def _costs(self) -> Costs:
         return Costs.of(self.costs, self._decision_classes().tolist())
 
-    @property
-    def _order(self) -> NDArray[np.int64]:
-        """Column of `predict_proba` of each column of the rule: the positive one of two classes is the second."""
-        order = np.arange(len(self.classes_))
-        if self.pos_label is None:
-            return order
-        match = np.flatnonzero(self.classes_ == self.pos_label)
-        if len(order) != 2 or not len(match):
-            raise ValueError(
-                f"pos_label must be one of two classes, got {self.pos_label!r} of {self.classes_.tolist()}"
-            )
-        return order if match[0] == 1 else order[::-1]
-
-    def _decision_classes(self) -> NDArray[Any]:
-        return self.classes_ if self.multilabel_ else self.classes_[self._order]
-
     def _decision_probabilities(self, X: Any) -> Floats:
         check_is_fitted(self)
         p = _probabilities(self.estimator_, X, self.classes_, multilabel=self.multilabel_)
-        return p if self.multilabel_ else p[:, self._order]
+        return p if self.multilabel_ else p[:, self.class_order]
 
     def _labels(self, decisions: NDArray[np.int64]) -> NDArray[Any]:
         if self.multilabel_:
@@ -327,7 +279,7 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         constraints = decisions.parse_constraints(self.subject_to, self._decision_classes().tolist())
         metric = cost_metric(self._costs().matrix()) if self.costs is not None else self.metric
         task = "multilabel" if self.multilabel_ else "multiclass"
-        return {"metric": metric, "average": self.average, "beta": self.beta, "task": task,
+        return {"metric": metric, "average": self.average, "beta": self._beta, "task": task,
                 "subject_to": constraints or None}  # fmt: skip
 
     def _plug_in(self, p: Floats) -> Rule:

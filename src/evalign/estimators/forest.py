@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesClassifier
 
 from evalign import _checks as checks
-from evalign.estimators.base import Arrays, BetaByLabel, Decision, Floats, MetricClassifier, OnEpoch, TrainingRows
-from evalign.metrics import Average, MetricFunction
+from evalign.estimators.base import Arrays, Floats, MetricClassifier, TrainingRows
+from evalign.estimators.lanes import OnEpoch
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import Division
 from evalign.training.loop import Epoch
@@ -104,6 +104,7 @@ STEP = 25  # trees of every fold between two looks at the clock
 LARGEST = float(np.finfo(np.float32).max)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class EASTForest(MetricClassifier):
     """Scikit-learn's extremely randomised trees, grown on folds, with the decision of `EASTClassifier`.
 
@@ -111,10 +112,12 @@ class EASTForest(MetricClassifier):
     such trees draws its border through the middle of the gap beside them, boosted trees next to a row. Nothing is
     trained on the metric: probabilities are shares, and the decision is all that the metric changes.
 
-    metric, average, beta, pos_label, decision, subject_to, confidence, validation_fraction, class_weight: as in
-        `EASTClassifier`.
-    trees: of every fold. columns: share of the columns that a node tries. min_rows: rows of a leaf at least.
-    folds: as in `EASTBooster`: a forest for each, and the decision is learned on what each says of its held-out rows.
+    Parameters
+    ----------
+    metric and the other parameters of every classifier: see `MetricClassifier`.
+    trees: of every fold.
+    columns: share of the columns that a node tries.
+    min_rows: rows of a leaf at least.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `decision_`, `encoder_`, `forests_` (one for each
     fold), and after `fit` only `held_out_predictions_`; `history_` is empty, as there are no epochs.
@@ -127,45 +130,14 @@ class EASTForest(MetricClassifier):
 
     FORMAT = "evalign.forest"
 
-    def __init__(
-        self,
-        metric: str | MetricFunction = "f1",
-        *,
-        average: Average | None = None,
-        beta: BetaByLabel = None,
-        pos_label: Any = None,
-        decision: Decision = "auto",
-        subject_to: str | Sequence[str] | None = None,
-        confidence: float | None = None,
-        trees: int = 200,
-        columns: float = 1.0,
-        min_rows: int = 1,
-        folds: int = 5,
-        validation_fraction: float = 0.2,
-        class_weight: Any = None,
-        random_state: int | np.random.RandomState | None = None,
-        n_jobs: int = -1,
-    ) -> None:
-        self.metric = metric
-        self.average = average
-        self.beta = beta
-        self.pos_label = pos_label
-        self.decision = decision
-        self.subject_to = subject_to
-        self.confidence = confidence
-        self.trees = trees
-        self.columns = columns
-        self.min_rows = min_rows
-        self.folds = folds
-        self.validation_fraction = validation_fraction
-        self.class_weight = class_weight
-        self.random_state = random_state
-        self.n_jobs = n_jobs
+    trees: int = 200
+    columns: float = 1.0
+    min_rows: int = 1
 
     def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
         self.encoder_ = data.encoder(TreeTable)
         x = _bounded(data.encoded(TreeTable))
-        forests = self._grown(x, data.codes, data.divisions, data.seed, on_epoch)
+        forests = self._grown(x, data.codes, data.divisions, data.seed, self._listener(on_epoch))
         self.forests_ = [TreeArrays.of(forest, data.classes) for forest in forests]
         held_out = np.zeros((len(data.held_out), data.classes))
         p = [forest.predict_proba(x[d.valid]) for forest, d in zip(forests, data.divisions, strict=True)]
@@ -205,7 +177,7 @@ class EASTForest(MetricClassifier):
         codes: NDArray[np.int64],
         divisions: Sequence[Division],
         seed: int,
-        on_epoch: OnEpoch | None,
+        on_epoch: OnEpoch,
     ) -> list[ExtraTreesClassifier]:
         """A forest for each fold, all of them grown in steps: whenever it ends, the folds have about as many trees."""
         forests = [self._forest(seed + i) for i in range(len(divisions))]
@@ -215,10 +187,8 @@ class EASTForest(MetricClassifier):
                 for forest, own in zip(forests, divisions, strict=True):
                     forest.set_params(n_estimators=min(trees, self.trees))
                     forest.fit(x[own.train], codes[own.train], own.train_weight)
-                if on_epoch is not None:
-                    unknown = float("nan")
-                    seconds = time.monotonic() - started
-                    on_epoch(Epoch(step, "trees", 0.0, 0.0, unknown, unknown, unknown, unknown, seconds=seconds))
+                unknown, seconds = float("nan"), time.monotonic() - started
+                on_epoch(Epoch(step, "trees", 0.0, 0.0, unknown, unknown, unknown, unknown, seconds=seconds))
             except KeyboardInterrupt:
                 if not all(hasattr(forest, "estimators_") for forest in forests):
                     raise

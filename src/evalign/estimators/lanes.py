@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from evalign.estimators.base import OnEpoch
 from evalign.training.loop import Epoch
+
+OnEpoch = Callable[[Epoch], None]
 
 
 def clock(on_epoch: OnEpoch | None, until: float | None, stop: threading.Event, lock: threading.Lock) -> OnEpoch:
@@ -51,6 +52,7 @@ def few_threads(count: int) -> Iterator[None]:
     """So many threads a library call, so that lanes side by side do not fight over cores."""
     before = torch.get_num_threads()
     with threadpool_limits(max(1, count)):
+        torch.set_num_threads(max(1, count))
         try:
             yield
         finally:

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from evalign import _checks as checks
-from evalign.estimators.base import (
-    Arrays,
-    BetaByLabel,
-    Codes,
-    Decision,
-    Floats,
-    MetricClassifier,
-    OnEpoch,
-    TrainingRows,
-)
+from evalign.estimators.base import Arrays, Codes, Floats, MetricClassifier, TrainingRows
 from evalign.estimators.explain import log_loss
-from evalign.metrics import Average, MetricFunction
+from evalign.estimators.lanes import OnEpoch
 from evalign.tables import TableEncoder
 from evalign.training.loop import Epoch
 
@@ -33,16 +24,17 @@ BOUND = 20.0  # standard deviations; a wild value would otherwise stall the opti
 ABSENT = -1e30  # logit of a class without rows
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class EASTLinear(MetricClassifier):
     """Multinomial logistic regression (scikit-learn's) on the encoded table, deciding for a metric.
 
     Nothing is trained on the metric: at its optimum, a logistic regression with a good decision is level with a linear
     model trained on the metric.
 
-    metric, average, beta, pos_label, decision, subject_to, confidence, validation_fraction, class_weight: as in
-        `EASTClassifier`.
+    Parameters
+    ----------
+    metric and the other parameters of every classifier: see `MetricClassifier`.
     strength: inverse of the L2 penalty; "auto" takes the one of 0.02, 0.2 and 2 with the least held-out log-loss.
-    folds: a model for each, and the decision is learned on what each says of its held-out rows.
     iterations: of the optimiser, at most.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `decision_`, `encoder_`, `strength_` (the one kept),
@@ -56,36 +48,8 @@ class EASTLinear(MetricClassifier):
 
     FORMAT = "evalign.linear"
 
-    def __init__(
-        self,
-        metric: str | MetricFunction = "f1",
-        *,
-        average: Average | None = None,
-        beta: BetaByLabel = None,
-        pos_label: Any = None,
-        decision: Decision = "auto",
-        subject_to: str | Sequence[str] | None = None,
-        confidence: float | None = None,
-        strength: float | str = "auto",
-        iterations: int = 200,
-        folds: int = 5,
-        validation_fraction: float = 0.2,
-        class_weight: Any = None,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.metric = metric
-        self.average = average
-        self.beta = beta
-        self.pos_label = pos_label
-        self.decision = decision
-        self.subject_to = subject_to
-        self.confidence = confidence
-        self.strength = strength
-        self.iterations = iterations
-        self.folds = folds
-        self.validation_fraction = validation_fraction
-        self.class_weight = class_weight
-        self.random_state = random_state
+    strength: float | str = "auto"
+    iterations: int = 200
 
     def _check_options(self) -> None:
         self._check_metric_and_decision()
@@ -99,7 +63,7 @@ class EASTLinear(MetricClassifier):
         x = np.clip(data.encoded(TableEncoder, numeric="both"), -BOUND, BOUND)
         held_out, best, kept = data.predictions(np.empty((0, data.classes))), np.inf, np.empty(0)
         tried = STRENGTHS[: 1 if len(x) > LARGE else None] if self.strength == "auto" else (float(self.strength),)
-        started = time.monotonic()
+        started, listen = time.monotonic(), self._listener(on_epoch)
         for step, strength in enumerate(tried, start=1):
             try:
                 parts = [
@@ -119,12 +83,11 @@ class EASTLinear(MetricClassifier):
             if better:
                 best, kept, self.strength_ = loss, p, strength
                 self.coefficients_, self.intercepts_ = coefficients, intercepts
-            if on_epoch is not None:
-                unknown, seconds = float("nan"), time.monotonic() - started
-                try:
-                    on_epoch(Epoch(step, "linear", 0.0, 0.0, unknown, loss, loss, unknown, better, seconds))
-                except KeyboardInterrupt:
-                    break
+            unknown, seconds = float("nan"), time.monotonic() - started
+            try:
+                listen(Epoch(step, "linear", 0.0, 0.0, unknown, loss, loss, unknown, better, seconds))
+            except KeyboardInterrupt:
+                break
         return kept
 
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:

@@ -1,7 +1,7 @@
 """EASTClassifier: a scikit-learn classifier trained on the metric it is judged by."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,17 +16,8 @@ from evalign import _checks as checks
 from evalign import metrics
 from evalign._objective import Objective
 from evalign.decision import Rule
-from evalign.estimators.base import (
-    Arrays,
-    BetaByLabel,
-    Codes,
-    Decision,
-    Floats,
-    MetricClassifier,
-    OnEpoch,
-    TrainingRows,
-)
-from evalign.metrics import Average, MetricFunction
+from evalign.estimators.base import Arrays, Codes, Floats, MetricClassifier, TrainingRows
+from evalign.estimators.lanes import OnEpoch
 from evalign.networks.mlp import CURVES, SHARING, MeanOfNetworks, Network, Sharing, fields_of, table_network
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
@@ -42,6 +33,7 @@ from evalign.training.recipes import Recipe, find_recipe
 EPOCHS = 60  # of our recipes; 200 are no better (42 tables, -.001 +- .002 for 60)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class EASTClassifier(MetricClassifier):
     """A network for tables, trained on a confusion-matrix metric and deciding for it.
 
@@ -49,15 +41,9 @@ class EASTClassifier(MetricClassifier):
 
     Parameters
     ----------
-    metric: a name in `metrics.METRICS`, or a function of a `Confusion`.
-    average: None is "binary" for two classes and "macro" for more.
-    beta: of "fbeta": one number, one per class, or a mapping from label to number (1 for the others).
-    pos_label: for two classes the one that counts as positive; None is the second of the sorted classes.
+    metric and the other parameters of every classifier: see `MetricClassifier`.
     recipe: "anchored" (cross-entropy, then metric + cross-entropy), "paper" (EAST as printed), "btg",
         "cross_entropy", "anchored_offset" (not for decision="plug_in"), or a `Recipe`; see docs/research/recipes.md.
-    decision: how probabilities become labels: "auto" (calibrate on held-out labels, then plug-in), "plug_in" (no labels
-        needed), "tuned" or "argmax". `subject_to` adds constraints such as "precision >= 0.9"; with `confidence=0.9`
-        they hold for new rows with probability 0.9, else on the held-out rows.
     network: what the layers see of a column: "mlp" its numbers, one slope for each; "embedding" a learned piecewise
         linear curve of each number and a vector for each category; "periodic" waves in place of bins.
     hidden, dropout: the network's layers.
@@ -67,21 +53,13 @@ class EASTClassifier(MetricClassifier):
     epochs: at most so many in all; None is 60, or what the recipe of a paper has.
     learning_rate: factor on the recipe's learning rates is 1; a number here replaces the first stage's and scales
         the others alike.
-    validation_fraction: share of every class held out for early stopping and for the decision.
-    folds: 1 is one such division. k deals the rows into k folds instead: k networks, each trained on the others' rows
-        and stopped by its own fold, predict the mean of their probabilities, and the decision is learned on what each
-        said of the rows it held out: of every label, where one division has a fifth of them. k times the time on a
-        CPU, about once on a GPU, and k times the time to predict. "auto" is 5 where one division would leave the
-        rarest class fewer than 100 validation rows, by which it is a lottery which epoch is kept and where the
-        decision lies, and the table has at most 300,000 rows, so that five trainings are a matter of minutes; else 1,
+    folds: k networks take k times the time of one on a CPU, about the same time on a GPU. "auto" is 5 where one
+        division would hold out fewer than 100 rows of the rarest class and the table has at most 300,000 rows; else 1,
         as with amp=True, class offsets or a metric that is a function, which may not stack.
-    class_weight: None, "balanced" or a mapping, as in scikit-learn.
     stratified: whether every batch gets its share of every class.
     refit: train once more on all rows, validation ones too, each stage as long as it was best (twice the time).
     numeric: numbers "standard" (scaled), "quantile" (ranked to a normal shape) or "both" (a column of each).
-    device: "auto", "cpu", "cuda", ...
     amp: whether the network runs in bfloat16; worth it for wide layers on a GPU.
-    verbose: 1 shows a progress bar.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `history_` (a row per epoch; of folds that of the
     first network), `temperature_` (of the weights kept, likewise), `decision_` (the rule), `encoder_`, `network_`,
@@ -100,62 +78,20 @@ class EASTClassifier(MetricClassifier):
 
     FORMAT = "evalign.classifier"
 
-    def __init__(
-        self,
-        metric: str | MetricFunction = "f1",
-        *,
-        average: Average | None = None,
-        beta: BetaByLabel = None,
-        pos_label: Any = None,
-        recipe: str | Recipe = "anchored",
-        decision: Decision = "auto",
-        subject_to: str | Sequence[str] | None = None,
-        confidence: float | None = None,
-        network: Network = "mlp",
-        hidden: Sequence[int] = (256, 128),
-        dropout: float = 0.2,
-        ensemble: int = 1,
-        sharing: Sharing = "none",
-        batch_size: int | Literal["auto"] = "auto",
-        epochs: int | None = None,
-        learning_rate: float | None = None,
-        validation_fraction: float = 0.2,
-        folds: int | Literal["auto"] = "auto",
-        class_weight: Any = None,
-        stratified: bool = False,
-        numeric: Numeric = "both",
-        refit: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-        amp: bool = False,
-        verbose: int = 0,
-    ) -> None:
-        self.metric = metric
-        self.average = average
-        self.beta = beta
-        self.pos_label = pos_label
-        self.recipe = recipe
-        self.decision = decision
-        self.subject_to = subject_to
-        self.confidence = confidence
-        self.network = network
-        self.hidden = hidden
-        self.dropout = dropout
-        self.ensemble = ensemble
-        self.sharing = sharing
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.validation_fraction = validation_fraction
-        self.folds = folds
-        self.class_weight = class_weight
-        self.stratified = stratified
-        self.numeric = numeric
-        self.refit = refit
-        self.random_state = random_state
-        self.device = device
-        self.amp = amp
-        self.verbose = verbose
+    recipe: str | Recipe = "anchored"
+    network: Network = "mlp"
+    hidden: Sequence[int] = (256, 128)
+    dropout: float = 0.2
+    ensemble: int = 1
+    sharing: Sharing = "none"
+    batch_size: int | Literal["auto"] = "auto"
+    epochs: int | None = None
+    learning_rate: float | None = None
+    folds: int | Literal["auto"] = "auto"
+    stratified: bool = False
+    numeric: Numeric = "both"
+    refit: bool = False
+    amp: bool = False
 
     def export_onnx(self, path: str | Path) -> Path:
         """The network and its decision as an ONNX graph; see `evalign.estimators.onnx`."""
