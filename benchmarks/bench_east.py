@@ -208,8 +208,10 @@ def main() -> None:
 
 def write(rows: pd.DataFrame, path: Path) -> None:
     """Add rows to a file in place of what it has of the same set, method and share."""
+    if rows.empty:
+        return
     key = [name for name in ("set", "method", "share") if name in rows]
-    if path.exists() and len(rows):
+    if path.exists():
         before = pd.read_csv(path)
         mine = set(rows[key].itertuples(index=False, name=None))
         keep = [tuple(one) not in mine for one in before[key].itertuples(index=False, name=None)]

@@ -2,8 +2,8 @@
 
     python benchmarks/search_report.py recipes.csv --against "both cross-entropy"
 
-A difference is the mean over splits, +- its standard error, of a configuration's score less the other's on the same
-split.
+A difference is the mean over splits, +- its standard error after Nadeau and Bengio (2003), of a configuration's score
+less the other's on the same split.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+TEST_TO_TRAIN = 0.16 / 0.51  # selection rows to training rows
 Scores = dict[str, dict[str, dict[int, float]]]  # configuration -> data set -> split -> score
 
 
@@ -26,8 +27,10 @@ def read(files: list[Path], column: str) -> Scores:
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Mean and its standard error, which is nan for one value."""
-    return float(np.mean(values)), float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else np.nan
+    """Mean and its standard error, corrected for splits that share rows; nan for one value."""
+    if len(values) < 2:
+        return float(np.mean(values)), np.nan
+    return float(np.mean(values)), float(np.std(values, ddof=1) * (1 / len(values) + TEST_TO_TRAIN) ** 0.5)
 
 
 def cell(own: dict[int, float], other: dict[int, float] | None) -> str:

@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evalign_papers.render.along_training import NOTHING as NOTHING_OF_EAST
+from evalign_papers.render.along_training import east_blocks
 from evalign_papers.render.benchmarks import NOTHING, tree_blocks
 
 SPLITS = 10
@@ -80,3 +82,47 @@ def test_the_best_of_ours_meets_the_best_rival(folder: Path) -> None:
 
 def test_nothing_stored_is_said(tmp_path: Path) -> None:
     assert set(tree_blocks(tmp_path).values()) == {NOTHING}
+
+
+def test_blocks_along_training(tmp_path: Path) -> None:
+    """Made-up rows of bench_east: paired differences with the error of that many training rows, means of curves."""
+    rng, rows, curves = np.random.default_rng(1), [], []
+    for share in (0.5, 1.0):
+        for method, mean in (("cross-entropy", 0.6), ("EAST", 0.7), ("average precision", 0.5)):
+            rows += [
+                {
+                    "set": "yeast", "method": method, "share": share, "rows": round(1000 * share), "split": split,
+                    "f1_argmax": score, "f1_tuned": score, "f1_plug_in": score + 0.01, "average_precision": score,
+                    "soft_0.1": None if method == "average precision" else score - 0.02,
+                }
+                for split, score in enumerate(mean + 0.01 * rng.standard_normal(5))
+            ]  # fmt: skip
+    for split, last in enumerate((5, 20)):
+        curves += [
+            {
+                "set": "yeast", "method": "EAST", "split": split, "epoch": epoch, "kept": epoch == last,
+                "soft_train": 0.9, "hard_train": 0.8, "soft_test": 0.6, "hard_test": 0.7, "entropy_test": 1.0,
+            }
+            for epoch in (1, 5, 20)[: 2 + split]
+        ]  # fmt: skip
+    assert set(east_blocks(tmp_path).values()) == {NOTHING_OF_EAST}
+    pd.DataFrame(rows).to_csv(tmp_path / "bench_east.csv", index=False)
+    pd.DataFrame(curves).to_csv(tmp_path / "bench_east_curves.csv", index=False)
+    blocks = east_blocks(tmp_path)
+    table = pd.DataFrame(rows)
+    for share in (0.5, 1.0):
+        own = table[table.share == share].set_index(["method", "split"])
+        gap = (own.loc["EAST"].f1_argmax - own.loc["cross-entropy"].f1_plug_in).to_numpy()
+        error = np.sqrt((1 / 5 + 0.2 / (0.64 * share)) * gap.var(ddof=1))
+        line = cells(blocks["east-rows"], "yeast", f"{round(1000 * share):,}")
+        assert line[-1].startswith(f"**+{gap.mean():.3f} ± {error:.3f}**")
+        assert line[5] == "–"  # anchored was not run
+        assert cells(blocks["east-precision"], f"{round(1000 * share):,}")[-1].startswith("**−0.")
+    soft = table[(table.share == 1.0) & (table.method == "EAST")]
+    assert cells(blocks["east-temperature"], "EAST")[2:] == [
+        f"{soft.f1_argmax.mean():.3f}", f"{soft['soft_0.1'].mean():.3f}",
+    ]  # fmt: skip
+    assert "average precision" not in blocks["east-temperature"]
+    assert cells(blocks["east-curves"], "5")[3:] == ["0.900", "0.800", "0.600", "0.700", "1.000", "+0.100", "+0.100"]
+    assert "kept (5 to 20)" in blocks["east-curves"]
+    assert "| 20 |" not in blocks["east-curves"]  # one of two splits had stopped before

@@ -225,6 +225,26 @@ def test_documents_have_one_standard_of_error() -> None:
     assert f"{values.mean():.3f} ± {error:.3f}" == corrected_mean(entry.scores), name
 
 
+ERRORS = {  # what a ± of a page is, in its own words
+    "Nadeau and Bengio": "splits that share rows",
+    "standard error over": "tables",
+    "tables ± standard error": "tables",
+    "over three seeds": "fresh rows for every seed",
+    "± is the deviation over trials": "no error: a deviation",
+}
+
+
+def test_every_page_says_what_its_errors_are() -> None:
+    """Over splits of one table the corrected error; a plain one only over tables or over draws of fresh rows."""
+    pages = [page for page in sorted(ROOT.glob("docs/**/*.md")) if "±" in page.read_text(encoding="utf-8")]
+    assert len(pages) >= 5
+    for page in pages:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        assert any(words in text for words in ERRORS), page.name
+        assert "one standard error over splits" not in text, page.name
+        assert "so that standard errors are too small" not in text, page.name
+
+
 @pytest.mark.slow
 def test_the_command_writes_both_documents(papers: Path, tmp_path: Path) -> None:
     docs = tmp_path / "docs"

@@ -81,7 +81,7 @@ def metric_block(results: Results) -> str:
         for rule in DECISIONS
         if {(METRIC, rule), (ENTROPY, rule)} <= entries.keys()
     }
-    compared = _judged({key: over_splits(a.scores, b.scores) for key, (a, b) in pairs.items()})
+    compared = judged_together({key: over_splits(a.scores, b.scores) for key, (a, b) in pairs.items()})
     if not compared:
         return NOTHING
     rows = []
@@ -103,7 +103,7 @@ def rivals_block(results: Results) -> str:
         for rule in DECISIONS
         if (method, rule) in entries
     }
-    compared = _judged({key: over_splits(ours.scores, theirs.scores) for key, (ours, theirs) in pairs.items()})
+    compared = judged_together({key: over_splits(ours.scores, theirs.scores) for key, (ours, theirs) in pairs.items()})
     if not compared:
         return NOTHING
     rules = [rule for rule in DECISIONS if any(key[2] == rule for key in compared)]
@@ -126,7 +126,7 @@ def best_block(results: Results) -> str:
         ours = [entry for entry in entries.values() if _is_ours(entry)]
         if ours and theirs:
             pairs[name] = (max(ours, key=lambda entry: entry.mean), max(theirs, key=lambda entry: entry.mean))
-    compared = _judged({name: over_splits(own.scores, rival.scores) for name, (own, rival) in pairs.items()})
+    compared = judged_together({name: over_splits(own.scores, rival.scores) for name, (own, rival) in pairs.items()})
     if not compared:
         return NOTHING
     rows = []
@@ -165,7 +165,7 @@ def _is_ours(entry: Entry) -> bool:
     return not _is_rival(entry.method) and entry.decision == "plug-in" and entry.method != "EAST as printed"
 
 
-def _judged(compared: Mapping[K, Comparison | None]) -> dict[K, tuple[Comparison, float]]:
+def judged_together(compared: Mapping[K, Comparison | None]) -> dict[K, tuple[Comparison, float]]:
     """Every comparison there is, with its p corrected for all of them."""
     found = {key: one for key, one in compared.items() if one is not None}
     corrected = holm([one.p for one in found.values()])

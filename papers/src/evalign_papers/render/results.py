@@ -14,7 +14,8 @@ from evalign_papers.analysis.filled import FilledTable, fill, measure, read_repo
 from evalign_papers.analysis.significance import holm, over_splits
 from evalign_papers.datasets import find_card
 from evalign_papers.engine.printed import find_papers, load_table
-from evalign_papers.render.benchmarks import tree_blocks
+from evalign_papers.render.along_training import east_blocks
+from evalign_papers.render.benchmarks import judged_together, tree_blocks
 from evalign_papers.render.documents import markdown_table, render_document, write_document
 from evalign_papers.render.reproduction import reproduction_blocks
 from evalign_papers.render.wording import NONE, NOT_RUN, measured_number, signed
@@ -29,6 +30,7 @@ CONTESTS: tuple[tuple[str, str, Contender], ...] = (
     ("auroc-paper", "auroc", Contender("auroc", "argmax", "AUROC as in the paper")),
 )
 VACUOUS = "no-dynamic-threshold"  # a softmax of two classes is cut at one half, dynamic or not
+DECIDED = {"argmax": "argmax", "tuned": "tuned", "plug_in": "plug-in"}
 NOTHING = "Nothing has been run for this comparison yet."
 
 
@@ -38,6 +40,7 @@ def results_blocks(papers: Path) -> dict[str, str]:
     blocks["glance"] = glance_block([(metric, ours, found) for _, metric, ours, found in contests])
     checks = (
         ("ablation", "full"), ("imbalance", "cross-entropy"), ("cooling", "none"), ("slope", "linear, delta = 0.1"),
+        ("scratch", "EAST as printed (geometric, rate 0.9)"),
     )  # fmt: skip
     for name, reference in checks:
         blocks[name] = check_block(fill(papers, load_table(papers, f"checks-{name}")), reference)
@@ -137,25 +140,28 @@ def _two_classes(dataset: str) -> bool:
 
 
 def decided_block(papers: Path) -> str:
-    """Anchored minus cross-entropy at every imbalance, each with the same decision rule."""
+    """Metric training minus cross-entropy at every imbalance: argmax against each rule, anchored also rule by rule."""
     table = load_table(papers, "checks-imbalance")
+    pairs = [("f1", "argmax", rule) for rule in DECIDED] + [("anchored", rule, rule) for rule in DECIDED]
     compared = {}
     for dataset in table.datasets:
-        for decision in ("argmax", "tuned", "plug_in"):
-            paths = [papers / table.folder / "honest" / f"{dataset}.{cell}.report.json" for cell in ("anchored", "ce")]
-            both = [measure(read_report(path), decision, "f1").scores for path in paths]
-            if found := over_splits(*both):
-                compared[dataset, decision] = found
-    if not compared:
+        for cell, own, rival in pairs:
+            paths = [papers / table.folder / "honest" / f"{dataset}.{one}.report.json" for one in (cell, "ce")]
+            both = [
+                measure(read_report(path), rule, "f1").scores for path, rule in zip(paths, (own, rival), strict=True)
+            ]
+            compared[dataset, cell, rival] = over_splits(*both)
+    judged = judged_together(compared)
+    if not judged:
         return NOTHING
-    corrected = dict(zip(compared, holm([one.p for one in compared.values()]), strict=True))
     rows = []
-    for dataset in dict.fromkeys(dataset for dataset, _ in compared):
-        own = {rule: compared.get((dataset, rule)) for rule in ("argmax", "tuned", "plug_in")}
-        rows.append([dataset, *(NONE if one is None else signed(one.difference, one.error, corrected[dataset, rule])
-                                for rule, one in own.items())])  # fmt: skip
-    note = f"{len(compared)} paired comparisons, corrected (Holm) as one family."
-    return f"{markdown_table(['F1', 'argmax', 'tuned', 'plug-in'], rows)}\n\n{note}"
+    for dataset in dict.fromkeys(dataset for dataset, *_ in judged):
+        cells = [judged.get((dataset, cell, rival)) for cell, _, rival in pairs]
+        rows.append([dataset, *(NONE if one is None else signed(one[0].difference, one[0].error, one[1])
+                                for one in cells)])  # fmt: skip
+    head = ["F1", *(f"EAST, argmax − CE, {rule}" for rule in DECIDED.values()),
+            *(f"anchored − CE, both {rule}" for rule in DECIDED.values())]  # fmt: skip
+    return f"{markdown_table(head, rows)}\n\n{len(judged)} paired comparisons, corrected (Holm) as one family."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     papers = find_papers(args.papers)
     blocks = {
-        "results.md": results_blocks(papers) | tree_blocks(args.benchmarks),
+        "results.md": results_blocks(papers) | tree_blocks(args.benchmarks) | east_blocks(args.benchmarks),
         "reproduction.md": reproduction_blocks(papers, args.benchmarks),
     }
     current = [
