@@ -73,10 +73,10 @@ def precision_block(scores: pd.DataFrame) -> str:
 
 def temperature_block(scores: pd.DataFrame) -> str:
     """Soft F1 of trained networks on test rows at each temperature, and hard F1, means over splits."""
-    columns = [name for name in scores if name.startswith("soft_")]
+    columns = [name for name in map(str, scores) if name.startswith("soft_")]
     whole = scores[(scores["share"] == 1.0) & scores[columns[0]].notna()]
     lines = [
-        [name, method, f"{own['f1_argmax'].mean():.3f}", *(f"{own[column].mean():.3f}" for column in columns)]
+        [str(name), str(method), f"{own['f1_argmax'].mean():.3f}", *(f"{own[column].mean():.3f}" for column in columns)]
         for (name, method), own in whole.groupby(["set", "method"], sort=False)
     ]
     head = ["data", "trained on", "hard", *(f"T = {column.removeprefix('soft_')}" for column in columns)]
@@ -87,7 +87,7 @@ def temperature_block(scores: pd.DataFrame) -> str:
 
 def curves_block(curves: pd.DataFrame) -> str:
     """Soft and hard F1 of training and test rows and cross-entropy of test rows, along training."""
-    lines = []
+    lines = list[list[str]]()
     for (name, method), own in curves.groupby(["set", "method"], sort=False):
         splits = own["split"].nunique()
         shown = [(str(epoch), own[own["epoch"] == epoch]) for epoch in EPOCHS]
@@ -99,7 +99,13 @@ def curves_block(curves: pd.DataFrame) -> str:
             mean = at[["soft_train", "hard_train", "soft_test", "hard_test", "entropy_test"]].mean()
             gaps = mean["hard_train"] - mean["hard_test"], mean["hard_test"] - mean["soft_test"]
             lines.append(
-                [name, method, label, *(f"{value:.3f}" for value in mean), *(signed(gap, None, 1.0) for gap in gaps)]
+                [
+                    str(name),
+                    str(method),
+                    label,
+                    *(f"{value:.3f}" for value in mean),
+                    *(signed(gap, None, 1.0) for gap in gaps),
+                ]
             )
     head = ["data", "trained on", "epoch", "soft, training rows", "hard, training rows", "soft, test rows",
             "hard, test rows", "cross-entropy, test rows", "hard, training minus test",
@@ -111,7 +117,7 @@ def curves_block(curves: pd.DataFrame) -> str:
 def _groups(scores: pd.DataFrame) -> list[tuple[tuple[str, float], pd.DataFrame]]:
     """Rows by data set, in their order, and share of training rows, ascending."""
     order = {name: i for i, name in enumerate(scores["set"].unique())}
-    found = [((str(name), float(share)), own) for (name, share), own in scores.groupby(["set", "share"])]
+    found = [((str(name), float(str(share))), own) for (name, share), own in scores.groupby(["set", "share"])]
     return sorted(found, key=lambda one: (order[one[0][0]], one[0][1]))
 
 
