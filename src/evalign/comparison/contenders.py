@@ -14,7 +14,7 @@ from sklearn.utils import check_random_state
 from evalign import _checks as checks
 from evalign.boosting.growth import LIBRARIES, find_library
 from evalign.comparison.aims import DECISIONS, Judge
-from evalign.estimators.base import Codes, Floats, HeldOutPredictions
+from evalign.estimators.base import Codes, Floats, HeldOutPredictions, MetricClassifier
 from evalign.estimators.blend import EASTBlend
 from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.network import EASTClassifier
@@ -178,16 +178,8 @@ class Contender:
 def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "auto", **options: Any) -> Contender:
     """`EASTClassifier` for a judge's metric; `options` are the classifier's other ones."""
 
-    def make(seed: int) -> EASTClassifier:
-        return EASTClassifier(
-            **_aimed(judge),
-            recipe=recipe,
-            decision=decision,  # type: ignore[arg-type]
-            random_state=seed,
-            **options,
-        )
-
-    return Contender(OURS, f"ours ({find_recipe(recipe).name})", make)
+    options |= {"recipe": recipe, "decision": decision}
+    return Contender(OURS, f"ours ({find_recipe(recipe).name})", _maker(EASTClassifier, judge, options))
 
 
 def ours_boosted(
@@ -195,31 +187,15 @@ def ours_boosted(
 ) -> Contender:
     """`EASTBooster` for a judge's metric; `options` are the booster's other ones."""
 
-    def make(seed: int) -> EASTBooster:
-        return EASTBooster(
-            **_aimed(judge),
-            recipe=recipe,
-            decision=decision,  # type: ignore[arg-type]
-            random_state=seed,
-            **options,
-        )
-
-    return Contender(name, f"ours (boosted trees, {recipe})", make)
+    options |= {"recipe": recipe, "decision": decision}
+    return Contender(name, f"ours (boosted trees, {recipe})", _maker(EASTBooster, judge, options))
 
 
 def ours_blended(judge: Judge, *, recipe: str = "auto", decision: str = "auto", **options: Any) -> Contender:
     """`EASTBlend` for a judge's metric; `options` are the blend's other ones."""
 
-    def make(seed: int) -> EASTBlend:
-        return EASTBlend(
-            **_aimed(judge),
-            recipe=recipe,
-            decision=decision,  # type: ignore[arg-type]
-            random_state=seed,
-            **options,
-        )
-
-    return Contender(OURS_BLENDED, "ours (blend)" if recipe == "auto" else f"ours (blend, {recipe})", make)
+    title = "ours (blend)" if recipe == "auto" else f"ours (blend, {recipe})"
+    return Contender(OURS_BLENDED, title, _maker(EASTBlend, judge, options | {"recipe": recipe, "decision": decision}))
 
 
 def boosted_cross_entropy(judge: Judge, **options: Any) -> Contender:
@@ -290,6 +266,11 @@ def rival(name: str, judge: Judge) -> Contender:
     """A rival that needs no options, by name."""
     checks.check_choice("contender", name, RIVALS)
     return RIVALS[name](judge)
+
+
+def _maker(kind: type[MetricClassifier], judge: Judge, options: dict[str, Any]) -> Callable[[int], MetricClassifier]:
+    """A classifier of this kind for a judge's metric, by its seed."""
+    return lambda seed: kind(**_aimed(judge), random_state=seed, **options)
 
 
 def _aimed(judge: Judge) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from evalign.decision.plug_in import (
     plug_in,
     with_constraints,
 )
-from evalign.decision.rule import Floats, Labels, Rule, Task, as_labels, as_probabilities, as_weights
+from evalign.decision.rule import Floats, Labels, Rule, Task, as_held_out, as_probabilities, as_weights
 from evalign.decision.search.problem import Problem
 from evalign.decision.tuned import guarded, tuned
 from evalign.metrics import Average, Beta, MetricFunction
@@ -31,17 +31,10 @@ MARGIN = 1e-4  # expected gain over argmax below which argmax decides
 
 
 def calibrated(
-    probabilities: Any,
-    target: Any,
-    metric: str | MetricFunction,
-    *,
-    task: Task = "multiclass",
-    average: Average | None = None,
-    beta: Beta | None = None,
-    subject_to: Any = None,
-    confidence: float | None = None,
+    probabilities: Any, target: Any, metric: str | MetricFunction, *, task: Task = "multiclass",
+    average: Average | None = None, beta: Beta | None = None, subject_to: Any = None, confidence: float | None = None,
     sample_weight: Any = None,
-) -> Rule:
+) -> Rule:  # fmt: skip
     """Default rule of all estimators: calibrate on held-out labels, then `plug_in` on the calibrated probabilities.
 
     1. q ~ p^(1 / T) exp(offsets) by penalised likelihood (multilabel: a slope and an offset a label). The penalty
@@ -61,8 +54,7 @@ def calibrated(
     >>> rule.feasible, rule.bounds[0] >= 0.9
     (True, True)
     """
-    p = as_probabilities(probabilities, task)
-    y, weight = as_labels(target, p, task), as_weights(sample_weight, p)
+    p, y, weight = as_held_out(probabilities, target, sample_weight, task)
     problem = Problem.of(metric, p, task, average, beta, subject_to)
     if confidence is not None:
         check_confidence(problem, weight, confidence)
@@ -108,14 +100,9 @@ def _argmax_lead(p: Floats, y: Labels, weight: Floats, problem: Problem) -> floa
 
 
 def learn_rule(
-    decision: str,
-    probabilities: Any,
-    target: Any,
-    metric: str | MetricFunction,
-    *,
-    confidence: float | None = None,
+    decision: str, probabilities: Any, target: Any, metric: str | MetricFunction, *, confidence: float | None = None,
     **options: Any,
-) -> Rule:
+) -> Rule:  # fmt: skip
     """Learn the rule that an estimator's `decision` option names from held-out probabilities and labels.
 
     "auto" is `calibrated`, also the rule of every certified constraint; "plug_in" and "tuned" are the functions of that
@@ -144,16 +131,9 @@ def learn_rule(
 
 
 def joint_rule(
-    rule: Rule,
-    probabilities: Any,
-    metric: str | MetricFunction,
-    *,
-    task: Task = "multiclass",
-    average: Average | None = None,
-    beta: Beta | None = None,
-    subject_to: Any = None,
-    sample_weight: Any = None,
-) -> Rule:
+    rule: Rule, probabilities: Any, metric: str | MetricFunction, *, task: Task = "multiclass",
+    average: Average | None = None, beta: Beta | None = None, subject_to: Any = None, sample_weight: Any = None,
+) -> Rule:  # fmt: skip
     """Rule for a batch of rows that are decided jointly: the plug-in rule of their own calibrated probabilities.
 
     Calibration is that of `rule`, which was learned from held-out labels. Budgets ("flagged <= 2%") hold exactly in the

@@ -14,9 +14,7 @@ from evalign.decision.rule import (
     Labels,
     Task,
     Vector,
-    as_labels,
-    as_probabilities,
-    as_weights,
+    as_held_out,
     logit,
     recalibrated,
 )
@@ -46,8 +44,8 @@ def fit_temperature(probabilities: Any, target: Any, *, task: Task = "multiclass
     >>> fit_temperature([0.9, 0.9, 0.9, 0.1], [1, 1, 0, 0]) > 1
     True
     """
-    p = as_probabilities(probabilities, task)
-    y, weight, multilabel = as_labels(target, p, task), as_weights(sample_weight, p), task == "multilabel"
+    p, y, weight = as_held_out(probabilities, target, sample_weight, task)
+    multilabel = task == "multilabel"
     return temperature_of(p, y, weight, multilabel=multilabel, floor=probability_floor(p, multilabel=multilabel))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from evalign import _checks as checks
 from evalign.confusion import Confusion
 from evalign.decision.calibration import fit_calibration
-from evalign.decision.rule import REJECTED, Floats, Labels, Rule, as_labels, as_probabilities, as_weights
+from evalign.decision.rule import REJECTED, Floats, Labels, Rule, as_held_out
 from evalign.metrics import MetricFunction
 
 COST = "cost"
@@ -132,8 +132,7 @@ def cheapest(
     >>> rule.predict([0.01, 0.3, 0.99]), rule.coverage
     (array([ 0, -1,  1]), 1.0)
     """
-    p = as_probabilities(probabilities)
-    y, weight = as_labels(target, p, "multiclass"), as_weights(sample_weight, p)
+    p, y, weight = as_held_out(probabilities, target, sample_weight)
     table = np.asarray(costs, dtype=np.float64)
     size = p.shape[1]
     if table.shape not in ((size, size), (len(p), size, size)):

@@ -17,6 +17,7 @@ from evalign.decision.rule import (
     Labels,
     Rule,
     Task,
+    as_held_out,
     as_labels,
     as_probabilities,
     as_weights,
@@ -34,19 +35,10 @@ ROUNDS = 40
 
 
 def plug_in(
-    probabilities: Any,
-    metric: str | MetricFunction,
-    *,
-    task: Task = "multiclass",
-    average: Average | None = None,
-    beta: Beta | None = None,
-    subject_to: Any = None,
-    sample_weight: Any = None,
-    target: Any = None,
-    calibrate: Calibrate = False,
-    margin: float = 0.0,
-    rounds: int = ROUNDS,
-) -> Rule:
+    probabilities: Any, metric: str | MetricFunction, *, task: Task = "multiclass", average: Average | None = None,
+    beta: Beta | None = None, subject_to: Any = None, sample_weight: Any = None, target: Any = None,
+    calibrate: Calibrate = False, margin: float = 0.0, rounds: int = ROUNDS,
+) -> Rule:  # fmt: skip
     """Rule that maximises M(C) of the expected confusion matrix C = sum_i w_i p(x_i) one-hot(decision_i)^T.
 
     It needs no labels and works for any metric and any number of classes. It relies on the probabilities: they must be
@@ -142,9 +134,7 @@ def expected_confusion(
     >>> metrics.accuracy(expected_confusion([0.1, 0.7], [0, 1]))
     tensor(0.8000, dtype=torch.float64)
     """
-    p = as_probabilities(probabilities, task)
-    d = as_labels(predicted, p, task)
-    weight = as_weights(sample_weight, p)
+    p, d, weight = as_held_out(probabilities, predicted, sample_weight, task)
     if task == "multilabel":
         actual, total = weight @ p, np.full(p.shape[1], weight.sum())
         tp, count = np.einsum("n,nl,nl->l", weight, p, d), weight @ d

@@ -105,6 +105,14 @@ def as_weights(sample_weight: Any, like: Floats) -> Floats:
     return weight
 
 
+def as_held_out(
+    probabilities: Any, target: Any, weight: Any, task: Task = "multiclass"
+) -> tuple[Floats, Labels, Floats]:
+    """Checked probabilities, labels and weights of held-out rows."""
+    p = as_probabilities(probabilities, task)
+    return p, as_labels(target, p, task), as_weights(weight, p)
+
+
 Kind = Literal["argmax", "threshold", "thresholds", "offsets", "affine", "gain", "row_costs"]
 VERSION = 2
 FLOOR = 1e-12  # of a probability whose logarithm is taken

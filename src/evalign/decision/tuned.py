@@ -16,17 +16,7 @@ from evalign.decision.plug_in import (
     metric_value,
     with_constraints,
 )
-from evalign.decision.rule import (
-    FLOOR,
-    Floats,
-    Labels,
-    Rule,
-    Task,
-    as_labels,
-    as_probabilities,
-    as_weights,
-    logit,
-)
+from evalign.decision.rule import FLOOR, Floats, Labels, Rule, Task, as_held_out, logit
 from evalign.decision.search.counts import ClassCounts, OffsetSweep
 from evalign.decision.search.label_thresholds import LabelCounts, best_thresholds
 from evalign.decision.search.problem import Problem
@@ -42,18 +32,10 @@ MARGIN = 1e-4  # expected gain over argmax below which a guarded rule is argmax
 
 
 def tuned(
-    probabilities: Any,
-    target: Any,
-    metric: str | MetricFunction,
-    *,
-    task: Task = "multiclass",
-    average: Average | None = None,
-    beta: Beta | None = None,
-    subject_to: Any = None,
-    confidence: float | None = None,
-    sample_weight: Any = None,
-    guard: bool = True,
-) -> Rule:
+    probabilities: Any, target: Any, metric: str | MetricFunction, *, task: Task = "multiclass",
+    average: Average | None = None, beta: Beta | None = None, subject_to: Any = None, confidence: float | None = None,
+    sample_weight: Any = None, guard: bool = True,
+) -> Rule:  # fmt: skip
     """Rule that maximises the metric on held-out labels, for probabilities that are not calibrated.
 
     On a few hundred labels a metric is a jagged function of the threshold, and its maximum is mostly noise: rules
@@ -76,8 +58,7 @@ def tuned(
     >>> tuned([0.1, 0.2, 0.3, 0.8], [0, 0, 1, 1], "precision", subject_to="recall >= 0.9").predict([0.25, 0.28])
     array([1, 1])
     """
-    p = as_probabilities(probabilities, task)
-    y, weight = as_labels(target, p, task), as_weights(sample_weight, p)
+    p, y, weight = as_held_out(probabilities, target, sample_weight, task)
     problem = Problem.of(metric, p, task, average, beta, subject_to)
     if confidence is not None:
         check_confidence(problem, weight, confidence)
