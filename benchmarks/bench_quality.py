@@ -2,6 +2,7 @@
 
     python benchmarks/bench_quality.py --data-dir DIR --jobs 16     # every table of DIR and DIR/suite, resumable
     python benchmarks/bench_quality.py --summary                    # ranks and paired differences of the stored rows
+    python benchmarks/bench_quality.py --summary --methods evalign AutoGluon   # of splits that both have
 
 Splits of 75/25 by class, every choice inside the training part, test rows read once. The score is F1 of the rarer class
 or macro F1. A rival is fitted as it comes on encoded columns and gets `MetricDecision`'s tuned rule from five folds.
@@ -242,7 +243,7 @@ def main() -> None:
     options = parser.parse_args()
     stored = pd.read_csv(options.out) if options.out.exists() else pd.DataFrame()
     if options.summary:
-        print(summary(stored))
+        print(summary(stored[stored.method.isin(options.methods)]))
         return
     started, waiting = time.monotonic(), list(missing(options, stored))
     print(f"{len(waiting)} cells to run, {len(stored)} stored", flush=True)
