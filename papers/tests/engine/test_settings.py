@@ -49,6 +49,23 @@ def test_printed_configs_state_every_number_of_the_protocol(path):
         assert config.network.kind == "darknet19"
 
 
+def test_released_configs_have_the_budget_of_the_released_code():
+    """BtG's training script: patience 100, 5000 epochs; 3e-4 and batches of 20 for AP-Perf ("params from author")."""
+    found = sorted(PACKAGED.glob("btg/*/paper/*@released.json"))
+    assert len(found) > 100
+    for path in found:
+        config = Cell(path).config
+        assert config.training is not None
+        (stage,) = config.training.stages
+        assert (stage.patience, stage.epochs, config.trials) == (100, 5000, 10), path.name
+        of_ap_perf = config.method.name == "ap_perf"
+        assert stage.learning_rate == (3e-4 if of_ap_perf else 1e-3)
+        assert config.training.batch_size == 20 or not of_ap_perf
+        assert reductions(config) == ["at most 5000 epochs"]
+        trials = [TrialReport(i, i, {}, 700, 1.0, {}) for i in range(10)]
+        assert reductions(config, Report(config, trials)) == []  # no trial reached the bound
+
+
 def test_every_table_of_east_and_mf_has_a_printed_config():
     named = {"/".join(path.parts[-4:]) for path in PRINTED_CONFIGS}
     for dataset in ("cocktailparty", "adult", "mammography", "creditcard"):

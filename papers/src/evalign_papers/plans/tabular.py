@@ -12,7 +12,7 @@ from evalign_papers.datasets import find_card
 from evalign_papers.datasets.base import Protocol
 from evalign_papers.engine.config import VERSION, Config, Data, Grid, Method, Network, Training
 from evalign_papers.engine.settings import (
-    AP_PERF,
+    BTG,
     EAST,
     MF,
     PRINTED_BUDGET,
@@ -300,7 +300,8 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                     version=VERSION, cell=where, protocol=protocol, data=data, trials=10, seed=0, **full
                 )  # fmt: skip
                 yield HERE / f"{where}.json", config
-                if cell == "ap_perf" and protocol == "paper":
+                capped = config.training is not None and (cell == "ap_perf" or name not in NO_CAP)
+                if paper == "btg" and protocol == "paper" and capped:
                     yield HERE / f"{where}{RELEASED_BUDGET}.json", at_released_budget(config)
                 if paper in ("east", "mf") and protocol == "paper" and config.grid is not None:
                     yield HERE / f"{where}{PRINTED_BUDGET}.json", at_printed_budget(config)
@@ -320,12 +321,12 @@ def larger_budgets(where: str, config: Config) -> Iterator[tuple[Path, Config]]:
 
 
 def at_released_budget(config: Config) -> Config:
-    """AP-Perf as the released code trains it: patience 100, 5000 epochs at most."""
+    """The same cell as the released code trains it: patience 100, 5000 epochs at most."""
     assert config.training is not None
-    stages = tuple(replace(stage, epochs=5000, patience=AP_PERF.patience) for stage in config.training.stages)
+    stages = tuple(replace(stage, epochs=5000, patience=BTG.patience) for stage in config.training.stages)
     return replace(
         config, cell=f"{config.cell}{RELEASED_BUDGET}", training=replace(config.training, stages=stages),
-        quirks=(*config.quirks, *quirks_of_data(config.data.name, paper=True)),
+        quirks=tuple(dict.fromkeys((*config.quirks, *quirks_of_data(config.data.name, paper=True)))),
     )  # fmt: skip
 
 
