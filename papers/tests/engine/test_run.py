@@ -49,7 +49,8 @@ def test_every_report_matches_the_config_beside_it():
         report = load_report(path)
         assert len(report.trials) <= report.config.trials
         assert report.trials or report.grid  # a search that is done before the trials are
-        assert [trial.trial for trial in report.trials] == list(range(len(report.trials)))
+        done = [trial.trial for trial in report.trials]  # trials of one cell may run at once, and be stopped in any order
+        assert done == sorted(set(done) & set(range(report.config.trials)))
 
 
 @pytest.mark.parametrize(
