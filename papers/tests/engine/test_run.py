@@ -49,7 +49,8 @@ def test_every_report_matches_the_config_beside_it():
         report = load_report(path)
         assert len(report.trials) <= report.config.trials
         assert report.trials or report.grid  # a search that is done before the trials are
-        done = [trial.trial for trial in report.trials]  # trials of one cell may run at once, and be stopped in any order
+        # Trials of a cell may run at once, and be stopped in any order.
+        done = [trial.trial for trial in report.trials]
         assert done == sorted(set(done) & set(range(report.config.trials)))
 
 
