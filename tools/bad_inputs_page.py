@@ -61,11 +61,12 @@ FILES: list[tuple[str, str, str | bytes, str]] = [
     ("Two rows a class", "data.csv", "weight,kind\n1,cat\n2,cat\n3,dog\n4,dog\n", FIT),
     ("A target of amounts", "data.csv", AMOUNTS, FIT),
     ("Only the target", "data.csv", "kind\ncat\ndog\ncat\ndog\n", FIT),
-    ("A column without values", "data.csv", GOOD.replace("red", "").replace("blue", ""), FIT),
+    ("Features without any value", "data.csv", "weight,kind\n" + ",cat\n,dog\n" * 9, FIT),
     ("Infinity", "data.csv", GOOD + "inf,red,cat\n", FIT),
 ]
 OPTIONS: list[tuple[str, str]] = [
     ("A misspelt metric", "evalign fit good.csv --target kind --out run --metric f2"),
+    ("A metric of rankings", "evalign fit good.csv --target kind --out run --metric auroc"),
     ("A beta that nothing uses", "evalign fit good.csv --target kind --out run --beta 2"),
     ("A constraint that is none", "evalign fit good.csv --target kind --out run --subject-to 'recall>0.9'"),
     ("A constraint beyond 1", "evalign fit good.csv --target kind --out run --subject-to 'precision>=2'"),
@@ -93,6 +94,7 @@ NOTES: list[tuple[str, list[str]]] = [
     ("Numbers with some text", ["broken" if i % 10 == 0 else str(i % 7) for i in range(ROWS)]),
     ("Dates", [f"{i % 28 + 1:02d}.{i % 12 + 1:02d}.2024" for i in range(ROWS)]),
     ("Dates that can be read in two ways", [f"{i % 9 + 1:02d}/{i % 12 + 1:02d}/2024" for i in range(ROWS)]),
+    ("A column without values", [""] * ROWS),
     ("A constant", ["1"] * ROWS),
     ("A name in every row", [f"row {i}" for i in range(ROWS)]),
     ("A copy of the target", ["dog" if i % 2 else "cat" for i in range(ROWS)]),

@@ -554,7 +554,6 @@ WRONG_TABLES: dict[str, tuple[Callable[[Path], None], str]] = {
     "one class": (edited(lambda f: f.assign(kind="cat")), "two classes or more"),
     "a class with one row": (edited(lambda f: f.assign(kind=["yak", *f["kind"][1:]])), "'yak' has fewer"),
     "label missing": (edited(lambda f: f.assign(kind=f["kind"].where(f.index > 0))), "must have a label in every row"),
-    "all-missing column": (edited(lambda f: f.assign(age=None)), "'age' has no value at all"),
     "infinity": (edited(lambda f: f.assign(weight=np.inf)), "'weight' holds infinity"),
     "duplicate column": (raw("a,a,kind\n1,2,x\n3,4,y\n5,6,x\n7,8,y\n"), "'a' more than once"),
     "ragged rows": (raw("a,kind\n1,x\n2,y,z\n"), "line 3"),

@@ -220,12 +220,16 @@ class Settings:
     def check(self, context: typer.Context | None = None) -> None:
         """Raise for invalid options, and for options on the command line that the model does not use."""
         from evalign import _checks as checks
-        from evalign import decision, metrics
+        from evalign import curves, decision, metrics
         from evalign.boosting.growth import is_installed
         from evalign.comparison.aims import DECISIONS
         from evalign.networks.mlp import CURVES
         from evalign.training.recipes import find_recipe
 
+        if self.metric in (*curves.RANKINGS, "auc", "roc_auc"):
+            raise ValueError(
+                f"{self.metric} ranks rows, and no decision changes it; name a metric of labels, such as f1"
+            )
         checks.check_choice("metric", self.metric, metrics.METRICS)
         if self.average is not None:
             checks.check_choice("average", self.average, metrics.AVERAGES)

@@ -142,6 +142,11 @@ def load(source: Source, note: Note) -> Loaded:
         frame.drop(columns=list(source.drop)), target, classification=bool(fractions),
         drop_unlabelled=source.drop_unlabelled, note=note,
     )  # fmt: skip
+    if empty := [name for name in X if X[name].isna().all()]:
+        X = X.drop(columns=empty)
+        if X.empty:
+            raise TableError(f"{path} has no value in any column but the target {target!r}; is it the right file?")
+        note(f"columns without any value were ignored: {quoted(empty)}")
     text = [*(name for name in X if is_text(X[name])), *([target] if y.dtype.kind in "OUT" else [])]
     X = expand_dates(X, note=note)
     check_columns(X)
@@ -157,7 +162,7 @@ def load(source: Source, note: Note) -> Loaded:
             frame = frame[frame[target].notna()].reset_index(drop=True)
         labels, frame = frame[target], expand_dates(frame.drop(columns=target), features=X.columns)
         check_header(str(source.test), list(frame.columns), list(X.columns))
-        if extra := [name for name in frame.columns if name not in X and name not in source.drop]:
+        if extra := [name for name in frame.columns if name not in X and name not in (*source.drop, *empty)]:
             note(f"{source.test.name} has columns that {path.name} lacks, which are ignored: {quoted(extra)}")
         check_columns(frame[list(X.columns)])
         test = Table(frame[list(X.columns)], check_labels(labels, y, source.test))

@@ -4,6 +4,7 @@ Nothing in a file is executed: text and JSON are data, Parquet and Feather are r
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -360,6 +361,8 @@ def check_target(
         )
     if words := sorted({*MISSING} & {*labels.unique()} if kind == "text" else ()):
         note(f"the target {column!r} has the class {quoted(words)}; if that means no label, add --drop-unlabelled")
+    if kind == "text" and (alike := _alike(labels.unique().tolist())):
+        note(f"the target {column!r} has the classes {quoted(alike)}, which differ only in case or spaces")
     y = labels.infer_objects().to_numpy()
     if kind == "number" and y.dtype.kind not in "iuf":  # categories, decimals
         y = np.asarray(y, dtype=np.float64)
@@ -385,3 +388,14 @@ def check_target(
             f"{quoted(rare)} {'has' if len(rare) == 1 else 'have'} fewer; add rows, or merge or drop the class"
         )
     return frame.drop(columns=column), y
+
+
+def _alike(names: Sequence[str]) -> list[str]:
+    """The first names that are equal but for case and spaces at their ends.
+
+    >>> _alike(["yes", "no", "Yes "])
+    ['Yes ', 'yes']
+    """
+    groups = Counter(name.strip().casefold() for name in names)
+    folded = next((name for name, count in groups.items() if count > 1), None)
+    return sorted(name for name in names if name.strip().casefold() == folded)
