@@ -140,3 +140,15 @@ def test_given_shares_and_errors():
         find_shift(known, [0.1, 0.9])
     with pytest.raises(ValueError, match="at least one new row"):
         find_shift(known, np.zeros((0, 3)))
+
+
+def test_refuses_shares_that_rest_on_a_few_held_out_rows():
+    rng = np.random.default_rng(8)
+    X, y = sample(rng, 1000, (0.99, 0.01))
+    known = Reference.of(posterior(X, (0.99, 0.01)), y, features=X)
+    rare, common = known.y == 1, known.y == 0
+    new = np.concatenate([rng.choice(np.flatnonzero(rare), 300), rng.choice(np.flatnonzero(common), 100)])
+    found = find_shift(known, known.p[new], known.features[new], intervals=False)
+    assert found.kind == "other"
+    assert "rests on" in found.reason
+    assert find_shift(known, known.p[common][:400], known.features[common][:400], intervals=False).kind == "none"
