@@ -16,7 +16,8 @@ from evalign.decision.rule import Floats, Labels, as_labels, as_probabilities, a
 Kind = Literal["none", "shares", "other", "given"]
 LEVEL = 0.01  # of the test for changed shares
 FIT_LEVEL = 0.02  # of the test for a change that shares do not explain
-FEWEST = 30  # held-out rows, counted as (sum w)^2 / sum w^2, that estimated shares must rest on
+FEWEST = 50  # held-out rows, counted as (sum w)^2 / sum w^2, that estimated shares must rest on
+EACH = 10  # new rows for each class whose share is estimated
 ROWS = 4000  # held-out and new rows that tests and intervals look at, at most
 DRAWS = 200  # permutations, and bootstrap samples of the fit
 RESAMPLES = 40  # of the intervals
@@ -123,8 +124,8 @@ def find_shift(
        from the confusion matrix of argmax (Lipton 2018) as a cross-check; intervals by the bootstrap.
     4. Are the new rows a mixture of the held-out classes in these shares? The largest Kolmogorov-Smirnov distance
        over the features (Wasserstein over the calibrated probabilities, where no features are kept) and their
-       maximum mean discrepancy, against bootstrap samples of such a mixture. Where the shares make a few held-out
-       rows stand for most of the new ones, this cannot be told, and nothing is adapted.
+       maximum mean discrepancy, against bootstrap samples of such a mixture. Where a few held-out rows stand for most
+       of the new ones, or there are less than 10 new rows a class, this cannot be told, and nothing is adapted.
 
     >>> rng = np.random.default_rng(0)
     >>> def sample(n, share):
@@ -169,10 +170,12 @@ def find_shift(
             known |= {"low": tuple(low.tolist()), "high": tuple(high.tolist())}
     held = (shares / np.maximum(before, 1e-12))[reference.y]
     effective = float(held.sum() ** 2 / (held**2).sum())
-    if changed and p_fit >= FIT_LEVEL and effective < min(FEWEST, len(held) / 2):
+    few = effective < min(FEWEST, len(held) / 2)
+    if changed and p_fit >= FIT_LEVEL and (few or total < EACH * size):
+        rests = f"{effective:.0f} held-out rows" if few else f"{total} new rows, less than {EACH} a class"
         reason = (
-            f"Class shares seem to have changed, but the estimate rests on {effective:.0f} held-out rows: decisions "
-            "stay as they were. Label some new rows, or pass the shares as prevalence=."
+            f"Class shares seem to have changed, but their estimate rests on {rests}: decisions stay as they were. "
+            "Use more rows, or pass the shares as prevalence=."
         )
         return Shift("other", reason=reason, **known)
     if p_fit < FIT_LEVEL:
