@@ -16,7 +16,7 @@ from evalign_papers.analysis.significance import over_splits
 from evalign_papers.engine.printed import load_table
 from evalign_papers.render.wording import NOT_RUN, REDUCED, signed
 
-CIFAR10_ROWS = "printed_budget_cifar10.jsonl"
+CIFAR10_ROWS, CIFAR10_LOSSES = "printed_budget_cifar10.jsonl", ("f1", "accuracy", "mcc")
 
 
 class Numbers:
@@ -50,20 +50,41 @@ class Numbers:
 
     def cifar10(self, loss: str, metric: str = "f1") -> str:
         """A score of EAST on CIFAR-10 at the printed patience, at the learning rate of the lowest validation loss."""
-        own = [row for row in self.cifar10_rows if row["loss"] == loss]
-        best = min(own, key=lambda row: row["validation_loss"], default=None)
+        best = self._cifar10(loss)
         return NOT_RUN if best is None else f"{best['test'][metric]:.3f}"
 
-    def cifar10_epochs(self) -> str:
-        """Most epochs of these runs, and whether patience ended all of them."""
-        if not self.cifar10_rows:
+    def cifar10_epochs(self, *losses: str) -> str:
+        """Fewest and most epochs of these runs, and whether patience ended all of them."""
+        found = [row for loss in losses or CIFAR10_LOSSES if (row := self._cifar10(loss)) is not None]
+        if not found:
             return NOT_RUN
-        ended = all(row["stopped_by"] == "patience" for row in self.cifar10_rows)
-        return f"{max(row['epochs'] for row in self.cifar10_rows)} epochs" + ("" if ended else ", when time was up")
+        counts = sorted({row["epochs"] for row in found})
+        ended = all(row["stopped_by"] == "patience" for row in found)
+        epochs = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        return f"{epochs} epochs" + ("" if ended else ", when time was up")
+
+    def cifar10_kept(self, loss: str) -> str:
+        """The epoch of lowest validation loss."""
+        best = self._cifar10(loss)
+        return NOT_RUN if best is None else str(best["best_epoch"])
+
+    def cifar10_validation(self, loss: str, *, last: bool = False) -> str:
+        """The hard score on validation rows in the kept or the last epoch."""
+        best = self._cifar10(loss)
+        return NOT_RUN if best is None else f"{best['curve'][-1 if last else best['best_epoch'] - 1][3]:.3f}"
+
+    def _cifar10(self, loss: str) -> dict[str, Any] | None:
+        own = [row for row in self.cifar10_rows if row["loss"] == loss]
+        return min(own, key=lambda row: row["validation_loss"], default=None)
+
+    def grid_best(self, cell: str) -> str:
+        """The best validation score of the points of a grid that have been tried."""
+        report = read_report(self.papers / f"{cell}.report.json")
+        return NOT_RUN if report is None or not report.grid else f"{max(one['score'] for one in report.grid):.3f}"
 
     def trials(self, cell: str) -> str:
         report = read_report(self.papers / f"{cell}.report.json")
-        return NOT_RUN if report is None else str(len(report.trials))
+        return NOT_RUN if report is None or not report.trials else str(len(report.trials))
 
     def epochs(self, cell: str) -> str:
         """Fewest and most epochs of a trial."""
