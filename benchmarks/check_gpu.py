@@ -118,10 +118,10 @@ def shapes() -> dict[str, list[float]]:
     return found
 
 
-def images() -> dict[str, list[float]]:
+def images(*shapes: tuple[int, ...]) -> dict[str, list[float]]:
     """Images in place, up to and beyond the classes that stay in registers; multilabel ones; in other formats."""
     found = {}
-    for shape in ((4, 5, 16, 16), (2, 19, 300, 301), (1, 2, 7), (3, 24, 64, 64), (2, 25, 33, 33), (2, 150, 64, 65)):
+    for shape in shapes:
         z, target = 2 * torch.randn(shape, device="cuda"), torch.randint(0, shape[1], (shape[0], *shape[2:])).cuda()
         target[torch.rand(target.shape, device="cuda") < 0.1] = -100
         weight = torch.rand(target.shape, device="cuda")
@@ -137,7 +137,30 @@ def images() -> dict[str, list[float]]:
     z, target = torch.randn(8, 19, 128, 128, device="cuda"), torch.randint(0, 19, (8, 128, 128)).cuda()
     loss = MetricLoss("jaccard", anchor=1.0).cuda()
     first, second = (value_and_gradient(loss, z, target, None) for _ in range(2))
-    found["the same bits twice"] = [float(not torch.equal(a, b)) for a, b in zip(first, second, strict=True)]
+    found[f"the same bits twice, {len(found)}"] = [
+        float(not torch.equal(a, b)) for a, b in zip(first, second, strict=True)
+    ]
+    return found
+
+
+def second_order() -> dict[str, list[float]]:
+    """hvp of the fused loss against that of the eager one, for every layout; the second call is by a launch plan."""
+    found = {}
+    shapes = {"rows": (200, 7), "long rows": (20, 1500), "images": (2, 5, 16, 16), "binary": (300,)}
+    for name, shape in {**shapes, "multilabel": (100, 6), "remembered": (200, 7)}.items():
+        task = name if name in ("binary", "multilabel") else "multiclass"
+        labels = (shape[0], *shape[2:]) if task == "multiclass" else shape
+        z, y = torch.randn(shape, device="cuda"), torch.randint(0, 2, labels, device="cuda")
+        both = []
+        for backend in ("auto", "eager"):
+            memory = 0.5 if name == "remembered" else None
+            loss = MetricLoss("f1", task=task, anchor=1.0, memory=memory, backend=backend).cuda()  # type: ignore[arg-type]
+            for _ in range(2):
+                w = torch.ones((), device="cuda", requires_grad=True)
+                (first,) = torch.autograd.grad(loss(w * z, y), w, create_graph=True)
+                (second,) = torch.autograd.grad(first, w)
+            both.append((first.item(), second.item()))
+        found[name] = [abs(a - b) / (abs(b) + 1e-3) for a, b in zip(*both, strict=True)]
     return found
 
 
@@ -180,13 +203,24 @@ def graph_errors(metric: str) -> list[float]:
     return [(value - expected).abs().item(), ((gradient - slope).abs().max() / slope.abs().max()).item()]
 
 
-def compiled_errors() -> list[float]:
-    z, y, w = batch(1000, 50)
-    plain = MetricLoss("f1", anchor=1.0).cuda()
-    built: Any = torch.compile(plain, fullgraph=True)
-    value, gradient = value_and_gradient(built, z, y, w)
-    expected, slope = value_and_gradient(plain, z, y, w)
-    return [(value - expected).abs().item(), ((gradient - slope).abs().max() / slope.abs().max()).item()]
+def compiled_errors() -> dict[str, list[float]]:
+    """A compiled graph, which holds the fused loss as one operator, against the fused loss; weights, and half."""
+    found = {}
+    for name, shape in {"rows": (1000, 50), "long rows": (64, 1500), "images": (2, 19, 40, 40), "binary": (3000,),
+                        "multilabel": (500, 12), "bfloat16": (1000, 50)}.items():  # fmt: skip
+        task: Any = name if name in ("binary", "multilabel") else "multiclass"
+        labels = (shape[0], *shape[2:]) if task == "multiclass" else shape
+        z = torch.randn(shape, device="cuda", dtype=torch.bfloat16 if name == "bfloat16" else torch.float32)
+        y = torch.randint(0, 2 if task != "multiclass" else shape[1], labels, device="cuda")
+        plain = MetricLoss("f1", task=task, anchor=1.0).cuda()
+        torch.compiler.reset()
+        built: Any = torch.compile(plain, fullgraph=True)
+        for weight in (None, torch.rand(labels, device="cuda")):
+            value, gradient = value_and_gradient(built, z, y, weight)
+            expected, slope = value_and_gradient(plain, z, y, weight)
+            worst = (gradient - slope).abs().max() / slope.abs().max()
+            found[f"{name}, weights: {weight is not None}"] = [(value - expected).abs().item(), worst.item()]
+    return found
 
 
 def stream_errors() -> list[float]:
@@ -225,16 +259,21 @@ def main() -> None:
     checks: list[tuple[str, float, Callable[[], Any]]] = [
         ("sizes", 1e-4, sizes),
         ("all classes at once", 1e-4, all_classes_at_once),
-        ("images", 1e-4, images),
+        ("images of few classes", 1e-4, lambda: images((4, 5, 16, 16), (1, 2, 7))),
+        ("images of 19 classes", 1e-4, lambda: images((2, 19, 300, 301), (3, 24, 64, 64))),
+        ("images of many classes", 1e-4, lambda: images((2, 25, 33, 33), (2, 150, 64, 65))),
         ("shapes", 1e-4, shapes),
         ("half", 2e-2, half_precision),
         ("the same bits twice", 1e-30, lambda: {"bits": bits()}),
         ("two streams", 1e-30, lambda: {"streams": stream_errors()}),
         ("CUDA graph", 1e-5, lambda: {metric: graph_errors(metric) for metric in ("f1", "mcc")}),
-        ("torch.compile", 1e-4, lambda: {"compile": compiled_errors()}),
+        ("torch.compile", 1e-4, compiled_errors),
+        ("second order", 1e-2, second_order),
     ]
     if options.quick:
-        checks = [check for check in checks if check[0] in ("sizes", "images", "the same bits twice", "CUDA graph")]
+        checks = [
+            check for check in checks if check[0] in ("sizes", "the same bits twice", "CUDA graph", "second order")
+        ]
     if options.checks is not None:
         checks = [check for check in checks if check[0] in options.checks]
     found: dict[str, Any] = {}

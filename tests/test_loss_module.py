@@ -13,6 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from evalign import MetricLoss, metric_loss
 from evalign._objective import Objective
 from evalign._options import LossOptions
+from evalign.kernels.cpu import compilation
 from test_losses import BACKENDS, TASKS, WITH_AUROC, batch
 
 OPTIONS = [
@@ -100,6 +101,35 @@ def test_a_compiled_loss_equals_the_eager_one(metric, task):
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     for got, expected in zip(run(compiled, z, y), run(loss, z, y), strict=True):
         torch.testing.assert_close(got, expected)
+
+
+SHAPES = [("multiclass", (30, 4)), ("multiclass", (9, 120)), ("multiclass", (2, 3, 5, 5)), ("binary", (30,)),
+          ("multilabel", (30, 4)), ("multilabel", (2, 3, 50, 50)), ("shares", (30, 4))]  # fmt: skip
+
+
+@torch_own_warnings
+@pytest.mark.parametrize(("task", "shape"), SHAPES)
+def test_a_compiled_graph_holds_the_fused_loss_as_one_operator(task, shape):
+    if not compilation.available():
+        pytest.skip("needs numba")
+    torch._dynamo.reset()
+    generator, graphs = torch.Generator().manual_seed(0), []
+    loss = MetricLoss("f1", task="multiclass" if task == "shares" else task, anchor=1.0)
+
+    def backend(graph, example):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, example)
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=backend)
+    for n in (shape[0], shape[0] + 1):  # a batch of another size is the same graph
+        z = torch.randn(n, *shape[1:], generator=generator)
+        y = torch.randint(0, 2 if task != "multiclass" else shape[1], z.shape, generator=generator)
+        y = z.roll(1, 0).softmax(1) if task == "shares" else y[:, 0] if task == "multiclass" else y
+        torch.testing.assert_close(run(compiled, z, y), run(loss, z, y), rtol=1e-5, atol=1e-7)
+    named = [str(node.target) for node in graphs[-1].graph.nodes if "evalign" in str(node.target)]
+    assert named == ["evalign.fused_loss"]
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(z, y), loss(z, y))
 
 
 @torch_own_warnings

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from evalign import _checks
-from evalign._numerics import counting_dtype, sum_by_label
+from evalign._checks import counting_dtype, sum_by_label
 from evalign.confusion import Confusion, Task
 
 Weight = Tensor | int
@@ -16,7 +16,7 @@ Weight = Tensor | int
 class FlatBatch(NamedTuple):
     """Logits (M, C), (M,) or (M, L), valid labels, and the weight of every label, 0 where it is ignored.
 
-    Images may keep the form (N, C, S), with labels (N S,), or (N, L, S) for all three; see `rows`.
+    Images may keep the form (N, C, S), with labels (N S,) or shares (N, C, S), or (N, L, S) for all three; see `rows`.
     A weight that is a number says both: labels equal to it do not count, all others count 1. Labels are whole numbers,
     or shares: (M, C) of every class, (M,) or (M, L) of a yes. `smoothing_weights` are the weight of every row without
     that of its class, and those of the classes, which smoothed cross-entropy takes apart.
@@ -60,14 +60,24 @@ def as_rows(logits: Tensor, y: Tensor, weight: Weight) -> tuple[Tensor, Tensor, 
     """Logits, labels and weights of images (N, C, S) as rows; those of rows as they are."""
     if logits.dim() < 3:
         return logits, y, weight
-    if y.dim() == 3:
-        y, weight = rows_of_images(y), rows_of_images(weight) if isinstance(weight, Tensor) else weight
+    y = rows_of_images(y) if y.dim() == 3 else y
+    weight = rows_of_images(weight) if isinstance(weight, Tensor) and weight.dim() == 3 else weight
     return rows_of_images(logits), y, weight
+
+
+def blank(logits: Tensor, weight: Tensor) -> Tensor:
+    """Logits with 0 in place of what is ignored, which may be nan."""
+    return torch.where((weight if weight.dim() == logits.dim() else weight[:, None]) == 0, 0.0, logits)
+
+
+def confusion_mass(y: Tensor, weight: Tensor) -> Tensor:
+    """The sum of all soft labels (M, C), each with the weight of its row."""
+    return (y * weight[:, None]).sum()
 
 
 def is_soft(task: Task, y: Tensor) -> bool:
     """Whether flat labels are shares of every class."""
-    return task == "multiclass" and y.dim() == 2
+    return task == "multiclass" and y.dim() > 1
 
 
 def flatten(
@@ -120,7 +130,7 @@ def flatten(
         y, counted = dense(target, ignore_index, dtype)
     if sample_weight is not None:
         counted = counted * _checks.check_weights(sample_weight, tuple(shape)).to(dtype)
-    y = _one_row_a_label(y, task, scores=soft, images=images and not soft)
+    y = _one_row_a_label(y, task, scores=soft, images=images)
     counted = _one_row_a_label(counted, task, images=images)
     y = y.to(dtype) if y.is_floating_point() else y.long()
     if pos_weight is not None:
@@ -130,7 +140,7 @@ def flatten(
     if weight is None:
         return FlatBatch(logits, y, counted)
     if soft:
-        return FlatBatch(logits, y * weight, counted)
+        return FlatBatch(logits, y * weight.reshape(-1, *[1] * (y.dim() - 2)), counted)
     own = weight if task == "multilabel" else weight[y.long()]
     if task == "binary" and y.is_floating_point():
         own = weight[0] + (weight[1] - weight[0]) * y

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evalign import _checks, curves, membership, metrics
-from evalign._batch import FlatBatch, Sums, Weight, as_rows, dense, is_soft, rows_behind
-from evalign._numerics import counting_dtype, finite_gradient, safe_divide
+from evalign._batch import FlatBatch, Sums, Weight, as_rows, blank, confusion_mass, dense, is_soft, rows_behind
+from evalign._checks import counting_dtype, finite_gradient, safe_divide
 from evalign._options import Backend, LossOptions
 from evalign.confusion import Confusion, Task
 from evalign.kernels import dispatch
-from evalign.kernels.dispatch import ColumnCounts, column_counts, fused_loss, row_counts
-from evalign.kernels.plan import AGREEMENTS, Eager, FivePoints, LaunchPlan, Plan, Settings, closed_form, has_closed_form
+from evalign.kernels.dispatch import CountsHook, column_counts, fused_loss, row_counts
+from evalign.kernels.plan import AGREEMENTS, FivePoints, LaunchPlan, Plan, Settings, closed_form, has_closed_form
 from evalign.metrics import Average, Beta, MetricFunction
 from evalign.steps import StepChoice
 
@@ -54,31 +54,32 @@ class Objective:
     _plans: dict[Any, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        five_points = self.step.step in ("annealed", "linear")
+        auto, taus = self.backend == "auto", self.thresholds
+        taus = taus if isinstance(taus, tuple) else (taus or 0.5,)
         any_threshold = self.task != "multiclass" or self.thresholds is None
-        taus = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds or 0.5,)
-        multilabel = self.task == "multilabel"
-        closed = isinstance(self.metric, str) and not self.is_ranking
-        closed = closed and has_closed_form(str(self.metric), multilabel=multilabel)
-        closed = closed and self.alpha is None and not self.smooth and self.include_background
-        closed = closed and self.anchor_term == "cross_entropy"
-        object.__setattr__(self, "_fusible", self.backend == "auto" and five_points and any_threshold)
-        object.__setattr__(self, "_closed", self.backend == "auto" and closed)
-        object.__setattr__(self, "_taus", () if self.task == "multiclass" else taus)
-        object.__setattr__(self, "_plans", {})
+        named = isinstance(self.metric, str) and not self.is_ranking and self.anchor_term == "cross_entropy"
+        plain = self.alpha is None and not self.smooth and self.include_background
+        closed = named and plain and has_closed_form(str(self.metric), multilabel=self.task == "multilabel")
+        derived = {
+            "_fusible": auto and any_threshold and self.step.step in ("annealed", "linear"),
+            "_closed": auto and closed,
+            "_taus": () if self.task == "multiclass" else taus,
+            "_plans": {},
+        }
+        self.__dict__.update(derived)
 
     @classmethod
     def of(cls, options: LossOptions) -> "Objective":
         """The objective that checked options describe; a module as the anchor is the caller's to add."""
         term = options.anchor_term
-        beta = options.beta
+        beta: Any = options.beta
+        if beta is not None and not isinstance(beta, (int, float)):
+            beta = torch.as_tensor(beta, dtype=torch.float64)
         return cls(
             options.metric, options.task, StepChoice(options.step, options.delta, options.k), options.averaging,
             options.thresholds, options.anchor_weight if isinstance(term, str) else 0.0, options.label_smoothing,
-            options.backend,
-            beta if beta is None or isinstance(beta, (int, float)) else torch.as_tensor(beta, dtype=torch.float64),
-            options.alpha, options.at, options.max_fpr, options.smooth, options.include_background,
-            term if isinstance(term, str) else "cross_entropy",
+            options.backend, beta, options.alpha, options.at, options.max_fpr, options.smooth,
+            options.include_background, term if isinstance(term, str) else "cross_entropy",
         )  # fmt: skip
 
     @property
@@ -115,7 +116,11 @@ class Objective:
     def per_image(self, batch: FlatBatch, images: int, temperature: float | Tensor, beta: Beta | None) -> Tensor:
         """The loss of every image, (N,), by the eager form; 0 for an image without a counted label."""
         split = batch.split(images)
-        each = partial(self, temperature=temperature, beta=beta)
+        eager = replace(self, backend="eager")
+
+        def each(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            return eager(logits, y, weight, temperature, beta)
+
         return torch.func.vmap(each)(split.logits, split.y, split.weight)
 
     def cross_entropy(
@@ -149,34 +154,38 @@ class Objective:
         return (
             self._has_closed_form(beta)
             and not isinstance(self.thresholds, tuple)
-            and self._may_fuse(y, weight, temperature)
-            and dispatch.is_fused(logits)
+            and self._may_fuse(y, weight, temperature, shares=not logits.is_cuda)
+            and dispatch.is_fused_whole(logits)
         )
 
     def whole(
-        self,
-        logits: Tensor,
-        y: Tensor,
-        weight: Weight,
-        temperature: float | Tensor,
-        beta: Beta | None,
-        hook: dispatch.CountsHook | None = None,
+        self, logits: Tensor, y: Tensor, weight: Weight, temperature: Any, beta: Any, hook: CountsHook | None = None
     ) -> Tensor:
         """All of it as one node; on a CPU `hook` may change the counts before the metric is computed."""
-        ignored = None if isinstance(weight, Tensor) else weight
-        plan = self.plan(logits.shape[1] if self.task == "multiclass" else 2, beta, ignored)
-        given = weight if isinstance(weight, Tensor) else None
-        if plan.two_classes:
+        given, ignored = (weight, None) if isinstance(weight, Tensor) else (None, weight)
+        if self.task == "binary":
             logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
-        eager = None if hook is not None else partial(self._eager_loss, temperature=temperature, beta=beta)
+        if torch.compiler.is_compiling():
+            follows = self.step.step == "annealed" and isinstance(temperature, Tensor)
+            low, reach, _ = self.points(0.2 if follows else temperature)
+            question = dispatch.Question(
+                str(self.metric), self.average, beta, float(self.anchor), float(self.label_smoothing),
+                list(self._taus), self.task == "binary", ignored or 0, low, reach,
+            )  # fmt: skip
+            return dispatch.loss_in_graph(logits, y, given, temperature if follows else None, question)
+        plan = self.plan(logits.shape[1] if self.task == "multiclass" else 2, beta, ignored)
+        eager = None
+        if hook is None:
+            eager = partial(self._eager_loss, temperature=temperature, beta=beta, ignored=ignored)
         return fused_loss(logits, y, given, self.points(temperature), plan, hook, eager)
 
     def _eager_loss(
-        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor, beta: Beta | None
+        self, logits: Tensor, y: Tensor, weight: Any, temperature: float | Tensor, beta: Any, ignored: int | None
     ) -> tuple[Tensor]:
         """The output of `fused_loss` by operations that can be differentiated twice."""
+        weight = ignored if weight is None else weight
         if self.task == "binary":
-            logits, y, weight = logits[:, 0], y[:, 0], weight[:, 0]
+            logits, y, weight = (x[:, 0] if isinstance(x, Tensor) else x for x in (logits, y, weight))
         return (replace(self, backend="eager")(logits, y, weight, temperature, beta),)
 
     def _eager_counts(
@@ -275,9 +284,11 @@ class Objective:
             return False
         return dispatch.is_fused(logits) or (self.task == "multiclass" and _checks.can_look_at(logits))
 
-    def _may_fuse(self, y: Tensor, weight: Weight, temperature: float | Tensor) -> bool:
-        """Whether there is a fused form, and none but the logits asks for a gradient: it has no other."""
-        if not self._fusible or (isinstance(weight, Tensor) and weight.requires_grad) or is_soft(self.task, y):
+    def _may_fuse(self, y: Tensor, weight: Weight, temperature: float | Tensor, *, shares: bool = False) -> bool:
+        """Whether there is a fused form, for `shares` of classes too, and none but the logits asks for a gradient."""
+        if not self._fusible or (isinstance(weight, Tensor) and weight.requires_grad):
+            return False
+        if y.requires_grad or (not shares and is_soft(self.task, y)):
             return False
         return not (isinstance(temperature, Tensor) and temperature.requires_grad)
 
@@ -292,7 +303,11 @@ class Objective:
             tp, predicted, losses, actual = row_counts(logits, y, weight, settings, eager)
             total = actual.sum()  # rounded like its parts, so that one class alone has a share of exactly 1
         else:
-            tp, predicted, losses, actual, total = self._fused_columns(logits, y, weight, settings, eager)
+            two = self.task == "binary"
+            columns = (logits[:, None], y[:, None], weight[:, None]) if two else (logits, y, weight)
+            tp, predicted, losses, actual, total = column_counts(*columns, settings, two_classes=two, eager=eager)
+            if not isinstance(self.thresholds, tuple):
+                tp, predicted = tp[0], predicted[0]
         entropy = safe_divide(losses, total.sum()) if settings.losses else None
         if isinstance(self.thresholds, tuple):  # labels are counted as often as predictions: for each threshold
             actual, total = actual.expand_as(tp), total.expand(tp.shape[0], *total.shape)
@@ -314,18 +329,6 @@ class Objective:
             low = float(temperature)
             return FivePoints(low, 2.5 * low)
         return FivePoints(self.step.delta, 0.5)
-
-    def _fused_columns(
-        self, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, eager: Eager
-    ) -> ColumnCounts:
-        if self.task == "binary":
-            columns = logits[:, None], y[:, None], weight[:, None]
-            counts = column_counts(*columns, settings, two_classes=True, eager=eager)
-        else:
-            counts = column_counts(logits, y, weight, settings, eager=eager)
-        if isinstance(self.thresholds, tuple):
-            return counts
-        return counts._replace(tp=counts.tp[0], predicted=counts.predicted[0])
 
     def confusion(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Confusion:
         """The soft counts of a batch, eager; with a grid of thresholds, one set of counts for each."""
@@ -352,7 +355,10 @@ class Objective:
         tp = confusion.tp
         if tp.is_cuda and tp.dim() == 1 and self._has_closed_form(beta) and dispatch.is_fused(tp):
             form = closed_form(str(self.metric), self.average, confusion.outcomes, beta, self.label_smoothing)
-            return dispatch.loss_of_counts(confusion, form)
+            return dispatch.loss_of_counts(confusion, form, partial(self._eager_term, beta=beta))
+        return self._eager_term(confusion, beta)
+
+    def _eager_term(self, confusion: Confusion, beta: Beta | None) -> Tensor:
         score = self.score(confusion.smoothed(self.label_smoothing), beta)
         lost = self._with_alarms(confusion, 1 - score, beta)
         return torch.where(confusion.total.sum() == 0, 0.0 * lost, lost)
@@ -442,13 +448,3 @@ def cross_entropy(
         each = (1 - (-each).exp()) ** 2 * each
     # An ignored row counts for nothing, even where its loss is infinite.
     return safe_divide(torch.where(factor == 0, 0.0, each * factor).sum(), mass)
-
-
-def blank(logits: Tensor, weight: Tensor) -> Tensor:
-    """Logits with 0 in place of what is ignored, which may be nan."""
-    return torch.where((weight if weight.dim() == logits.dim() else weight[:, None]) == 0, 0.0, logits)
-
-
-def confusion_mass(y: Tensor, weight: Tensor) -> Tensor:
-    """The sum of all soft labels (M, C), each with the weight of its row."""
-    return (y * weight[:, None]).sum()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evalign._batch import Sums
-from evalign._numerics import represents
+from evalign._checks import represents
 from evalign.losses import MetricLoss
 
 Backward = Callable[[Tensor], Any]

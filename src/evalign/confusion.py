@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evalign import _checks
-from evalign._numerics import counting_dtype, sum_by_label
+from evalign._checks import counting_dtype, sum_by_label
 
 Task = Literal["binary", "multiclass", "multilabel"]
 TASKS: tuple[Task, ...] = ("binary", "multiclass", "multilabel")
@@ -131,6 +131,11 @@ class Confusion:
                 present=present,
                 multilabel=self.multilabel,
             )
+
+    def with_predictions(self, tp: Tensor, predicted: Tensor) -> "Confusion":
+        """The same labels, predicted otherwise; a matrix is not kept."""
+        kind = {"present": self.present, "multilabel": self.multilabel, "outcomes": self.outcomes}
+        return Confusion(tp, self.actual, predicted, self.total, **kind)  # type: ignore[arg-type]
 
     def one_vs_rest(self) -> "Confusion":
         """Every class as a two-class problem of its own: vectors of shape (..., C, 2)."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evalign import _checks
-from evalign._numerics import represents, safe_divide
+from evalign._checks import represents, safe_divide
 from evalign.confusion import Confusion
 from evalign.metrics import MetricFunction
 

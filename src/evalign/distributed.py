@@ -19,7 +19,7 @@ from torch import Tensor
 
 from evalign import _checks
 from evalign._batch import FlatBatch, Sums, dense
-from evalign._numerics import represents
+from evalign._checks import represents
 
 Gradients = Literal["averaged", "summed"]
 GRADIENTS: tuple[Gradients, ...] = ("averaged", "summed")

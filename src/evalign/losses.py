@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evalign import _checks
 from evalign._batch import FlatBatch, Sums, flatten
-from evalign._numerics import safe_divide
+from evalign._checks import safe_divide
 from evalign._objective import Objective
 from evalign._options import OPTION_NAMES, LossOptions, signature_of
 from evalign.distributed import Sync, gather_rows, is_up, resolve
@@ -192,9 +192,15 @@ class MetricLoss(nn.Module):
         key = dispatch.batch_key(input, target) if sample_weight is None else None
         plan = None if key is None else self._launch_plans.get(key)
         if plan is not None and (not is_up() or self._ranks() is None):  # a buffer is found faster than an attribute
-            return plan.loss(input, target, None, self._buffers["_temperature"] if self.step == "annealed" else None)
+            temperature = self._buffers["_temperature"] if self.step == "annealed" else None
+            return plan.loss(input, target, None, temperature, self._eager_loss)
         loss = self._metric_loss(input, target, sample_weight, key)
         return loss + _module_anchor(self.options, input, target) if self._module_anchor else loss
+
+    def _eager_loss(self, input: Tensor, target: Tensor, _: Any) -> tuple[Tensor]:
+        """What a launch plan computes, by operations that autograd can differentiate twice."""
+        objective, batch = replace(self.objective, backend="eager"), self.flat(input, target, None)
+        return (_loss(objective, self.options, batch, input.shape[0], self._temperature, self.beta, None),)
 
     def _metric_loss(
         self, input: Tensor, target: Tensor, sample_weight: Tensor | None, key: dispatch.BatchKey | None

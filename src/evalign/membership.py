@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from evalign import _checks
-from evalign._numerics import safe_divide
+from evalign._checks import safe_divide
 from evalign.steps import Step, Threshold
 
 BTG_GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

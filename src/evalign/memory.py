@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from evalign import _checks
 from evalign._batch import Sums
-from evalign._numerics import represents, safe_divide
+from evalign._checks import represents, safe_divide
 from evalign.confusion import Confusion
 
 ROWS_OF_RAREST = 100.0  # takes the bias out of the value; training did not tell it from 300 (docs/research/batches.md)
@@ -103,7 +103,7 @@ class Memory(nn.Module):
         """The same by one compiled loop, for sums that are no tensors: tp, actual and predicted of every class, the
         cross-entropies, and the sum of weights, which are all 1. In place; what the slopes of counts are multiplied by.
         """
-        from evalign.kernels.cpu.metric_loops import remember
+        from evalign.kernels.cpu.cpu_loss import remember
 
         counts = vector[:-2]
         rows = counts[counts.size // 3 : 2 * counts.size // 3]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evalign import _checks
-from evalign._numerics import safe_divide, safe_sqrt
+from evalign._checks import safe_divide, safe_sqrt
 from evalign.confusion import Confusion
 
 Average = Literal["binary", "macro", "micro", "weighted"]

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from evalign import MetricLoss
-from evalign.kernels.cpu import compilation, jit
+from evalign.kernels.cpu import compilation
 
-needs_numba = pytest.mark.skipif(not jit.available(), reason="needs numba")
+needs_numba = pytest.mark.skipif(not compilation.available(), reason="needs numba")
 SCRIPT = """
 import sys, time, torch
 from evalign import MetricLoss

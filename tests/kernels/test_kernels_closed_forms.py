@@ -1,5 +1,6 @@
 """Value and slopes of metrics of a closed form, by compiled loops and by Triton, are those of autograd."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,12 +49,13 @@ def by_autograd(metric, average, smoothing, multilabel, tp, predicted, actual, t
 def compiled(form, tp, predicted, actual, total):
     compiled_whole = pytest.importorskip("evalign.kernels.cpu.cpu_loss", exc_type=ImportError)
     sums, totals = (x.double().numpy() for x in (torch.stack([tp, actual, predicted]), torch.atleast_1d(total)))
-    value, slopes = compiled_whole.metric_of(sums, totals, Plan(form))
+    slopes = np.empty((2, sums.shape[1]))
+    value = compiled_whole.metric_of(sums, totals, Plan(form), slopes)
     return [torch.tensor(value, dtype=tp.dtype), *torch.from_numpy(slopes).to(tp.dtype)]
 
 
 def by_triton(form, tp, predicted, actual, total, present=None):
-    triton_metric = pytest.importorskip("evalign.kernels.gpu.metric_kernels", exc_type=ImportError)
+    triton_metric = pytest.importorskip("evalign.kernels.gpu.gpu_loss", exc_type=ImportError)
     d, there = len(tp), (x.to(DEVICE) for x in (tp, predicted, actual, total))
     mask = None if present is None else present.to(DEVICE)
     loss, slopes = triton_metric.loss_and_slopes(*there, form, per_label=total.dim() == 1, present=mask)

@@ -5,7 +5,7 @@ import torch
 
 from evalign import MetricLoss, _batch
 from evalign.kernels import dispatch
-from evalign.kernels.cpu import cpu_loss, jit
+from evalign.kernels.cpu import compilation, cpu_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of masked entries that the interpreter computes
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -20,7 +20,7 @@ ENTRIES = [((50,), "binary"), ((3, 20, 30), "binary"), ((300, 5), "multilabel"),
 def device(request, monkeypatch):
     """Where the kernels run; those of a GPU are interpreted if there is none."""
     if request.param == "cpu":
-        if not jit.available():
+        if not compilation.available():
             pytest.skip("needs numba")
         return "cpu"
     pytest.importorskip("triton")
@@ -126,17 +126,17 @@ def test_images_of_no_pixel_and_of_equal_logits(device):
 
 
 def test_threads_give_the_same_counts(monkeypatch):
-    if not jit.available():
+    if not compilation.available():
         pytest.skip("needs numba")
     z, y, _ = batch((3, 6, 500))
     alone = value_and_slope(MetricLoss("f1", anchor=1.0), z, y)
-    monkeypatch.setattr(jit, "SERIAL", 1000)
+    monkeypatch.setattr(compilation, "SERIAL", 1000)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     torch.testing.assert_close(value_and_slope(MetricLoss("f1", anchor=1.0), z, y), alone, rtol=1e-6, atol=1e-9)
 
 
 def test_memory_takes_images_through_the_hook():
-    if not jit.available():
+    if not compilation.available():
         pytest.skip("needs numba")
     z, y, _ = batch((2, 4, 60))
     fused, eager = MetricLoss("f1", memory=0.9), MetricLoss("f1", memory=0.9, backend="eager")

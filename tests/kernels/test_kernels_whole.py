@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from evalign import MetricLoss, losses
 from evalign.kernels import dispatch, private_apis
-from evalign.kernels.gpu import gpu_loss, loss_plans, metric_kernels
+from evalign.kernels.gpu import gpu_loss, loss_plans
 from evalign.kernels.gpu import launch as triton_launch
 from evalign.kernels.plan import FivePoints, Plan, closed_form
 
@@ -108,7 +108,7 @@ def test_a_batch_without_a_counted_label_gives_nothing(task, n):
 
 
 def test_many_classes_are_more_than_one_block_of_the_metric(monkeypatch):
-    monkeypatch.setattr(metric_kernels, "block", lambda d, metric: 256)
+    monkeypatch.setattr(gpu_loss, "block", lambda d, metric: 256)
     for average in ("macro", "micro", "weighted"):
         assert_equal(batch(6, 1300), average=average, anchor=0.5)
     for metric in ("mcc", "cohen_kappa"):

@@ -5,11 +5,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from evalign.kernels.gpu import column_kernels as triton_column_kernels
+from evalign.kernels.gpu import device_functions, loss_plans
 from evalign.kernels.gpu import gpu_loss as triton_rows
-from evalign.kernels.gpu import loss_plans
-from evalign.kernels.gpu import metric_kernels as triton_metric
 from evalign.kernels.gpu import row_kernels as triton_row_kernels
-from evalign.kernels.gpu import tile_kernels as triton_tile_kernels
 
 FLOATS = ("tau", "low", "reach", "smoothing", "anchor", *(f"{letter}{k}" for letter in "tbw" for k in range(4)))
 NUMBERS = ("n", "d", "stride", "chunk", "columns", "thresholds", "width", "ignored", "rows", "row_stride",
@@ -49,24 +47,24 @@ def streams(d):
 def dense(d, form=0):
     """Both kernels of images of d classes, as `loss_plans` launches them."""
     kept, pixels, warps, _ = loss_plans.dense_tile(d)
-    front, back = loss_plans.launch_dense[kept].kernel, loss_plans.launch_dense_gradient.kernel
+    front, back = loss_plans.launch_dense.kernel, loss_plans.launch_dense_gradient.kernel
     shape = {"CLASSES": d, "PIXELS": pixels, "num_warps": warps}
     ending = {"SMOOTHING": d == 3, "FORM": form, **SUMS, "BLOCK": triton.next_power_of_2(d)}
     flags = {name: value for name, value in BACK.items() if name != "PACKED"}
-    return [(front, {**ROWS, **ending, **shape}), (back, {**flags, **shape, "KEPT": kept})]
+    return [(front, {**ROWS, **ending, **shape, "KEPT": kept}), (back, {**flags, **shape, "KEPT": kept})]
 
 
 KERNELS = [
     *dense(3),
     *dense(19, form=4),
     *dense(150),
-    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(10)}),
-    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 2, **tiles(1000, aligned=True)}),
-    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": -1, **tiles(257)}),
-    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 4, **tiles(1000, aligned=True)}),
-    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(1000, True, scattered=True)}),
-    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 4, **tiles(603, scattered=True)}),
-    *((triton_tile_kernels.tile_gradient_kernel, {**BACK, **back_tiles(d, d == 1000)}) for d in (10, 257, 1000)),
+    (triton_row_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(10)}),
+    (triton_row_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 2, **tiles(1000, aligned=True)}),
+    (triton_row_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": -1, **tiles(257)}),
+    (triton_row_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 4, **tiles(1000, aligned=True)}),
+    (triton_row_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(1000, True, scattered=True)}),
+    (triton_row_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 4, **tiles(603, scattered=True)}),
+    *((triton_row_kernels.tile_gradient_kernel, {**BACK, **back_tiles(d, d == 1000)}) for d in (10, 257, 1000)),
     *streams(2000),
     *streams(131072),
     (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "ROWS": 1024, "COLS": 1}),
@@ -75,7 +73,7 @@ KERNELS = [
     (triton_column_kernels.column_gradient_kernel, {**BACK, "BLOCK": 1024}),
     *(
         (
-            triton_metric.metric_kernel,
+            device_functions.value_of_counts,
             {"FORM": form, "LOSSES": True, "MASKED": form == 0, "PER_LABEL": form == 2, "BLOCK": 16},
         )
         for form in range(6)
@@ -84,8 +82,8 @@ KERNELS = [
 
 
 HALF = [  # their logits and gradients are of half precision
-    (triton_tile_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(10)}),
-    (triton_tile_kernels.tile_gradient_kernel, {**BACK, **back_tiles(10)}),
+    (triton_row_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(10)}),
+    (triton_row_kernels.tile_gradient_kernel, {**BACK, **back_tiles(10)}),
     *streams(2000),
     *dense(19),
     (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "ROWS": 1024, "COLS": 1}),

@@ -215,24 +215,24 @@ def compiled_derivatives(
     >>> gradient.round(3), hessian.round(3)
     (array([ 0.633,  0.633,  0.633, -1.167], dtype=float32), array([0.383, 0.383, 0.383, 0.917], dtype=float32))
     """
-    from evalign.boosting import compiled_binary  # these need numba, which takes half a second to import
+    # These need numba, which takes half a second to import.
+    from evalign.kernels.cpu.column_loops import derivatives
     from evalign.kernels.cpu.cpu_loss import by_column, count_columns, metric_of
 
     plan = objective.plan(beta=objective.beta)
     settings = plan.settings(objective.points(temperature))
-    columns = (table.scores[:, None], table.y[:, None], table.weight[:, None])
+    entries = (table.scores[:, None], table.y[:, None], table.weight[:, None])
     counts = np.zeros((3, 2))
-    losses, totals = count_columns(columns, settings, counts, two_classes=True)
+    losses, totals = count_columns(entries, settings, counts, two_classes=True)
     n = float(counts[1].sum())
-    value, slopes = metric_of(counts, totals, plan)
+    slopes = np.empty((2, 2))
+    value = metric_of(counts, totals, plan, slopes)
     by_tp, by_predicted = by_column(slopes)[:, 0]
     pull = n * metric_weight * np.array([by_predicted, by_predicted + by_tp])
     anchor = objective.anchor
     options = (anchor, (anchor or 1.0) * bend.curvature, bend.floor, bend.damping, objective.label_smoothing)
     gradient, hessian = np.empty(len(table.scores), np.float32), np.empty(len(table.scores), np.float32)
-    z, y, w = (column.numpy() for column in (table.scores, table.y, table.weight))
+    columns = table.scores.numpy(), table.y.numpy(), table.weight.numpy()
     line = np.array(KernelLines.at(settings.thresholds[0], settings.points), np.float32)
-    compiled_binary.derivatives(
-        z, y, w, line, pull.astype(np.float32), np.array(options, np.float32), gradient, hessian
-    )  # fmt: skip
+    derivatives(columns, line, pull.astype(np.float32), np.array(options, np.float32), gradient, hessian)
     return value, losses / n if anchor and n else 0.0, gradient, hessian

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from evalign.confusion import Confusion
 from evalign.kernels.cpu import compilation
@@ -31,10 +31,11 @@ from evalign.kernels.plan import (
     LaunchPlan,
     Plan,
     Settings,
+    closed_form,
     slopes,
     twice_differentiable,
 )
-from evalign.kernels.private_apis import is_functorch_wrapped
+from evalign.kernels.private_apis import constant_when_traced, is_functorch_wrapped
 
 GPU_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Receives tp, actual and predicted of every class, the sum of the cross-entropies and the sum of the weights as one
@@ -54,12 +55,26 @@ def _module(name: str) -> ModuleType:
 
 
 def is_fused(z: Tensor) -> bool:
-    """Whether a compiled backend takes these logits; never under `torch.compile` or `vmap`."""
+    """Whether a compiled backend takes these logits in eager mode: not under `torch.compile` or `vmap`."""
     if is_compiling() or is_functorch_wrapped(z):
         return False
     if z.is_cuda:
         return z.dtype in GPU_DTYPES and has_triton()
     return z.device.type == "cpu" and z.dtype == torch.float32 and compilation.ready()
+
+
+def is_fused_whole(z: Tensor) -> bool:
+    """Whether `fused_loss` takes these logits: also as an operator of a graph that `torch.compile` makes."""
+    if not is_compiling():
+        return is_fused(z)
+    if torch.compiler.is_exporting() or z.dtype not in (GPU_DTYPES if z.is_cuda else GPU_DTYPES[:1]):
+        return False  # an exported program must run where evalign is not
+    return is_dynamo_compiling() and _takes_graphs(z.device.type)
+
+
+@constant_when_traced
+def _takes_graphs(device: str) -> bool:
+    return has_triton() if device == "cuda" else device == "cpu" and compilation.wait()
 
 
 def backend(z: Tensor) -> ModuleType:
@@ -78,17 +93,109 @@ def fused_loss(
     """1 - metric + anchor * cross-entropy of logits (M, C), or (M, L) at the one threshold of the plan, as one node.
 
     A GPU takes `weight` None: every label then has weight 1, except the label that the plan ignores. On a CPU, `hook`
-    may change the counts before the metric is computed from them (memory, sums over ranks), and `eager` gives second
-    derivatives; without it, and on a GPU, asking for them is an error.
+    may change the counts before the metric is computed from them (memory, sums over ranks). `eager` gives second
+    derivatives; without it, asking for them is an error.
 
     >>> from evalign.kernels.plan import closed_form
     >>> plan, points = Plan(closed_form("f1", "macro", 2)), FivePoints(low=0.2, reach=0.5)
     >>> fused_loss(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 1]), torch.ones(2), points, plan)
     tensor(0.0144)
     """
-    more = () if logits.is_cuda else (eager,)
-    found: Tensor = backend(logits).fused_loss(logits, y, weight, points, plan, hook, *more)
+    found: Tensor = backend(logits).fused_loss(logits, y, weight, points, plan, hook, eager)
     return found
+
+
+class Question(NamedTuple):
+    """What to compute, in types that an operator of torch takes; a plan and a step are made of it."""
+
+    metric: str
+    average: str
+    beta: float | None
+    anchor: float
+    smoothing: float
+    thresholds: list[float]
+    two_classes: bool
+    ignored: int
+    low: float
+    reach: float
+
+    def answered_by(self, logits: Tensor, temperature: Tensor | None) -> tuple[ModuleType, FivePoints, Plan]:
+        """The backend of a batch, the step and the plan."""
+        points = FivePoints(self.low, self.reach, temperature)
+        if temperature is not None and not (logits.is_cuda and temperature.is_cuda):
+            points = FivePoints(float(temperature), 2.5 * float(temperature))
+        classes = 2 if self.thresholds else logits.shape[1]
+        form = closed_form(self.metric, self.average, classes, self.beta, self.smoothing)
+        rest = self.anchor, self.smoothing, tuple(self.thresholds), self.two_classes, self.ignored
+        return _module("gpu.gpu_loss" if logits.is_cuda else "cpu.cpu_loss"), points, Plan(form, *rest)
+
+
+def loss_in_graph(
+    logits: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, question: Question
+) -> Tensor:
+    """`fused_loss` as an operator that `torch.compile` leaves as it is, with shapes and gradient known to it."""
+    module: Any
+    if logits.is_cuda:
+        from evalign.kernels.gpu import gpu_loss as module
+    else:
+        from evalign.kernels.cpu import cpu_loss as module
+    batch = module.arranged(logits, y, weight, bool(question.thresholds))
+    found: Tensor = torch.ops.evalign.fused_loss(*batch, temperature, *question)[0]
+    return found
+
+
+ASKED = (
+    "Tensor logits, Tensor y, Tensor? weight, Tensor? temperature, str metric, str average, float? beta, float anchor, "
+    "float smoothing, float[] thresholds, bool two_classes, int ignored, float low, float reach"
+)
+_library = torch.library.Library("evalign", "DEF")
+_library.define(f"fused_loss({ASKED}) -> (Tensor, Tensor, Tensor)")
+_library.define(f"fused_loss_backward(Tensor by_loss, Tensor saved, Tensor more, {ASKED}) -> Tensor")
+
+
+def _loss_operator(logits: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, *asked: Any) -> Any:
+    module, points, plan = Question(*asked).answered_by(logits, temperature)
+    return module.forward(logits, y, weight, points, plan)
+
+
+def _gradient_operator(
+    by_loss: Tensor, saved: Tensor, more: Tensor, logits: Tensor, y: Tensor, weight: Tensor | None,
+    temperature: Tensor | None, *asked: Any,
+) -> Tensor:  # fmt: skip
+    module, points, plan = Question(*asked).answered_by(logits, temperature)
+    gradient: Tensor = module.backward(logits, y, weight, points, plan, saved, more, by_loss.contiguous())
+    return gradient.contiguous()
+
+
+def _loss_shapes(logits: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, *asked: Any) -> Any:
+    module, question = _module("gpu.gpu_loss" if logits.is_cuda else "cpu.cpu_loss"), Question(*asked)
+    saved = module.saved_like(logits, columns=bool(question.thresholds), two_classes=question.two_classes)
+    return logits.new_empty((), dtype=torch.float32), *saved
+
+
+def _gradient_shape(by_loss: Tensor, saved: Tensor, more: Tensor, logits: Tensor, *rest: Any) -> Tensor:
+    return logits.new_empty(logits.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output[1:], *inputs[:4])
+    ctx.asked = inputs[4:]
+    ctx.set_materialize_grads(False)
+
+
+def _backward_operator(ctx: Any, by_loss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    gradient = None
+    if by_loss is not None:
+        gradient = torch.ops.evalign.fused_loss_backward(by_loss, *ctx.saved_tensors, *ctx.asked)
+    return gradient, *(None,) * 13
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("fused_loss", _loss_operator, _device)
+    _library.impl("fused_loss_backward", _gradient_operator, _device)
+torch.library.register_fake("evalign::fused_loss", _loss_shapes, lib=_library)
+torch.library.register_fake("evalign::fused_loss_backward", _gradient_shape, lib=_library)
+torch.library.register_autograd("evalign::fused_loss", _backward_operator, setup_context=_save, lib=_library)
 
 
 def launch_plan(logits: Tensor, y: Tensor, points: FivePoints, plan: Plan) -> LaunchPlan | None:
@@ -97,9 +204,9 @@ def launch_plan(logits: Tensor, y: Tensor, points: FivePoints, plan: Plan) -> La
     return found
 
 
-def loss_of_counts(c: Confusion, metric: ClosedForm) -> Tensor:
+def loss_of_counts(c: Confusion, metric: ClosedForm, eager: Callable[[Confusion], Tensor]) -> Tensor:
     """1 - metric of counts on a GPU as one kernel, 0 for empty counts; `c` before label smoothing."""
-    found: Tensor = _module("gpu.gpu_loss").loss_of_counts(c, metric)
+    found: Tensor = _module("gpu.gpu_loss").loss_of_counts(c, metric, eager)
     return found
 
 

@@ -183,8 +183,10 @@ class Counts(NamedTuple):
 class LaunchPlan(Protocol):
     """Computes the loss of GPU batches that have one `dispatch.batch_key`."""
 
-    def loss(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> Tensor:
-        """The loss as one autograd node; a temperature is read on the device."""
+    def loss(
+        self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, eager: "Eager | None" = None
+    ) -> Tensor:
+        """The loss as one autograd node; a temperature is read on the device, `eager` gives second derivatives."""
 
 
 class Slopes(NamedTuple):
@@ -202,6 +204,10 @@ def slopes(counts_like: Tensor, tp: Tensor | None, predicted: Tensor | None, los
     return Slopes(dense(tp), dense(predicted), losses)
 
 
+# The outputs of a fused node from (logits, labels, weights), by operations that autograd can differentiate twice.
+Eager = Callable[[Tensor, Tensor, Any], Sequence[Tensor]]
+
+
 class NoSecondDerivative(torch.autograd.Function):
     """A gradient that depends on its sources in a way that no one wrote down: differentiating it is an error."""
 
@@ -211,32 +217,23 @@ class NoSecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise RuntimeError("the fused loss has no second derivative; take it from MetricLoss(..., backend='eager')")
-
-
-def first_order_only(gradient: Tensor, *sources: Tensor | None) -> Tensor:
-    """`gradient`; under `create_graph=True`, one that raises if it is differentiated by its `sources`.
-
-    These are the logits as autograd knows them and what comes from above: a path to any of them must pass the error.
-    """
-    if not torch.is_grad_enabled():
-        return gradient
-    given = [x for x in sources if x is not None]
-    return NoSecondDerivative.apply(gradient, *given)  # type: ignore[no-any-return, no-untyped-call]
-
-
-# The outputs of a fused node from (logits, labels, weights), by operations that autograd can differentiate twice.
-Eager = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
+        raise RuntimeError(
+            "a fused loss with memory or ranks has no second derivative; take it from MetricLoss(..., backend='eager')"
+        )
 
 
 def twice_differentiable(
-    gradient: Tensor, batch: tuple[Tensor, Tensor, Tensor], by: Sequence[Tensor | None], eager: Eager | None
+    gradient: Tensor, batch: tuple[Tensor, Tensor, Tensor | None], by: Sequence[Tensor | None], eager: Eager | None
 ) -> Tensor:
-    """`gradient`; under `create_graph=True` the same by the eager form, which has a graph, or one that raises."""
+    """`gradient`; under `create_graph=True` the same by the eager form, which has a graph, or one that raises.
+
+    An error must stand on every path to a source: to the logits as autograd knows them, and to what comes from above.
+    """
     if not torch.is_grad_enabled():
         return gradient
     if eager is None:
-        return first_order_only(gradient, batch[0], *by)
+        sources = [x for x in (batch[0], *by) if x is not None]
+        return NoSecondDerivative.apply(gradient, *sources)  # type: ignore[no-any-return, no-untyped-call]
     pairs = [(out, slope) for out, slope in zip(eager(*batch), by, strict=True) if slope is not None]
     outputs, slopes_given = zip(*pairs, strict=True)
     return torch.autograd.grad(outputs, batch[0], slopes_given, create_graph=True)[0]

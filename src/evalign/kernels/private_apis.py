@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,8 +25,20 @@ from torch import Tensor
 # No public function tells whether vmap or grad is transforming a tensor, so the switch does not cover this one.
 from torch._C._functorch import is_functorch_wrapped_tensor as is_functorch_wrapped
 
-__all__ = ["ENABLED", "Start", "allocator", "device_queries", "fast_apply", "is_capturing", "is_functorch_wrapped",
-           "launcher_words", "raw_launch", "raw_stream"]  # fmt: skip
+__all__ = ["ENABLED", "Start", "allocator", "constant_when_traced", "device_queries", "fast_apply", "is_capturing",
+           "is_functorch_wrapped", "launcher_words", "raw_launch", "raw_stream"]  # fmt: skip
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_when_traced(function: Function) -> Function:
+    """Have `torch.compile` call a function instead of tracing it, and take the result for a constant.
+
+    As `torch.compiler.assume_constant_result`, which imports the whole compiler; the switch does not cover this one.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
 
 ENABLED = os.environ.get("EVALIGN_PRIVATE_APIS", "1") != "0"
 Grid = tuple[int, int, int]

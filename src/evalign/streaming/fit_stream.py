@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from evalign._numerics import represents, safe_divide
+from evalign._checks import represents, safe_divide
 from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Confusion
 from evalign.distributed import Sync, all_summed, resolve

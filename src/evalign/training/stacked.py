@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from evalign._numerics import safe_divide
+from evalign._checks import safe_divide
 from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Task
 from evalign.steps import StepChoice

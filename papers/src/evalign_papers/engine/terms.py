@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from evalign._numerics import safe_divide
+from evalign._checks import safe_divide
 from evalign._objective import Objective
 from evalign.metrics import resolve
 from evalign.steps import StepChoice, linear, sigmoid

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from evalign import _checks as checks
 from evalign import _objective as objective
-from evalign._numerics import safe_divide
+from evalign._checks import safe_divide
 from evalign.confusion import TASKS, Task
 from evalign_papers.rivals.inputs import Labels, PerClass, class_counts, flat, vector_of, weight_of_labels
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign import _checks as checks
-from evalign._numerics import counting_dtype, safe_divide
+from evalign._checks import counting_dtype, safe_divide
 from evalign.confusion import Task
 
 IGNORED = -100

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from evalign import _checks as checks
-from evalign._numerics import safe_divide
+from evalign._checks import safe_divide
 from evalign.confusion import Task
 from evalign_papers.rivals.inputs import flat, weighted_mean
 

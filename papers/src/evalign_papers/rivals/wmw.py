@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from evalign import _checks as checks
-from evalign._numerics import safe_divide
+from evalign._checks import safe_divide
 from evalign_papers.rivals.inputs import flat
 
 Reduction = Literal["sum", "mean"]

@@ -1,69 +1,41 @@
-"""Compiled loops over binary entries, read in place.
+"""Compiled loops over binary entries, read in place, and the functions that run them over a batch.
 
-`column_*` take one contiguous column at any number of thresholds; `entry_*` take (M, L) row by row at one threshold.
+`column_*` take one contiguous column at any number of thresholds, `entry_*` take (M, L) row by row at one. Labels are
+0, 1 or shares of a yes. A step is a line of numbers, see `plan.Lines`: left, gap, tau, and the slopes below, in and
+above the middle.
 """
 
-import numpy as np
-from numpy.typing import NDArray
+from functools import lru_cache, partial
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evalign.kernels.cpu.compilation import in_threads, loop, parts, summed
 from evalign.kernels.cpu.elementary import HALF, ONE, ZERO, log1p, sigmoid
-from evalign.kernels.cpu.jit import loop
+from evalign.kernels.plan import FivePoints, Lines, Settings
 
 F = np.float32
 ENTRIES = 1024  # of a block of rows, whose sums are taken in float32
 BLOCK = 512  # entries summed in float32 before the sum is added to a float64 one
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
+Batch = tuple[Floats, NDArray[Any], Floats]  # logits, labels, weights
+By = tuple[Floats, Floats, F]  # dL by tp, by predicted, by the sum of cross-entropies
 
 
 @loop()
-def column_forward(
-    z: Floats,
-    y: NDArray[np.generic],
-    w: Floats,
-    lines: Floats,
-    smoothing: F,
-    with_losses: bool,
-    start: int,
-    stop: int,
-    sums: Doubles,
-) -> float:
-    """Adds of entries start to stop of one column: tp of every threshold to sums[0], predicted to sums[1], and
-    actual and total to sums[2, :2]; returns the sum of their cross-entropies."""
-    p, q, label = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    losses = 0.0
-    for begin in range(start, stop, BLOCK):
-        end = min(begin + BLOCK, stop)
-        # Slices, since an index that might be negative keeps a loop from vector instructions.
-        logits, yes, weight = z[begin:end], y[begin:end], w[begin:end]
-        size = end - begin
-        actual, total = ZERO, ZERO
-        for i in range(size):
-            p[i], q[i] = sigmoid(ZERO if weight[i] == ZERO else logits[i])  # an ignored entry may be nan
-            label[i] = weight[i] * F(yes[i])
-            actual += label[i]
-            total += weight[i]
-        sums[2, 0] += actual
-        sums[2, 1] += total
-        if with_losses:
-            losses += float(entropies(logits, yes, weight, p, q, smoothing))
-        for g in range(lines.shape[0]):
-            left, gap, tau = lines[g, 0], lines[g, 1], lines[g, 2]
-            below, middle, above = lines[g, 3], lines[g, 4], lines[g, 5]
-            tp, predicted = ZERO, ZERO
-            for i in range(size):
-                h = HALF + middle * (p[i] - tau)
-                h = ONE - above * q[i] if q[i] < gap else h
-                h = below * p[i] if p[i] < left else h
-                tp += h * label[i]
-                predicted += h * weight[i]
-            sums[0, g] += tp
-            sums[1, g] += predicted
-    return losses
+def probabilities(logits: Floats, weight: Floats, p: Floats, q: Floats) -> None:
+    """p and 1 - p of logits; 1/2 for an ignored one, which may be nan."""
+    for i in range(logits.shape[0]):
+        x = logits[i]
+        p[i], q[i] = sigmoid(x if weight[i] != ZERO else ZERO)
 
 
 @loop()
-def entropies(logits: Floats, yes: NDArray[np.generic], weight: Floats, p: Floats, q: Floats, smoothing: F) -> F:
+def entropies(logits: Floats, yes: NDArray[Any], weight: Floats, p: Floats, q: Floats, smoothing: F) -> float:
     total = ZERO
     for i in range(logits.shape[0]):
         soft = (ONE - smoothing) * F(yes[i]) + HALF * smoothing
@@ -72,130 +44,224 @@ def entropies(logits: Floats, yes: NDArray[np.generic], weight: Floats, p: Float
         each = (x if x > ZERO else ZERO) - x * soft + log1p(small / large)
         # An ignored entry counts for nothing even where its loss is infinite.
         total += ZERO if weight[i] == ZERO else weight[i] * each
-    return total
+    return float(total)
 
 
 @loop()
-def column_backward(
-    z: Floats,
-    y: NDArray[np.generic],
-    w: Floats,
-    lines: Floats,
-    smoothing: F,
-    start: int,
-    stop: int,
-    by_tp: Floats,
-    by_predicted: Floats,
-    by_losses: F,
-    out: Floats,
-) -> None:
-    """dL/dz = w p (1 - p) sum_g h'(p, tau_g) (dL/dpredicted_g + y dL/dtp_g) + dL/dlosses w (p - y)."""
-    p, q = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    label, slope = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+def membership(p: Floats, q: Floats, weight: Floats, line: Floats, h: Floats) -> None:
+    """w H(p)."""
+    left, gap, tau, below, middle, above = line[0], line[1], line[2], line[3], line[4], line[5]
+    for i in range(weight.shape[0]):
+        value = HALF + middle * (p[i] - tau)
+        value = ONE - above * q[i] if q[i] < gap else value
+        h[i] = weight[i] * (below * p[i] if p[i] < left else value)
+
+
+@loop()
+def rise(p: F, q: F, line: Floats) -> F:
+    """The slope of the step."""
+    slope: F = line[5] if q < line[1] else line[4]
+    return line[3] if p < line[0] else slope
+
+
+@loop()
+def finish(yes: NDArray[Any], weight: Floats, p: Floats, q: Floats, smoothing: F, by_losses: F, slope: Floats) -> None:
+    """dL/dz = w p (1 - p) dL/dp of the metric + dL/dlosses w (p - y), in place of the metric's dL/dp."""
+    for i in range(weight.shape[0]):
+        soft = (ONE - smoothing) * F(yes[i]) + HALF * smoothing
+        each = weight[i] * (p[i] * q[i] * slope[i] + by_losses * (p[i] - soft))
+        slope[i] = each if weight[i] != ZERO else ZERO
+
+
+@loop()
+def column_forward(
+    batch: Batch, lines: Floats, smoothing: F, with_losses: bool, start: int, stop: int, sums: Doubles
+) -> float:
+    """Adds of entries start to stop of one column: tp of every threshold to sums[0], predicted to sums[1], and
+    actual and total to sums[2, :2]; returns the sum of their cross-entropies."""
+    z, y, w = batch
+    p, q, h = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    losses = 0.0
     for begin in range(start, stop, BLOCK):
         end = min(begin + BLOCK, stop)
-        logits, yes, weight, gradient = z[begin:end], y[begin:end], w[begin:end], out[begin:end]
-        size = end - begin
-        for i in range(size):
-            p[i], q[i] = sigmoid(ZERO if weight[i] == ZERO else logits[i])  # an ignored entry may be nan
-            label[i] = F(yes[i])
-            slope[i] = ZERO
-        for g in range(lines.shape[0]):
-            left, gap, below, middle, above = lines[g, 0], lines[g, 1], lines[g, 3], lines[g, 4], lines[g, 5]
-            a, b = by_predicted[g], by_tp[g]
-            for i in range(size):
-                rise = above if q[i] < gap else middle
-                rise = below if p[i] < left else rise
-                slope[i] += rise * (a + b * label[i])
-        for i in range(size):
-            soft = (ONE - smoothing) * label[i] + HALF * smoothing
-            each = weight[i] * (p[i] * q[i] * slope[i] + by_losses * (p[i] - soft))
-            gradient[i] = ZERO if weight[i] == ZERO else each
-
-
-@loop()
-def entry_forward(
-    z: Floats,
-    y: NDArray[np.generic],
-    w: Floats,
-    line: Floats,
-    smoothing: F,
-    with_losses: bool,
-    start: int,
-    stop: int,
-    sums: Doubles,
-) -> float:
-    """Add tp, predicted, actual and total of rows start to stop to `sums` (4, L); return their cross-entropies' sum."""
-    left, gap, tau, below, middle, above = line[0], line[1], line[2], line[3], line[4], line[5]
-    d = z.shape[1]
-    rows = max(1, ENTRIES // d)
-    flat_z, flat_y, flat_w = z.reshape(-1), y.reshape(-1), w.reshape(-1)
-    p, q = np.empty(rows * d, np.float32), np.empty(rows * d, np.float32)
-    label, added = np.empty(rows * d, np.float32), np.empty((4, d), np.float32)
-    losses = 0.0
-    for begin in range(start, stop, rows):
-        count = min(rows, stop - begin)
-        a, b = begin * d, (begin + count) * d
-        logits, yes, weight = flat_z[a:b], flat_y[a:b], flat_w[a:b]
-        for i in range(b - a):
-            x = logits[i]  # an ignored entry may be nan
-            p[i], q[i] = sigmoid(x if weight[i] != ZERO else ZERO)
+        # Slices, since an index that might be negative keeps a loop from vector instructions.
+        logits, yes, weight = z[begin:end], y[begin:end], w[begin:end]
+        probabilities(logits, weight, p, q)
         if with_losses:
-            losses += float(entropies(logits, yes, weight, p, q, smoothing))
-        for i in range(b - a):
-            h = HALF + middle * (p[i] - tau)
-            h = ONE - above * q[i] if q[i] < gap else h
-            h = below * p[i] if p[i] < left else h
-            label[i] = F(yes[i])
-            p[i] = h * weight[i]
-        added[:] = ZERO
-        for r in range(count):
-            h, w_row, y_row = p[r * d : (r + 1) * d], weight[r * d : (r + 1) * d], label[r * d : (r + 1) * d]
-            for k in range(d):
-                added[0, k] += h[k] * y_row[k]
-                added[1, k] += h[k]
-                added[2, k] += w_row[k] * y_row[k]
-                added[3, k] += w_row[k]
-        for k in range(d):
-            sums[0, k] += added[0, k]
-            sums[1, k] += added[1, k]
-            sums[2, k] += added[2, k]
-            sums[3, k] += added[3, k]
+            losses += entropies(logits, yes, weight, p, q, smoothing)
+        actual, total = ZERO, ZERO
+        for i in range(end - begin):
+            actual += weight[i] * F(yes[i])
+            total += weight[i]
+        sums[2, 0] += actual
+        sums[2, 1] += total
+        for g in range(lines.shape[0]):
+            membership(p, q, weight, lines[g], h)
+            tp, predicted = ZERO, ZERO
+            for i in range(end - begin):
+                tp += h[i] * F(yes[i])
+                predicted += h[i]
+            sums[0, g] += tp
+            sums[1, g] += predicted
     return losses
 
 
 @loop()
-def entry_backward(
-    z: Floats,
-    y: NDArray[np.generic],
-    w: Floats,
-    line: Floats,
-    smoothing: F,
-    start: int,
-    stop: int,
-    by_tp: Floats,
-    by_predicted: Floats,
-    by_losses: F,
-    out: Floats,
-) -> None:
-    """dL/dz = w p (1 - p) h'(p) (dL/dpredicted + y dL/dtp) + dL/dlosses w (p - y), to `out` (M, L)."""
-    left, gap, below, middle, above = line[0], line[1], line[3], line[4], line[5]
-    d = z.shape[1]
+def column_backward(batch: Batch, lines: Floats, smoothing: F, by: By, start: int, stop: int, out: Floats) -> None:
+    """dL/dz of entries start to stop; dL/dp = sum_g h'(p, tau_g) (dL/dpredicted_g + y dL/dtp_g)."""
+    z, y, w = batch
+    by_tp, by_predicted, by_losses = by
+    p, q = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    for begin in range(start, stop, BLOCK):
+        end = min(begin + BLOCK, stop)
+        logits, yes, weight, slope = z[begin:end], y[begin:end], w[begin:end], out[begin:end]
+        probabilities(logits, weight, p, q)
+        slope[:] = ZERO
+        for g in range(lines.shape[0]):
+            line, a, b = lines[g], by_predicted[g], by_tp[g]
+            for i in range(end - begin):
+                slope[i] += rise(p[i], q[i], line) * (a + b * F(yes[i]))
+        finish(yes, weight, p, q, smoothing, by_losses, slope)
+
+
+@loop()
+def entry_forward(
+    batch: Batch, line: Floats, smoothing: F, with_losses: bool, start: int, stop: int, sums: Doubles
+) -> float:
+    """Add tp, predicted, actual and total of rows start to stop to `sums` (4, L); return their cross-entropies' sum."""
+    z, y, w = batch[0].reshape(-1), batch[1].reshape(-1), batch[2].reshape(-1)
+    d = sums.shape[1]
     rows = max(1, ENTRIES // d)
-    flat_z, flat_y, flat_w, flat_out = z.reshape(-1), y.reshape(-1), w.reshape(-1), out.reshape(-1)
-    predicted, tp = np.empty(rows * d, np.float32), np.empty(rows * d, np.float32)
-    for r in range(rows):
-        for k in range(d):
-            predicted[r * d + k], tp[r * d + k] = by_predicted[k], by_tp[k]
+    p, q, added = np.empty(rows * d, np.float32), np.empty(rows * d, np.float32), np.empty((4, d), np.float32)
+    losses = 0.0
     for begin in range(start, stop, rows):
         count = min(rows, stop - begin)
         a, b = begin * d, (begin + count) * d
-        logits, yes, weight, gradient = flat_z[a:b], flat_y[a:b], flat_w[a:b], flat_out[a:b]
+        logits, yes, weight = z[a:b], y[a:b], w[a:b]
+        probabilities(logits, weight, p, q)
+        if with_losses:
+            losses += entropies(logits, yes, weight, p, q, smoothing)
+        membership(p, q, weight, line, p)
+        added[:] = ZERO
+        for r in range(count):
+            h, w_row, y_row = p[r * d : (r + 1) * d], weight[r * d : (r + 1) * d], yes[r * d : (r + 1) * d]
+            for k in range(d):
+                label = F(y_row[k])
+                added[0, k] += h[k] * label
+                added[1, k] += h[k]
+                added[2, k] += w_row[k] * label
+                added[3, k] += w_row[k]
+        sums += added
+    return losses
+
+
+@loop()
+def entry_backward(batch: Batch, line: Floats, smoothing: F, by: By, start: int, stop: int, out: Floats) -> None:
+    """dL/dz of rows start to stop, to `out` (M, L); dL/dp = h'(p) (dL/dpredicted + y dL/dtp)."""
+    z, y, w, gradient = batch[0].reshape(-1), batch[1].reshape(-1), batch[2].reshape(-1), out.reshape(-1)
+    by_tp, by_predicted, by_losses = by
+    d = out.shape[1]
+    rows = max(1, ENTRIES // d)
+    p, q = np.empty(rows * d, np.float32), np.empty(rows * d, np.float32)
+    for begin in range(start, stop, rows):
+        count = min(rows, stop - begin)
+        a, b = begin * d, (begin + count) * d
+        logits, yes, weight, slope = z[a:b], y[a:b], w[a:b], gradient[a:b]
+        probabilities(logits, weight, p, q)
+        for r in range(count):
+            into, y_row = slope[r * d : (r + 1) * d], yes[r * d : (r + 1) * d]
+            for k in range(d):
+                into[k] = by_predicted[k] + by_tp[k] * F(y_row[k])
         for i in range(b - a):
-            x, label = logits[i], F(yes[i])
-            p, q = sigmoid(x if weight[i] != ZERO else ZERO)
-            rise = above if q < gap else middle
-            rise = below if p < left else rise
-            soft = (ONE - smoothing) * label + HALF * smoothing
-            each = weight[i] * (p * q * rise * (predicted[i] + tp[i] * label) + by_losses * (p - soft))
-            gradient[i] = each if weight[i] != ZERO else ZERO
+            slope[i] *= rise(p[i], q[i], line)
+        finish(yes, weight, p, q, smoothing, by_losses, slope)
+
+
+@loop()
+def derivatives(batch: Batch, line: Floats, pull: Floats, options: Floats, gradient: Floats, hessian: Floats) -> None:
+    """Both derivatives of a boosted objective: anchor w (p - y) + m, and w max(anchor curvature p (1 - p), floor) +
+    damping |m|, m the metric's part; torch's operations take five times as long.
+
+    m = w p (1 - p) h'(p) pull[y]; `options` are anchor, the anchor by curvature, floor, damping and label smoothing. A
+    row of weight 0 gets 0, whatever its score is.
+    """
+    z, y, w = batch
+    anchor, curved, floor, damping, smoothing = options[0], options[1], options[2], options[3], options[4]
+    at_no, at_yes = pull[0], pull[1]
+    for i in range(z.shape[0]):
+        p, q = sigmoid(ZERO if w[i] == ZERO else z[i])
+        yes = F(y[i])
+        spread = p * q
+        by_metric = w[i] * spread * rise(p, q, line) * (at_no + yes * (at_yes - at_no))
+        soft = (ONE - smoothing) * yes + HALF * smoothing
+        bend = curved * spread
+        gradient[i] = anchor * w[i] * (p - soft) + by_metric
+        hessian[i] = w[i] * (bend if bend > floor else floor) + damping * abs(by_metric)
+
+
+@lru_cache
+def _lines_table(points: FivePoints, thresholds: tuple[float, ...]) -> Floats:
+    return np.array([Lines.at(tau, points) for tau in thresholds], np.float32)
+
+
+def _planes(x: Tensor) -> NDArray[Any]:
+    """Entries as (N, L, S), each column of an image contiguous: a view, except for (M, L) of several columns."""
+    x = x.detach()
+    if x.dim() == 2:
+        return (x if x.shape[1] == 1 else x.t()).contiguous().view(1, x.shape[1], -1).numpy()
+    return x.contiguous().numpy()
+
+
+def column_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles, float]:
+    """tp of every threshold, predicted of every threshold, (actual, total) of each column, and all cross-entropies."""
+    z, y, w = (_planes(x) for x in batch)
+    table, e = _lines_table(settings.points, settings.thresholds), np.float32(settings.smoothing)
+    images, columns, size = z.shape
+    sums = np.zeros((columns, 3, max(2, len(table))))
+
+    def run(start: int, stop: int, own: Doubles) -> float:
+        total = 0.0
+        for image in range(images):
+            for k in range(columns):
+                column = z[image, k], y[image, k], w[image, k]
+                total += column_forward(column, table, e, settings.losses, start, stop, own[k])
+        return total
+
+    return sums, summed(run, size, z.size * len(table), sums)
+
+
+def column_gradient(batch: tuple[Tensor, ...], settings: Settings, by: By) -> Tensor:
+    """dL/dlogits, shaped like the logits, from dL by the counts (L, G)."""
+    z, y, w = (_planes(x) for x in batch)
+    table, e = _lines_table(settings.points, settings.thresholds), np.float32(settings.smoothing)
+    images, columns, size = z.shape
+    found = torch.empty(z.shape, dtype=batch[0].dtype)
+    out = found.numpy()
+
+    def run(start: int, stop: int) -> None:
+        for image in range(images):
+            for k in range(columns):
+                column, slopes = (z[image, k], y[image, k], w[image, k]), (by[0][k], by[1][k], by[2])
+                column_backward(column, table, e, slopes, start, stop, out[image, k])
+
+    in_threads([partial(run, *part) for part in parts(size, out.size * len(table))])
+    return found if batch[0].dim() == 3 else found[0].t()
+
+
+def entry_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles, float]:
+    """tp, predicted, actual and total (4, L) of entries (M, L) at the one threshold, and all cross-entropies."""
+    z, y, w = (x.numpy() for x in batch)
+    line, e = _lines_table(settings.points, settings.thresholds)[0], np.float32(settings.smoothing)
+    sums = np.zeros((4, z.shape[1]))
+    run = partial(entry_forward, (z, y, w), line, e, settings.losses)
+    return sums, summed(run, z.shape[0], z.size, sums)
+
+
+def entry_gradient(batch: tuple[Tensor, ...], settings: Settings, by: By) -> Tensor:
+    """dL/dlogits (M, L) at the one threshold from dL by the counts (L,)."""
+    z, y, w = (x.numpy() for x in batch)
+    found = torch.empty_like(batch[0])
+    line, e = _lines_table(settings.points, settings.thresholds)[0], np.float32(settings.smoothing)
+    run, out = partial(entry_backward, (z, y, w), line, e, by), found.numpy()
+    in_threads([partial(run, *part, out) for part in parts(z.shape[0], z.size)])
+    return found

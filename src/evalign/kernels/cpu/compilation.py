@@ -1,4 +1,7 @@
-"""Compile the CPU loops once per machine, in the background: the eager form serves until they are ready.
+"""Compilation of the CPU loops by numba (`pip install evalign[fast]`), and the threads that run them.
+
+The loops are compiled once per machine, in the background: the eager form serves until they are ready. Nothing here
+imports numba before the first compiled loop is needed: that takes half a second.
 
 `EVALIGN_COMPILE` chooses what the first batch on a machine does:
 
@@ -17,21 +20,36 @@ import platform
 import subprocess
 import sys
 import threading
-from functools import cache
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
 
 from evalign import _checks
 
 MODES = ("background", "wait", "off")
 COMMAND = "from evalign.kernels.cpu.compilation import compile_all; compile_all()"
 _state: str | None = None  # None: not looked yet; "compiling", "ready" or "never"
+_thread: threading.Thread | None = None  # which compiles
 
 
 def ready() -> bool:
     """Whether compiled loops may be used now; the first call may start their compilation."""
     if _state is None:
         _look()
+    return _state == "ready"
+
+
+def wait() -> bool:
+    """Whether compiled loops may be used, once they are compiled: for graphs, which cannot switch later."""
+    if not ready() and _thread is not None:
+        _thread.join()
     return _state == "ready"
 
 
@@ -43,17 +61,16 @@ def mode() -> str:
 
 
 def _look() -> None:
-    global _state
+    global _state, _thread
     chosen = mode()
     if chosen == "off" or importlib.util.find_spec("numba") is None:
         _state = "never"
     elif chosen == "wait" or is_cached():
-        from evalign.kernels.cpu.jit import available
-
         _state = "ready" if available() else "never"
     else:
         _state = "compiling"
-        threading.Thread(target=_compile_in_background, name="evalign-compile", daemon=True).start()
+        _thread = threading.Thread(target=_compile_in_background, name="evalign-compile", daemon=True)
+        _thread.start()
 
 
 def _compile_in_background() -> None:
@@ -143,8 +160,77 @@ def _stamp(folder: Path) -> Path:
     return folder / f"evalign_compiled_{_fingerprint()}"
 
 
+SERIAL = 1 << 17  # entries (0.25 ms of work) below which a second thread costs more than it saves
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+# Not `nnan` and `ninf`: nan and inf of a diverged network must reach the loss. Sums may be reordered.
+REORDERED = {"reassoc", "contract", "nsz", "arcp"}
+
+
+@cache
+def available() -> bool:
+    try:
+        import numba  # noqa: F401
+    except ImportError:  # not there, or too old for this numpy
+        return False
+    return True
+
+
+def loop(*, exact: bool = False) -> Callable[[Function], Function]:
+    """Compile a function for the types it is called with, cached on disk; it runs without the GIL."""
+    import numba
+
+    compile_ = partial(numba.njit, nogil=True, fastmath=False if exact else REORDERED, error_model="numpy")
+
+    def decorate(function: Function) -> Function:
+        try:
+            return cast(Function, compile_(function, cache=True))
+        except RuntimeError:  # no writable cache folder: compiled in every process
+            return cast(Function, compile_(function))
+
+    return decorate
+
+
+def parts(rows: int, entries: int) -> list[tuple[int, int]]:
+    """Ranges of rows, one for each thread; a single one for small batches."""
+    count = max(1, min(torch.get_num_threads(), rows, entries // SERIAL))
+    edges = [rows * i // count for i in range(count + 1)]
+    return list(pairwise(edges))
+
+
+def summed(run: Callable[..., float], rows: int, entries: int, into: Any) -> float:
+    """Run a loop over all rows, in threads, each with sums of its own; add these to `into`, and add up the results."""
+    ranges = parts(rows, entries)
+    if len(ranges) == 1:
+        return run(0, rows, into)
+    sums = np.zeros((len(ranges), *into.shape))
+    losses: list[float] = in_threads([partial(run, *part, own) for part, own in zip(ranges, sums, strict=True)])
+    into += sums.sum(0)
+    return sum(losses)
+
+
+def in_threads(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Results of all jobs; the first one runs in the calling thread."""
+    if len(jobs) == 1:
+        return [jobs[0]()]
+    others = [_executor().submit(job) for job in jobs[1:]]
+    return [jobs[0](), *(other.result() for other in others)]
+
+
+# Not numba's own threads: they abort the process when two Python threads use them at once, or after a fork.
+_pool: ThreadPoolExecutor | None = None
+
+
+def _executor() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="evalign")
+    return _pool
+
+
 def _reset_after_fork() -> None:
-    global _state  # the thread that compiles is the parent's
+    global _pool, _state, _thread  # the threads, one that compiles among them, are the parent's
+    _pool = _thread = None
     if _state == "compiling":
         _state = None
 

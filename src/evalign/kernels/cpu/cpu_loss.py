@@ -4,7 +4,7 @@ Nothing of the batch's size is saved for the backward pass except the logits. A 
 call of torch or numpy takes about as long as a loop over all of its rows, so there are few.
 """
 
-from collections.abc import Callable
+import math
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign._batch import rows_of_images
-from evalign.kernels.cpu import column_loops, dense_loops, row_loops
-from evalign.kernels.cpu.jit import in_threads, parts
-from evalign.kernels.cpu.metric_loops import agreement_and_slopes, remember, value_and_slopes
+from evalign.kernels.cpu.block_loops import block_backward, block_forward
+from evalign.kernels.cpu.column_loops import By, column_gradient, column_sums, entry_gradient, entry_sums
+from evalign.kernels.cpu.compilation import in_threads, loop, parts, summed
+from evalign.kernels.cpu.row_loops import row_backward as run_row_backward
+from evalign.kernels.cpu.row_loops import row_forward as run_row_forward
 from evalign.kernels.plan import (
     AGREEMENTS,
+    FORMS,
     ClosedForm,
     Counts,
     Eager,
     FivePoints,
-    Lines,
     Plan,
     Settings,
     Slopes,
@@ -37,12 +39,14 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
-Batch = tuple[Tensor, Tensor, Tensor]  # logits (M, C) as `strided_rows` leaves them, labels and weights, contiguous
-Stats = tuple[Floats, NDArray[np.int32]]
-FEW, FEW_BACK = 96, 24  # classes up to which blocks of rows are faster than single rows
+Batch = tuple[Tensor, Tensor, Tensor]  # logits, labels or shares, weights
+FEW = 96  # classes up to which blocks of rows are faster than single rows
 DENSE_CLASSES = 256  # classes up to which images are read in place
 SHORT_PLANE = 2048  # pixels below which a call for each column of an image costs more than a copy
-Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Saved = tuple[Tensor, Tensor, Tensor, Tensor]
+NO_LABELS, NO_TOTALS = np.empty(0, np.int64), np.empty(0)
+NO_SHARES = {2: np.empty((0, 0), np.float32), 3: np.empty((0, 0, 0), np.float32)}
+NO_STATS = np.empty((0, 7), np.float32)
 
 
 @lru_cache
@@ -50,128 +54,52 @@ def _step_numbers(points: FivePoints, smoothing: float) -> Floats:
     return np.array([*points.numbers(), smoothing], np.float32)
 
 
-def strided_rows(z: Tensor) -> Tensor:
-    """Logits (M, C) whose rows are runs; of few classes, as blocks of rows take them, their columns may be."""
-    return z if z.shape[1] <= FEW_BACK and z.t().is_contiguous() else z.contiguous()
-
-
-def _summed(run: Callable[[int, int, Doubles], float], rows: int, entries: int, into: Doubles) -> float:
-    """Run a loop over all rows, in threads, each with sums of its own; add these to `into`, and add up the results."""
-    ranges = parts(rows, entries)
-    if len(ranges) == 1:
-        return run(0, rows, into)
-    sums = np.zeros((len(ranges), *into.shape))
-    losses: list[float] = in_threads([partial(run, *part, own) for part, own in zip(ranges, sums, strict=True)])
-    into += sums.sum(0)
-    return sum(losses)
-
-
-def count_rows(batch: Batch, settings: Settings, into: Doubles) -> tuple[float, Stats]:
-    """Add tp, actual and predicted to `into` (3, C); the sum of the cross-entropies, and what `row_gradient` needs."""
+def _arrays(batch: Batch) -> tuple[Floats, NDArray[np.int64], Floats, Floats]:
+    """Logits, labels, weights and shares as the loops take them."""
     z, y, weight = (x.numpy() for x in batch)
-    n, d = z.shape
-    stats = np.empty((n, 4), np.float32), np.empty((n, 2), np.int32)
-    fixed = z, y, weight, _step_numbers(settings.points, settings.smoothing)
-    loop = row_loops.block_forward if 1 < d <= FEW else row_loops.row_forward
-    return _summed(lambda start, stop, own: loop(*fixed, start, stop, *stats, own), n, n * d, into), stats
+    return (z, y, weight, NO_SHARES[z.ndim]) if y.dtype == np.int64 else (z, NO_LABELS, weight, y)
 
 
-def count_pixels(batch: Batch, settings: Settings, into: Doubles) -> float:
-    """Add tp, actual and predicted of images (N, C, S) to `into` (3, C); the sum of the cross-entropies."""
-    z, y, weight = (x.numpy() for x in batch)
-    fixed = z, y, weight, _step_numbers(settings.points, settings.smoothing)
-
-    def run(start: int, stop: int, own: Doubles) -> float:
-        return dense_loops.dense_forward(*fixed, start, stop, settings.losses, own)
-
-    return _summed(run, len(y), z.size, into)
+def _in_blocks(z: Tensor) -> bool:
+    return z.dim() == 3 or 1 < z.shape[1] <= FEW
 
 
-def pixel_gradient(
-    batch: Batch, settings: Settings, by_tp: Floats, by_predicted: Floats, by_losses: np.float32
-) -> Tensor:
-    """dL/dlogits (N, C, S) from dL by the counts."""
-    z, y, weight = (x.numpy() for x in batch)
-    found = torch.empty_like(batch[0])
-    fixed = z, y, weight, _step_numbers(settings.points, settings.smoothing)
-    rest = by_tp, by_predicted, by_losses, found.numpy()
-    ranges = parts(len(y), z.size)
-    in_threads([partial(dense_loops.dense_backward, *fixed, start, stop, *rest) for start, stop in ranges])
+def count_rows(batch: Batch, settings: Settings, into: Doubles) -> tuple[float, Floats]:
+    """Add tp, actual and predicted of rows (M, C) or images (N, C, S) to `into` (3, C).
+
+    Returns the sum of the cross-entropies, and what `row_gradient` needs.
+    """
+    z = batch[0]
+    given = _arrays(batch), _step_numbers(settings.points, settings.smoothing)
+    rows, stats = batch[2].shape[0], NO_STATS
+    if _in_blocks(z):
+        return summed(partial(block_forward, *given, settings.losses), rows, z.numel(), into), stats
+    stats = np.empty((rows, 7), np.float32)
+    return summed(partial(run_row_forward, *given, stats), rows, z.numel(), into), stats
+
+
+def row_gradient(batch: Batch, settings: Settings, stats: Floats, by: By) -> Tensor:
+    """dL/dlogits from dL by the counts."""
+    z, found = batch[0], torch.empty_like(batch[0])
+    given = _arrays(batch), _step_numbers(settings.points, settings.smoothing), by
+    run = partial(block_backward, *given) if _in_blocks(z) else partial(run_row_backward, *given, stats)
+    out = found.numpy()
+    in_threads([partial(run, *part, out) for part in parts(batch[2].shape[0], z.numel())])
     return found
 
 
-def row_gradient(
-    batch: Batch, settings: Settings, stats: Stats, by_tp: Floats, by_predicted: Floats, by_losses: np.float32
-) -> Tensor:
-    """dL/dlogits from dL by the counts."""
-    z, y, weight = (x.numpy() for x in batch)
-    found = np.empty_like(z)  # laid out as z is
-    numbers = _step_numbers(settings.points, settings.smoothing)
-    rest = *stats, by_tp, by_predicted, by_losses, found
-    run = row_loops.block_backward if 1 < z.shape[1] <= FEW_BACK else row_loops.row_backward
-    ranges = parts(z.shape[0], z.size)
-    in_threads([partial(run, z, y, weight, numbers, start, stop, *rest) for start, stop in ranges])
-    return torch.from_numpy(found)
-
-
 def row_forward(z: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, Saved]:
-    batch, sums = (strided_rows(z.detach()), y.contiguous(), weight.detach().contiguous()), np.zeros((3, z.shape[1]))
-    losses, (stats, top_two) = count_rows(batch, settings, sums)
+    batch, sums = (z.detach().contiguous(), y.contiguous(), weight.detach().contiguous()), np.zeros((3, z.shape[1]))
+    losses, stats = count_rows(batch, settings, sums)
     tp, actual, predicted = torch.from_numpy(sums).to(z.dtype).unbind()
-    saved = *batch, torch.from_numpy(stats), torch.from_numpy(top_two)
-    return Counts(tp, predicted, torch.tensor(losses, dtype=z.dtype), actual), saved
+    return Counts(tp, predicted, torch.tensor(losses, dtype=z.dtype), actual), (*batch, torch.from_numpy(stats))
 
 
 def row_backward(saved: Saved, settings: Settings, slopes: Slopes) -> Tensor:
-    z, y, weight, stats, top_two = saved
+    z, y, weight, stats = saved
     by_losses = np.float32(0 if slopes.losses is None else slopes.losses.item())
     by = slopes.tp.detach().numpy(), slopes.predicted.detach().numpy(), by_losses
-    return row_gradient((z, y, weight), settings, (stats.numpy(), top_two.numpy()), *by)
-
-
-NO_TOTALS = np.empty(0)
-
-
-@lru_cache
-def _lines_table(points: FivePoints, thresholds: tuple[float, ...]) -> NDArray[np.float32]:
-    return np.array([Lines.at(tau, points) for tau in thresholds], np.float32)
-
-
-def _planes(x: Tensor) -> NDArray[Any]:
-    """Entries as (N, L, S), each column of an image contiguous: a view, except for (M, L) of several columns."""
-    x = x.detach()
-    if x.dim() == 2:
-        return (x if x.shape[1] == 1 else x.t()).contiguous().view(1, x.shape[1], -1).numpy()
-    return x.contiguous().numpy()
-
-
-def _column_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles, float]:
-    """tp of every threshold, predicted of every threshold, (actual, total) of each column, and all cross-entropies."""
-    arrays, table = [_planes(x) for x in batch], _lines_table(settings.points, settings.thresholds)
-    (images, columns, size), e = arrays[0].shape, np.float32(settings.smoothing)
-    sums = np.zeros((columns, 3, max(2, len(table))))
-
-    def run(start: int, stop: int, own: Doubles) -> float:
-        total = 0.0
-        for image in range(images):
-            for k in range(columns):
-                z, y, w = (x[image, k] for x in arrays)
-                total += column_loops.column_forward(z, y, w, table, e, settings.losses, start, stop, own[k])
-        return total
-
-    return sums, _summed(run, size, arrays[0].size * len(table), sums)
-
-
-def _entry_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles, float]:
-    """tp, predicted, actual and total (4, L) of entries (M, L) at the one threshold, and all cross-entropies."""
-    z, y, w = (x.numpy() for x in batch)
-    line, e = _lines_table(settings.points, settings.thresholds)[0], np.float32(settings.smoothing)
-    sums = np.zeros((4, z.shape[1]))
-
-    def run(start: int, stop: int, own: Doubles) -> float:
-        return column_loops.entry_forward(z, y, w, line, e, settings.losses, start, stop, own)
-
-    return sums, _summed(run, z.shape[0], z.size, sums)
+    return row_gradient((z, y, weight), settings, stats.numpy(), by)
 
 
 def _by_entry(z: Tensor) -> bool:
@@ -185,9 +113,9 @@ def count_columns(
     single column to (3, 2); return the sum of the cross-entropies, and the totals, unless two classes add up to them.
     """
     if _by_entry(batch[0]):
-        (tp, predicted, actual, total), losses = _entry_sums(batch, settings)
+        (tp, predicted, actual, total), losses = entry_sums(batch, settings)
     else:
-        sums, losses = _column_sums(batch, settings)
+        sums, losses = column_sums(batch, settings)
         tp, predicted, actual, total = sums[:, 0, 0], sums[:, 1, 0], sums[:, 2, 0], sums[:, 2, 1]
     if not two_classes:
         into[0], into[1], into[2] = tp, actual, predicted
@@ -199,43 +127,9 @@ def count_columns(
 
 def column_forward(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tp and predicted (G, L), the sum of cross-entropies, actual and total (L,) of z, y, weight (M, L)."""
-    sums, losses = _column_sums(batch, settings)
+    sums, losses = column_sums(batch, settings)
     added, g = torch.from_numpy(sums).float(), len(settings.thresholds)
     return added[:, 0, :g].t(), added[:, 1, :g].t(), torch.tensor(losses), added[:, 2, 0], added[:, 2, 1]
-
-
-def column_gradient(
-    batch: tuple[Tensor, ...], settings: Settings, by_tp: Floats, by_predicted: Floats, by_losses: np.float32
-) -> Tensor:
-    """dL/dlogits, shaped like the logits, from dL by the counts (L, G)."""
-    table, e = _lines_table(settings.points, settings.thresholds), np.float32(settings.smoothing)
-    arrays = [_planes(x) for x in batch]
-    images, columns, size = arrays[0].shape
-    found = torch.empty(arrays[0].shape, dtype=batch[0].dtype)
-    out = found.numpy()
-
-    def run(start: int, stop: int) -> None:
-        for image in range(images):
-            for k in range(columns):
-                z, y, w = (x[image, k] for x in arrays)
-                by = by_tp[k], by_predicted[k], by_losses
-                column_loops.column_backward(z, y, w, table, e, start, stop, *by, out[image, k])
-
-    in_threads([partial(run, *part) for part in parts(size, out.size * len(table))])
-    return found if batch[0].dim() == 3 else found[0].t()
-
-
-def entry_gradient(
-    batch: tuple[Tensor, ...], settings: Settings, by_tp: Floats, by_predicted: Floats, by_losses: np.float32
-) -> Tensor:
-    """dL/dlogits (M, L) at the one threshold from dL by the counts (L,)."""
-    z, y, w = (x.numpy() for x in batch)
-    found = torch.empty_like(batch[0])
-    line, e = _lines_table(settings.points, settings.thresholds)[0], np.float32(settings.smoothing)
-    rest = by_tp, by_predicted, by_losses, found.numpy()
-    ranges = parts(z.shape[0], z.size)
-    in_threads([partial(column_loops.entry_backward, z, y, w, line, e, start, stop, *rest) for start, stop in ranges])
-    return found
 
 
 def column_backward(
@@ -243,7 +137,160 @@ def column_backward(
 ) -> Tensor:
     """dL/dlogits (M, L) from dL/dtp and dL/dpredicted (G, L)."""
     by_tp, by_predicted = (np.ascontiguousarray(x.detach().numpy().T) for x in (tp, predicted))
-    return column_gradient(batch, settings, by_tp, by_predicted, np.float32(0 if losses is None else losses.item()))
+    return column_gradient(batch, settings, (by_tp, by_predicted, np.float32(0 if losses is None else losses.item())))
+
+
+# The metric of the counts, in loops over classes. The formulas are those of `gpu.device_functions`; both are tested
+# against autograd for every metric and average.
+MACRO, MICRO, WEIGHTED, BINARY = range(4)  # indices in `plan.FORMS`
+
+
+@loop(exact=True)
+def form(numbers: Doubles, counts: Doubles, totals: Doubles, k: int) -> float:
+    """A linear form of the counts of class k."""
+    total = totals[k] if totals.shape[0] > 1 else totals[0]
+    value: float = numbers[0] * counts[0, k] + numbers[1] * counts[1, k] + numbers[2] * counts[2, k]
+    value += numbers[3] * total
+    return value
+
+
+@loop(exact=True)
+def share(weight: Doubles, counts: Doubles, totals: Doubles, average: int, k: int) -> float:
+    """How much class k counts in the mean, before all of these are made to add up to 1."""
+    if average == BINARY:
+        return 1.0 if k == 1 else 0.0
+    if average == WEIGHTED:
+        return form(weight, counts, totals, k)
+    return 1.0 if counts[1, k] > 0 else 0.0
+
+
+@loop(exact=True)
+def value_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, average: int, slopes: Doubles) -> float:
+    """1 - the averaged metric of `counts` (3, C), which are tp, actual and predicted; 0 for counts of nothing.
+
+    `totals` has one entry for every label, one entry for all classes, or none where it is the sum of the label counts;
+    `forms` (3, 4) has the numbers of `ClosedForm`. The derivatives by tp and predicted are written to
+    `slopes` (2, C).
+    """
+    d = counts.shape[1]
+    top, bottom, weight = forms[0], forms[1], forms[2]
+    per_label = totals.shape[0] == d
+    if totals.shape[0] == 0:
+        totals = np.array([counts[1].sum()])
+    slopes[:] = 0.0
+    if totals.sum() == 0:
+        return 0.0
+    # Yes/no problems without a positive label: the share of rows that are flagged; see `Objective.metric_term`.
+    alarms = bottom[2] > 0 and (average == BINARY or per_label)
+    labelled = counts[1, 1] if average == BINARY else counts[1].sum()
+    if alarms and labelled == 0:
+        mass = totals.sum()
+        for k in range(d):
+            if average != BINARY or k == 1:
+                slopes[1, k] = 1 / mass
+        flagged: float = (counts[2, 1] if average == BINARY else counts[2].sum()) / mass
+        return flagged
+    if average == MICRO:
+        above, below = 0.0, 0.0
+        for k in range(d):
+            above += form(top, counts, totals, k)
+            below += form(bottom, counts, totals, k)
+        if below == 0:
+            return 1.0
+        slopes[0] = above / below**2 * bottom[0] - top[0] / below
+        slopes[1] = above / below**2 * bottom[2] - top[2] / below
+        return 1 - above / below
+    added, otherwise = 0.0, 1.0 / d if average == WEIGHTED else 0.0
+    for k in range(d):
+        added += share(weight, counts, totals, average, k)
+    value = 0.0
+    for k in range(d):
+        if alarms and average == MACRO and counts[1, k] == 0:
+            if totals[k] > 0:
+                slopes[1, k] = 1 / (d * totals[k])
+                value -= counts[2, k] / (d * totals[k])
+            continue
+        part = share(weight, counts, totals, average, k) / added if added != 0 else otherwise
+        divisor = form(bottom, counts, totals, k)
+        if divisor == 0:
+            continue
+        score, slope = form(top, counts, totals, k) / divisor, part / divisor
+        if part != 0:  # a class that does not count does not count where its score is nan either
+            value += part * score
+        slopes[0, k] = slope * (score * bottom[0] - top[0])
+        slopes[1, k] = slope * (score * bottom[2] - top[2])
+    return 1 - value
+
+
+MCC = FORMS.index("mcc")
+
+
+@loop(exact=True)
+def agreement_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, metric: int, slopes: Doubles) -> float:
+    """As `value_and_slopes`; the `forms` are tp, predicted and actual."""
+    d = counts.shape[1]
+    if totals.shape[0] == 0:
+        totals = np.array([counts[1].sum()])
+    n = totals[0]
+    slopes[:] = 0.0
+    if n == 0:
+        return 0.0
+    right, chance, of_guesses, of_labels = 0.0, 0.0, 0.0, 0.0
+    for k in range(d):
+        guesses, labels = form(forms[1], counts, totals, k), form(forms[2], counts, totals, k)
+        right += form(forms[0], counts, totals, k)
+        chance += guesses * labels
+        of_guesses += guesses * (n - guesses)
+        of_labels += labels * (n - labels)
+    if counts[1].max() == n:  # labels of one class only: accuracy
+        slopes[0] = -1 / n
+        wrong: float = 1 - counts[0].sum() / n
+        return wrong
+    bottom = n * n - chance
+    if metric == MCC:
+        bottom = 0.0 if of_guesses <= 0 or of_labels <= 0 else math.sqrt(of_guesses) * math.sqrt(of_labels)
+    if bottom == 0:
+        return 1.0
+    value: float = (right * n - chance) / bottom
+    for k in range(d):
+        guesses, labels = form(forms[1], counts, totals, k), form(forms[2], counts, totals, k)
+        # How the bottom grows with the predictions of class k.
+        growth = bottom * (n - 2 * guesses) / (2 * of_guesses) if metric == MCC else -labels
+        by_hits, by_guesses = -n / bottom, (labels + value * growth) / bottom
+        slopes[0, k] = by_hits * forms[0, 0] + by_guesses * forms[1, 0]
+        slopes[1, k] = by_hits * forms[0, 2] + by_guesses * forms[1, 2]
+    return 1 - value
+
+
+@loop(exact=True)
+def remember(
+    counts: Doubles, rows: Doubles, weight: float, state: Doubles, seen: Doubles, decay: float, rows_of_rarest: float
+) -> float:
+    """Adds what is remembered to `counts`, remembers the batch, and returns how many times the batch the sum is.
+
+    `state` has the remembered counts and their weight, `seen` the rows of each class. A `decay` below 0 is "auto".
+    """
+    rows = rows.copy()  # a part of the counts, which change
+    kept = decay
+    if decay < 0:
+        rarest, everything = np.inf, 0.0
+        for k in range(rows.size):
+            known = seen[k] + rows[k]
+            everything += known
+            if known > 0:
+                rarest = min(rarest, known)
+        kept = max(0.0, 1 - rows.sum() * (rarest / everything) / rows_of_rarest) if everything > 0 else 1.0
+    mass = weight + kept * state[-1]
+    sound = mass
+    for i in range(counts.size):
+        counts[i] += kept * state[i]
+        sound += counts[i]
+    if np.isfinite(sound):
+        state[:-1] = counts
+        state[-1] = mass
+        for k in range(rows.size):
+            seen[k] += rows[k]
+    return mass / weight if weight > 0 else 1.0
 
 
 @lru_cache
@@ -251,11 +298,10 @@ def _form_numbers(metric: ClosedForm) -> Doubles:
     return np.array(metric.numbers).reshape(3, 4)
 
 
-def metric_of(counts: Doubles, totals: Doubles, plan: Plan) -> tuple[float, Doubles]:
-    """1 - metric of tp, actual and predicted (3, C), and its slopes by tp and predicted (2, C)."""
-    slopes, form = np.empty((2, counts.shape[1])), plan.metric
-    loop = agreement_and_slopes if form.name in AGREEMENTS else value_and_slopes
-    return loop(counts, totals, _form_numbers(form), form.code, slopes), slopes
+def metric_of(counts: Doubles, totals: Doubles, plan: Plan, slopes: Doubles) -> float:
+    """1 - metric of tp, actual and predicted (3, C); its slopes by tp and predicted go to `slopes` (2, C)."""
+    run, form = agreement_and_slopes if plan.metric.name in AGREEMENTS else value_and_slopes, plan.metric
+    return run(counts, totals, _form_numbers(form), FORMS.index(form.name), slopes)
 
 
 def by_column(slopes: NDArray[Any]) -> NDArray[Any]:
@@ -264,86 +310,113 @@ def by_column(slopes: NDArray[Any]) -> NDArray[Any]:
     return np.stack([yes[0] + no[0], yes[1] - no[1] - no[0]])
 
 
+def _settings(points: FivePoints, plan: Plan) -> Settings:
+    return Settings(points, plan.smoothing, bool(plan.anchor), plan.thresholds)
+
+
+def _forward(
+    batch: Batch, points: FivePoints, plan: Plan, hook: "CountsHook | None" = None
+) -> tuple[float, Doubles, Floats]:
+    """The loss; its slopes by tp and by predicted of every class and by the cross-entropies; what rows saved."""
+    settings, totals, stats = _settings(points, plan), NO_TOTALS, NO_STATS
+    classes = 2 if plan.two_classes else batch[0].shape[1]
+    vector = np.zeros(3 * classes + 2)
+    counts = vector[:-2].reshape(3, classes)
+    if plan.thresholds:
+        vector[-2], totals = count_columns(batch, settings, counts, plan.two_classes)
+    else:
+        vector[-2], stats = count_rows(batch, settings, counts)
+    if plan.anchor or hook is not None:
+        vector[-1] = (counts[1] if totals is NO_TOTALS else totals).sum()
+    by_counts, by_losses = (1.0, 1.0) if hook is None else hook(vector)
+    slopes = np.zeros(2 * classes + 1)
+    loss = metric_of(counts, totals, plan, slopes[:-1].reshape(2, classes))
+    if by_counts != 1:
+        slopes *= by_counts
+    if plan.anchor:
+        entropy, mass = vector[-2:].tolist()
+        anchor = plan.anchor / mass if mass else 0.0
+        slopes[-1] = by_losses * anchor
+        loss += anchor * entropy if anchor else 0.0
+    return loss, slopes, stats
+
+
+def _backward(batch: Batch, points: FivePoints, plan: Plan, slopes: Doubles, stats: Floats, by_loss: float) -> Tensor:
+    settings = _settings(points, plan)
+    with np.errstate(over="ignore", invalid="ignore"):  # a gradient scaler tries factors that are too large
+        scaled = (by_loss * slopes).astype(np.float32)
+    by_counts = scaled[:-1].reshape(2, -1)
+    by_tp, by_predicted = by_column(by_counts) if plan.two_classes else by_counts
+    if not plan.thresholds:
+        return row_gradient(batch, settings, stats, (by_tp, by_predicted, scaled[-1]))
+    if _by_entry(batch[0]):
+        return entry_gradient(batch, settings, (by_tp, by_predicted, scaled[-1]))
+    return column_gradient(batch, settings, (by_tp[:, None], by_predicted[:, None], scaled[-1]))
+
+
 class CompiledLoss(torch.autograd.Function):
-    """1 - metric + anchor * cross-entropy; `hook` may change the sums before the metric is taken of them."""
+    """1 - metric + anchor * cross-entropy; `how` is the step, the plan, the hook and the eager form."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        points: FivePoints,
-        plan: Plan,
-        hook: "CountsHook | None" = None,
-        eager: Eager | None = None,
-    ) -> Tensor:
-        detached = logits.detach()
-        rows = not plan.thresholds and logits.dim() == 2
-        saved = strided_rows(detached) if rows else detached.contiguous(), y.contiguous(), weight.contiguous()
-        ctx.save_for_backward(*saved, logits)
-        ctx.eager = eager
-        ctx.settings, ctx.two_classes, totals = plan.settings(points), plan.two_classes, NO_TOTALS
-        classes = 2 if plan.two_classes else logits.shape[1]
-        vector = np.zeros(3 * classes + 2)
-        counts = vector[:-2].reshape(3, classes)
-        if rows:
-            vector[-2], ctx.stats = count_rows(saved, ctx.settings, counts)
-        elif not plan.thresholds:
-            vector[-2] = count_pixels(saved, ctx.settings, counts)
-        else:
-            vector[-2], totals = count_columns(saved, ctx.settings, counts, plan.two_classes)
-        if plan.anchor or hook is not None:
-            vector[-1] = (counts[1] if totals is NO_TOTALS else totals).sum()
-        by_counts, by_losses = (1.0, 1.0) if hook is None else hook(vector)
-        loss, slopes = metric_of(counts, totals, plan)
-        ctx.slopes, ctx.by_losses = slopes if by_counts == 1 else by_counts * slopes, 0.0
-        if plan.anchor:
-            entropy, mass = vector[-2:].tolist()
-            anchor = plan.anchor / mass if mass else 0.0
-            ctx.by_losses = by_losses * anchor
-            loss += anchor * entropy if anchor else 0.0
+    def forward(ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, how: tuple[Any, ...]) -> Tensor:
+        batch = logits.detach().contiguous(), y.contiguous(), weight.contiguous()
+        ctx.save_for_backward(*batch, logits)
+        *given, ctx.eager = how
+        loss, *saved = _forward(batch, *given)
+        ctx.given = *given[:2], *saved
         return torch.tensor(loss, dtype=logits.dtype)
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, logits = ctx.saved_tensors
-        settings, factor = ctx.settings, by_loss.item()
-        with np.errstate(over="ignore", invalid="ignore"):  # a gradient scaler tries factors that are too large
-            slopes = (factor * ctx.slopes).astype(np.float32)
-            by_losses = np.float32(factor * ctx.by_losses)
-        by_tp, by_predicted = by_column(slopes) if ctx.two_classes else slopes
-        if not settings.thresholds and saved[0].dim() == 2:
-            gradient = row_gradient(saved, settings, ctx.stats, by_tp, by_predicted, by_losses)
-        elif not settings.thresholds:
-            gradient = pixel_gradient(saved, settings, by_tp, by_predicted, by_losses)
-        elif _by_entry(saved[0]):
-            gradient = entry_gradient(saved, settings, by_tp, by_predicted, by_losses)
-        else:
-            gradient = column_gradient(saved, settings, by_tp[:, None], by_predicted[:, None], by_losses)
-        gradient = twice_differentiable(gradient, (logits, saved[1], saved[2]), (by_loss,), ctx.eager)
-        return gradient, None, None, None, None, None, None
+        *batch, logits = ctx.saved_tensors
+        gradient = _backward(batch, *ctx.given, by_loss.item())
+        if torch.is_grad_enabled():
+            gradient = twice_differentiable(gradient, (logits, batch[1], batch[2]), (by_loss,), ctx.eager)
+        return gradient, None, None, None
 
 
 _apply: Any = fast_apply(CompiledLoss)
 
 
-def fused_loss(
-    logits: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    points: FivePoints,
-    plan: Plan,
-    hook: "CountsHook | None" = None,
-    eager: Eager | None = None,
-) -> Tensor:
-    """See `dispatch.fused_loss`."""
+def arranged(logits: Tensor, y: Tensor, weight: Tensor, columns: bool) -> Batch:
+    """The batch as loops read it: images as rows where that is faster, columns of few classes as those of an image."""
     if logits.dim() == 3:
-        if plan.thresholds and logits.shape[2] < SHORT_PLANE:
+        if columns and logits.shape[2] < SHORT_PLANE:
             logits, y, weight = rows_of_images(logits), rows_of_images(y), rows_of_images(weight)
-        elif not plan.thresholds and (logits.shape[1] > DENSE_CLASSES or not logits.is_contiguous()):
-            logits = rows_of_images(logits)
-    return _apply(logits, y, weight, points, plan, hook, eager)  # type: ignore[no-any-return]
+        elif not columns and (logits.shape[1] > DENSE_CLASSES or not logits.is_contiguous()):
+            logits, y = rows_of_images(logits), rows_of_images(y) if y.dim() == 3 else y
+    if logits.dim() == 2 and not columns and logits.shape[1] <= FEW and not logits.is_contiguous():
+        logits, y = logits.t()[None], y.t()[None] if y.dim() == 2 else y
+    return logits, y, weight
+
+
+def fused_loss(
+    logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan, hook: "CountsHook | None" = None,
+    eager: Eager | None = None,
+) -> Tensor:  # fmt: skip
+    """See `dispatch.fused_loss`."""
+    return _apply(*arranged(logits, y, weight, bool(plan.thresholds)), (points, plan, hook, eager))  # type: ignore[no-any-return]
+
+
+def forward(logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of a batch as `arranged` returns it, and two tensors that `backward` needs; without autograd."""
+    loss, slopes, stats = _forward((logits.contiguous(), y.contiguous(), weight.contiguous()), points, plan)
+    return torch.tensor(loss, dtype=logits.dtype), torch.from_numpy(slopes), torch.from_numpy(stats).clone()
+
+
+def backward(
+    logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan, slopes: Tensor, stats: Tensor,
+    by_loss: Tensor,
+) -> Tensor:  # fmt: skip
+    batch = logits.contiguous(), y.contiguous(), weight.contiguous()
+    return _backward(batch, points, plan, slopes.numpy(), stats.numpy(), by_loss.item())
+
+
+def saved_like(logits: Tensor, *, columns: bool, two_classes: bool) -> tuple[Tensor, Tensor]:
+    """Empty tensors in the shapes of what `forward` saves."""
+    rows = 0 if columns or _in_blocks(logits) else logits.shape[0]
+    classes = 2 if two_classes else logits.shape[1]
+    return logits.new_empty(2 * classes + 1, dtype=torch.float64), logits.new_empty((rows, 7))
 
 
 def run_all_loops() -> None:
@@ -351,13 +424,11 @@ def run_all_loops() -> None:
     points, ones = FivePoints(0.2, 0.5), torch.ones(4, 2)
     macro, agreement = closed_form("f1", "macro", 2), closed_form("mcc", "macro", 2)
     y, weight = torch.tensor([0, 1, 1, 0]), torch.ones(4)
-    wide = FEW + 1
-    for logits in (torch.eye(4)[:, :2], torch.eye(4)[:2].t(), torch.zeros(4, wide)):  # blocks of rows, and rows
+    for logits in (torch.eye(4)[:, :2], torch.zeros(2, 2, 2), torch.zeros(4, FEW + 1)):  # blocks, images, rows
         form = closed_form("f1", "macro", logits.shape[1])
-        for metric in (form, agreement if logits.shape[1] == 2 else form):
-            _first_step(logits, y, weight, points, Plan(metric, 1.0))
-    _first_step(torch.zeros(4, FEW), y, weight, points, Plan(closed_form("f1", "macro", FEW)))
-    _first_step(torch.zeros(2, 2, 2), y, weight, points, Plan(macro, 1.0))
+        _first_step(logits, y, weight, points, Plan(form, 1.0))
+        _first_step(logits, torch.ones_like(logits), weight, points, Plan(form, 1.0))
+    _first_step(ones, y, weight, points, Plan(agreement, 1.0))
     for labels in (torch.eye(4)[:, :2].long(), torch.eye(4)[:, :2]):
         _first_step(ones, labels, ones, points, Plan(macro, 1.0, 0.0, (0.5,)))
         column = ones[:, :1], labels[:, :1], ones[:, :1]
@@ -369,5 +440,5 @@ def run_all_loops() -> None:
 
 
 def _first_step(logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan) -> None:
-    x = logits.detach().requires_grad_()
-    torch.autograd.grad(_apply(x, y, weight, points, plan, None), x)
+    x = logits.detach().clone().requires_grad_()
+    torch.autograd.grad(_apply(x, y, weight, (points, plan, None, None)), x)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from evalign.kernels.cpu.jit import loop
+from evalign.kernels.cpu.compilation import loop
 
 F = np.float32
 LOG2_E, LN2_HIGH, LN2_LOW = F(1.4426950408889634), F(0.693359375), F(-2.12194440e-4)

@@ -3,8 +3,7 @@
 import triton
 import triton.language as tl
 
-from evalign.kernels.gpu.metric_kernels import value_of_counts
-from evalign.kernels.gpu.step_kernels import FREE, is_added_up, unpacked
+from evalign.kernels.gpu import device_functions as fn
 
 
 @triton.jit
@@ -29,19 +28,6 @@ def _sigmoid(z):
 
 
 @triton.jit
-def _targets(y, w, at, inside, ignored, WEIGHTED: tl.constexpr):
-    """Targets in [0, 1] and weights; without weights an entry has weight 1, unless its target is `ignored`."""
-    target = tl.load(y + at, mask=inside, other=0)
-    if WEIGHTED:
-        weight = tl.load(w + at, mask=inside, other=0.0).to(tl.float32)
-    else:
-        counted = inside & (target != ignored)
-        weight = tl.where(counted, 1.0, 0.0)
-        target = tl.where(counted, target, 0)
-    return target.to(tl.float32), weight
-
-
-@triton.jit
 def _loss_of_one_column(
     counts, loss, slopes, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     FORM: tl.constexpr, LOSSES: tl.constexpr,
@@ -53,7 +39,7 @@ def _loss_of_one_column(
     tl.store(both + 2 + k, tl.where(k == 0, total - predicted, predicted))
     tl.store(both + 4 + k, tl.where(k == 0, total - actual, actual))
     tl.debug_barrier()
-    value_of_counts(
+    fn.value_of_counts(
         both, both + 2, both + 4, counts + 3, counts + 4, counts, loss, both + 6, 2, anchor,
         t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, False, False, 2,
     )  # fmt: skip
@@ -65,7 +51,7 @@ def _loss_of_one_column(
         tl.store(slopes + 2, tl.load(both + 10))
 
 
-@triton.jit(**FREE)
+@triton.jit(**fn.FREE)
 def column_counts_kernel(
     z, y, w, temperature, workspace, counters, taus, loss, saved, low, reach, smoothing, ignored, tau,
     rows, columns, row_stride, column_stride, image_stride, tiles_per_image, tiles, chunk, width, anchor,
@@ -92,8 +78,8 @@ def column_counts_kernel(
         i = (tile % tiles_per_image) * ROWS + tl.arange(0, ROWS)
         inside = (i < tl.where(tile < tiles, rows, 0))[:, None] & (column < columns)[None, :]
         at = image * image_stride + i.to(tl.int64)[:, None] * row_stride + column[None, :] * column_stride
-        yes, weight = _targets(y, w, at, inside, ignored, WEIGHTED)
-        counted = weight != 0.0
+        target, weight = fn.targets_and_weights(y, w, at, inside, ignored, WEIGHTED)
+        yes, counted = target.to(tl.float32), weight != 0.0
         x = tl.load(z + at, mask=inside & counted, other=0.0).to(tl.float32)
         p, q, e = _sigmoid(x)
         h = tl.where(q < gap, 1.0 - above * q, 0.5 + middle * (p - tau))
@@ -118,7 +104,7 @@ def column_counts_kernel(
     tl.store(out + 3 * columns, tl.sum(total, 0), mask=mask)
     tl.store(out + 4 * columns, tl.sum(losses, 0), mask=mask)
     if FORM >= 0:  # noqa: SIM102 - known when it is compiled, unlike the other
-        if is_added_up(parts, workspace + width, workspace, counters, width, GROUP, WIDE):
+        if fn.is_added_up(parts, workspace + width, workspace, counters, width, GROUP, WIDE):
             if TWO:
                 _loss_of_one_column(
                     workspace, loss, saved, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES
@@ -133,14 +119,14 @@ def column_counts_kernel(
                     tl.debug_barrier()
                     tl.store(losses_of, tl.sum(added, 0))
                     tl.debug_barrier()
-                value_of_counts(
+                fn.value_of_counts(
                     workspace, workspace + columns, workspace + 2 * columns, workspace + 3 * columns, losses_of,
                     workspace, loss, saved, columns, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM,
                     LOSSES, False, True, 64,
                 )  # fmt: skip
 
 
-@triton.jit(**FREE)
+@triton.jit(**fn.FREE)
 def column_gradient_kernel(
     z, y, w, temperature, taus, by_loss, by_tp, by_predicted, by_losses, out, low, reach, smoothing, ignored, tau,
     n, columns, inner, thresholds,
@@ -150,7 +136,7 @@ def column_gradient_kernel(
 
     PACKED: all slopes are at `by_tp`, and are multiplied by `by_loss`; the one threshold is `tau`, not in `taus`.
     """
-    by_predicted, scale, through_losses = unpacked(by_loss, by_tp, by_predicted, by_losses, columns, LOSSES, PACKED)
+    by_predicted, scale, through_losses = fn.unpacked(by_loss, by_tp, by_predicted, by_losses, columns, LOSSES, PACKED)
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     lane = tl.arange(0, BLOCK)
     k = begin + lane
@@ -158,8 +144,8 @@ def column_gradient_kernel(
     past = (begin % inner).to(tl.int32) + lane
     column = ((begin // inner) % columns).to(tl.int32) + past // inner
     column = column % columns
-    yes, weight = _targets(y, w, k, k < n, ignored, WEIGHTED)
-    counted = weight != 0.0
+    target, weight = fn.targets_and_weights(y, w, k, k < n, ignored, WEIGHTED)
+    yes, counted = target.to(tl.float32), weight != 0.0
     p, q, _ = _sigmoid(tl.load(z + k, mask=(k < n) & counted, other=0.0).to(tl.float32))
     slope = tl.zeros([BLOCK], tl.float32)
     for g in range(0, thresholds):

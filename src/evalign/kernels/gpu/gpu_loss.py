@@ -5,28 +5,42 @@ host. Up to `TILE_CLASSES` classes there is one kernel forward and one backward 
 and one.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from evalign.kernels.gpu.launch import Launcher, cdiv
+from evalign.confusion import Confusion
+from evalign.kernels.gpu.device_functions import GROUP, value_of_counts
+from evalign.kernels.gpu.launch import Launcher, cdiv, next_power_of_2
 from evalign.kernels.gpu.loss_plans import (
     COUNTS_ONLY,
     ENTRIES,
     TILE_CLASSES,
     ColumnGeometry,
+    LossPlan,
     launch_column_gradient,
     launch_columns,
     loss_plan,
     row_plan,
+    saved_size,
 )
-from evalign.kernels.gpu.metric_kernels import loss_and_slopes
-from evalign.kernels.gpu.metric_kernels import loss_of_counts as loss_of_counts
 from evalign.kernels.gpu.row_kernels import row_columns_kernel, row_gradient_kernel, stats_kernel
-from evalign.kernels.gpu.step_kernels import GROUP
-from evalign.kernels.plan import Counts, FivePoints, LaunchPlan, Plan, Saved, Settings, Slopes, first_order_only
+from evalign.kernels.plan import (
+    AGREEMENTS,
+    ClosedForm,
+    Counts,
+    Eager,
+    FivePoints,
+    LaunchPlan,
+    Plan,
+    Saved,
+    Settings,
+    Slopes,
+    twice_differentiable,
+)
 from evalign.kernels.private_apis import fast_apply
 
 launch_stats, launch_row_columns = Launcher(stats_kernel), Launcher(row_columns_kernel)
@@ -147,6 +161,67 @@ def back_along(d: int) -> tuple[int, int, int]:
     return (2, 1024, 8) if d <= 8192 else (1, 4096, 16)
 
 
+def loss_and_slopes(
+    tp: Tensor,
+    predicted: Tensor,
+    actual: Tensor,
+    total: Tensor,
+    metric: ClosedForm,
+    *,
+    per_label: bool,
+    present: Tensor | None = None,
+    losses: Tensor | None = None,
+    anchor: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """1 - metric + anchor * losses / total (0 for counts of nothing), and its derivatives.
+
+    These are by tp (d), by predicted (d) and, with losses, by them (1), in one vector. A macro mean is over the classes
+    that are `present`, by default those with a label.
+    """
+    d = tp.shape[0]
+    tp, predicted, actual, total = (x.contiguous() for x in (tp, predicted, actual, total))
+    loss, slopes = tp.new_empty(()), tp.new_empty(2 * d + 1)
+    value_of_counts[(1,)](
+        tp, predicted, actual, total, tp if losses is None else losses, tp if present is None else present, loss,
+        slopes, d, float(anchor), *metric.numbers, FORM=metric.code, LOSSES=losses is not None,
+        MASKED=present is not None, PER_LABEL=per_label, BLOCK=block(d, metric), num_warps=4 if d <= 2048 else 16,
+    )  # fmt: skip
+    return loss, slopes
+
+
+def block(d: int, metric: ClosedForm) -> int:
+    """Classes at a time: as many as there are registers for, of which a float64 takes two."""
+    return min(4096 if metric.name in AGREEMENTS else 8192, next_power_of_2(max(d, 2)))
+
+
+class LossOfCounts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tp: Tensor, predicted: Tensor, c: Confusion, metric: ClosedForm, eager: Callable[[Confusion], Tensor]
+    ) -> Tensor:
+        loss, slopes = loss_and_slopes(
+            tp, predicted, c.actual, c.total, metric, per_label=c.multilabel, present=c.present
+        )
+        ctx.save_for_backward(slopes, tp, predicted)
+        ctx.c, ctx.eager = c, eager
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
+        slopes, tp, predicted = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            loss = ctx.eager(ctx.c.with_predictions(tp, predicted))
+            by_tp, by_predicted = torch.autograd.grad(loss, (tp, predicted), by_loss, create_graph=True)
+        else:
+            by_tp, by_predicted = (by_loss * slopes[:-1]).chunk(2)
+        return by_tp, by_predicted, None, None, None
+
+
+def loss_of_counts(c: Confusion, metric: ClosedForm, eager: Callable[[Confusion], Tensor]) -> Tensor:
+    """1 - metric, 0 for counts of nothing; `c` before its labels are smoothed."""
+    return LossOfCounts.apply(c.tp, c.predicted, c, metric, eager)  # type: ignore[no-any-return]
+
+
 @lru_cache
 def _on_device(taus: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(taus, dtype=torch.float32, device=device)
@@ -199,54 +274,101 @@ class LongRowLoss(NamedTuple):
     points: FivePoints
     plan: Plan
 
-    def loss(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> Tensor:
-        how = LongRowLoss(self.points._replace(temperature=temperature), self.plan)
-        return _apply(z, y, weight, how)  # type: ignore[no-any-return]
+    def loss(
+        self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, eager: Eager | None = None
+    ) -> Tensor:
+        return _apply(z, y, weight, temperature, self, eager)  # type: ignore[no-any-return]
 
-    def forward(self, z: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Saved]:
+    def forward(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, ...]:
+        """The loss, its slopes and the rows' sums; without autograd."""
         plan = self.plan
-        (tp, predicted, losses, actual), more = streamed_counts(self._rows(z, y, weight))
+        (tp, predicted, losses, actual), more = streamed_counts(self._rows(z, y, weight, temperature))
         loss, slopes = loss_and_slopes(
             tp, predicted, actual, actual.sum(), plan.metric, per_label=False, losses=losses if plan.anchor else None,
             anchor=plan.anchor,
         )  # fmt: skip
-        return loss, (slopes, *more)
+        return loss, slopes, *more
 
-    def backward(self, batch: tuple[Tensor, Tensor, Tensor | None], saved: Saved, by_loss: Tensor) -> Tensor:
-        slopes, stats = saved
+    def backward(
+        self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, slopes: Tensor, stats: Tensor,
+        by_loss: Tensor,
+    ) -> Tensor:  # fmt: skip
         by = by_loss, slopes, slopes, slopes
-        return row_gradient(self._rows(*batch), stats, by, bool(self.plan.anchor), packed=True)
+        return row_gradient(self._rows(z, y, weight, temperature), stats, by, bool(self.plan.anchor), packed=True)
 
-    def _rows(self, z: Tensor, y: Tensor, weight: Tensor | None) -> Batch:
-        return Batch(z, y, weight, self.plan.settings(self.points), self.plan.ignored)
+    def _rows(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> Batch:
+        settings = self.plan.settings(self.points._replace(temperature=temperature))
+        return Batch(z, y, weight, settings, self.plan.ignored)
 
 
 class LongRowNode(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, y: Tensor, weight: Tensor | None, how: LongRowLoss) -> Tensor:
-        loss, saved = how.forward(z, y, weight)
-        ctx.save_for_backward(z, y, weight, *saved)
-        ctx.how = how
+    def forward(
+        ctx: Any, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, how: LongRowLoss,
+        eager: Eager | None,
+    ) -> Tensor:  # fmt: skip
+        loss, *saved = how.forward(z, y, weight, temperature)
+        ctx.save_for_backward(z, y, weight, temperature, *saved)
+        ctx.how, ctx.eager = how, eager
         return loss
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
-        z, y, weight, *saved = ctx.saved_tensors
-        return first_order_only(ctx.how.backward((z, y, weight), saved, by_loss), z, by_loss), None, None, None
+        z, y, weight, temperature, slopes, stats = ctx.saved_tensors
+        gradient = ctx.how.backward(z, y, weight, temperature, slopes, stats, by_loss)
+        return twice_differentiable(gradient, (z, y, weight), (by_loss,), ctx.eager), None, None, None, None, None
 
 
 _apply: Any = fast_apply(LongRowNode)
 
 
+def arranged(logits: Tensor, y: Tensor, weight: Tensor | None, columns: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The batch as kernels read it: images of many classes, or with classes last, as rows."""
+    if not columns and logits.dim() > 2 and (is_last(logits) or logits.shape[1] > TILE_CLASSES):
+        logits = logits.movedim(1, -1).reshape(-1, logits.shape[1])
+    return _contiguous(logits, y, weight, columns)
+
+
 def fused_loss(
-    logits: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan, hook: None = None
-) -> Tensor:
+    logits: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan, hook: None = None,
+    eager: Eager | None = None,
+) -> Tensor:  # fmt: skip
     """See `dispatch.fused_loss`; there is no hook on a GPU, where counts and metric are one kernel."""
     assert hook is None
-    if not plan.thresholds and logits.dim() > 2 and (is_last(logits) or logits.shape[1] > TILE_CLASSES):
-        logits = logits.movedim(1, -1).reshape(-1, logits.shape[1])
-    batch = _contiguous(logits, y, weight, plan)
-    return _prepare(*batch, points, plan).loss(*batch, points.temperature)
+    batch = arranged(logits, y, weight, bool(plan.thresholds))
+    return _prepare(*batch, points, plan).loss(*batch, points.temperature, eager)
+
+
+def forward(
+    logits: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of a batch as `arranged` returns it, and two tensors that `backward` needs; without autograd."""
+    loss, saved, *more = _prepare(logits, y, weight, points, plan).forward(logits, y, weight, points.temperature)
+    return loss, saved, more[0] if more else saved.new_empty(0)
+
+
+def backward(
+    logits: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan, saved: Tensor, more: Tensor,
+    by_loss: Tensor,
+) -> Tensor:  # fmt: skip
+    prepared, batch = _prepare(logits, y, weight, points, plan), (logits, y, weight, points.temperature)
+    if isinstance(prepared, LongRowLoss):
+        return prepared.backward(*batch, saved, more, by_loss)
+    return prepared.backward(*batch, saved, by_loss)
+
+
+def saved_like(logits: Tensor, *, columns: bool, two_classes: bool) -> tuple[Tensor, Tensor]:
+    """Empty tensors in the shapes of what `forward` saves."""
+    n, d, size = logits.shape[0], 1 if two_classes else logits.shape[1], 0
+    if columns:
+        size = 2 * d + 1
+    elif logits.dim() > 2:
+        size = 16 * cdiv(2 * d + 1, 16)
+    elif d <= TILE_CLASSES:
+        size = saved_size(n, d)
+    else:
+        return logits.new_empty(2 * d + 1, dtype=torch.float32), logits.new_empty((7, n), dtype=torch.float32)
+    return logits.new_empty(size, dtype=torch.float32), logits.new_empty(0, dtype=torch.float32)
 
 
 def is_last(images: Tensor) -> bool:
@@ -262,18 +384,20 @@ def launch_plan(logits: Tensor, y: Tensor, points: FivePoints, plan: Plan) -> La
         return None
     if not plan.thresholds and logits.dim() > 2 and logits.shape[1] > TILE_CLASSES:
         return None
-    z, labels, _ = _contiguous(logits, y, None, plan)
+    z, labels, _ = _contiguous(logits, y, None, bool(plan.thresholds))
     return _prepare(z, y, None, points, plan) if z is logits and labels is y else None
 
 
-def _contiguous(logits: Tensor, y: Tensor, weight: Tensor | None, plan: Plan) -> tuple[Tensor, Tensor, Tensor | None]:
+def _contiguous(
+    logits: Tensor, y: Tensor, weight: Tensor | None, columns: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """The batch as kernels read it: rows need to be contiguous only each for itself."""
-    if plan.thresholds or logits.dim() != 2 or logits.stride(1) != 1:
+    if columns or logits.dim() != 2 or logits.stride(1) != 1:
         logits = logits.contiguous()
     return logits, y.contiguous(), None if weight is None else weight.contiguous()
 
 
-def _prepare(z: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan) -> LaunchPlan:
+def _prepare(z: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan) -> LossPlan | LongRowLoss:
     if not plan.thresholds and z.dim() == 2 and z.shape[1] > TILE_CLASSES:
         return LongRowLoss(points, plan)
     return loss_plan(z, y, weight, plan.settings(points), plan)

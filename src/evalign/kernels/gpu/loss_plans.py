@@ -13,16 +13,11 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from evalign.kernels.gpu.column_kernels import column_counts_kernel, column_gradient_kernel
-from evalign.kernels.gpu.dense_kernels import (
-    KEPT_CLASSES,
-    dense_gradient_kernel,
-    dense_loss_kernel,
-    streamed_loss_kernel,
-)
+from evalign.kernels.gpu.dense_kernels import KEPT_CLASSES, dense_gradient_kernel, dense_loss_kernel
+from evalign.kernels.gpu.device_functions import GROUP
 from evalign.kernels.gpu.launch import Launch, Launcher, cdiv, next_power_of_2, workspace
-from evalign.kernels.gpu.step_kernels import GROUP
-from evalign.kernels.gpu.tile_kernels import loss_kernel, tile_gradient_kernel
-from evalign.kernels.plan import Plan, Settings, first_order_only
+from evalign.kernels.gpu.row_kernels import loss_kernel, tile_gradient_kernel
+from evalign.kernels.plan import Eager, Plan, Settings, twice_differentiable
 from evalign.kernels.private_apis import allocator, device_queries, fast_apply
 
 TILE_CLASSES = 1024  # classes up to which a row is one tile
@@ -30,8 +25,7 @@ SCATTERED = 512  # classes from which the sums of labels are not kept in registe
 ENTRIES = 1024  # binary entries of a tile
 launch_loss, launch_gradient = Launcher(loss_kernel), Launcher(tile_gradient_kernel)
 launch_columns, launch_column_gradient = Launcher(column_counts_kernel), Launcher(column_gradient_kernel)
-launch_dense = {True: Launcher(dense_loss_kernel), False: Launcher(streamed_loss_kernel)}
-launch_dense_gradient = Launcher(dense_gradient_kernel)
+launch_dense, launch_dense_gradient = Launcher(dense_loss_kernel), Launcher(dense_gradient_kernel)
 By = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -91,12 +85,35 @@ class LossPlan:
         self.new_saved = allocator((saved,), torch.float32, *where)
         self.new_gradient = allocator(tuple(kind.shape), kind.dtypes[0] or torch.float32, *where)
 
-    def loss(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> Tensor:
+    def loss(
+        self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, eager: Eager | None = None
+    ) -> Tensor:
         """The loss of a batch of this kind as one autograd node."""
         if self.current_device() != self.device:
             with torch.cuda.device(self.device):
-                return self.loss(z, y, weight, temperature)
-        return _fused_node(z, (self, y, weight, temperature))  # type: ignore[no-any-return]
+                return self.loss(z, y, weight, temperature, eager)
+        return _fused_node(z, (self, y, weight, temperature, eager))  # type: ignore[no-any-return]
+
+    def forward(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, ...]:
+        """The loss of a batch, and what `backward` needs; without autograd."""
+        with torch.cuda.device(self.device):  # -1 is none
+            loss, saved = self.new_loss(), self.new_saved()
+            counters, floats, *_ = workspace(z, self.counters, self.size)
+            self.front(*_pointers(z, y, weight, temperature), floats, counters, floats, loss, saved)
+        return loss, saved
+
+    def backward(
+        self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, saved: Tensor, by_loss: Tensor
+    ) -> Tensor:
+        with torch.cuda.device(self.device):
+            found = self.new_gradient()
+            self.back(*_pointers(z, y, weight, temperature), saved, by_loss, saved, saved, saved, found)
+        return found
+
+
+def _pointers(z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, ...]:
+    """The first four arguments of every kernel; what is not read is replaced by another tensor."""
+    return z, y, y if weight is None else weight, z if temperature is None else temperature
 
 
 class RowPlan(LossPlan):
@@ -136,11 +153,10 @@ class RowPlan(LossPlan):
 
     def counts(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
         """tp, predicted and actual of every class and the sum of losses, 3 d + 1 numbers; what `gradient` needs."""
-        weight, temperature = y if weight is None else weight, z if temperature is None else temperature
-        with torch.cuda.device(self.device):  # -1 is none
+        with torch.cuda.device(self.device):
             added, saved = self.new_counts(), self.new_saved()
             counters, floats, *_ = workspace(z, self.counters, self.size)
-            self.front(z, y, weight, temperature, floats, counters, added, added, saved)
+            self.front(*_pointers(z, y, weight, temperature), floats, counters, added, added, saved)
         return added, saved
 
     def gradient(
@@ -152,10 +168,9 @@ class RowPlan(LossPlan):
         launch = self.backwards.get(kind)
         if launch is None:
             launch = self.backwards[kind] = self._back(kind)
-        weight, temperature = y if weight is None else weight, z if temperature is None else temperature
         with torch.cuda.device(self.device):
             found = self.new_gradient()
-            launch(z, y, weight, temperature, saved, *by, found)
+            launch(*_pointers(z, y, weight, temperature), saved, *by, found)
         return found
 
     def _back(self, by: tuple[Any, ...]) -> Launch:
@@ -183,10 +198,10 @@ class DensePlan(LossPlan):
         super().__init__(kind, device, programs, width, 16 * cdiv(2 * d + 1, 16))
         key, numbers = (kind.dtypes, kind.shape, kind.offset, kind.ignored), (*kind.numbers, pixels, per_image, tiles)
         self.front = Launch(
-            launch_dense[kept], self.device, key, (programs, 1, 1),
+            launch_dense, self.device, key, (programs, 1, 1),
             (*numbers, chunk, width, kind.ending.anchor, *kind.ending.numbers),
             (
-                *kind.flags, kind.smoothing > 0, kind.ending.form, d, size, GROUP,
+                *kind.flags, kind.smoothing > 0, kind.ending.form, d, size, kept, GROUP,
                 min(64 * warps, next_power_of_2(width)), next_power_of_2(d),
             ),
             warps,
@@ -248,7 +263,7 @@ class ColumnGeometry(NamedTuple):
         return cls(columns, inner, numbers, (tall, wide), max(1, cdiv(tiles, chunk)), max(1, cdiv(columns, wide)))
 
 
-Given = tuple[LossPlan, Tensor, Tensor | None, Tensor | None]  # labels, weights and temperature
+Given = tuple[LossPlan, Tensor, Tensor | None, Tensor | None, Eager | None]  # labels, weights, temperature
 
 
 class FusedNode(torch.autograd.Function):
@@ -261,18 +276,17 @@ class FusedNode(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, given: Given) -> Tensor:
-        plan, y, weight, temperature = given
+        plan, y, weight, temperature, eager = given
         ctx.save_for_backward(z, y)
         counters, floats, counters_at, floats_at, stream = workspace(z, plan.counters, plan.size)
         loss, saved, front = plan.new_loss(), plan.new_saved(), plan.front
         z_at, y_at, saved_at = z.data_ptr(), y.data_ptr(), saved.data_ptr()
         weight_at = y_at if weight is None else weight.data_ptr()
         temperature_at = z_at if temperature is None else temperature.data_ptr()
-        ctx.given = plan, weight, temperature, saved, weight_at, temperature_at, saved_at
+        ctx.given = plan, weight, temperature, saved, weight_at, temperature_at, saved_at, eager
         start = front.starts.get(stream)
         if start is None:
-            weight, temperature = y if weight is None else weight, z if temperature is None else temperature
-            front(z, y, weight, temperature, floats, counters, floats, loss, saved)
+            front(*_pointers(z, y, weight, temperature), floats, counters, floats, loss, saved)
         else:
             at = z_at, y_at, weight_at, temperature_at, floats_at, counters_at, floats_at, loss.data_ptr(), saved_at
             start(*(at + front.last))
@@ -281,7 +295,7 @@ class FusedNode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor, None]:
         z, y = ctx.saved_tensors
-        plan, weight, temperature, saved, weight_at, temperature_at, saved_at = ctx.given
+        plan, weight, temperature, saved, weight_at, temperature_at, saved_at, eager = ctx.given
         device, back = plan.device, plan.back
         if plan.current_device() != device:
             with torch.cuda.device(device):
@@ -289,15 +303,16 @@ class FusedNode(torch.autograd.Function):
         found = plan.new_gradient()
         start = back.starts.get(back.stream())
         if start is None:
-            weight, temperature = y if weight is None else weight, z if temperature is None else temperature
-            back(z, y, weight, temperature, saved, by_loss, saved, saved, saved, found)
+            back(*_pointers(z, y, weight, temperature), saved, by_loss, saved, saved, saved, found)
         else:
             at = (
                 z.data_ptr(), y.data_ptr(), weight_at, temperature_at, saved_at, by_loss.data_ptr(), saved_at, saved_at,
                 saved_at, found.data_ptr(),
             )  # fmt: skip
             start(*(at + back.last))
-        return (first_order_only(found, z, by_loss) if is_grad_enabled() else found), None
+        if is_grad_enabled():
+            found = twice_differentiable(found, (z, y, weight), (by_loss,), eager)
+        return found, None
 
 
 _fused_node: Any = fast_apply(FusedNode)

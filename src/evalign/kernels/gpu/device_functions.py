@@ -1,15 +1,207 @@
-"""Triton functions for the metric of counts, its slopes, and a kernel of its own for counts that are summed already."""
+"""Triton functions that all kernels share: the step, the gradient of a row, sums over programs, the metric of counts.
 
-from typing import Any
+Formulas and names are those of `cpu.row_loops` and `cpu.cpu_loss`.
+"""
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from evalign.confusion import Confusion
-from evalign.kernels.gpu.launch import next_power_of_2
-from evalign.kernels.plan import AGREEMENTS, FORMS, ClosedForm, first_order_only
+from evalign.kernels.plan import AGREEMENTS, FORMS
+
+# Numbers that differ from batch to batch, and pointers of which only numbers are read: one program for all of them.
+FREE = {
+    "do_not_specialize": ["n", "chunk", "ignored"],
+    "do_not_specialize_on_alignment": ["y", "w", "temperature", "by_loss", "by_losses"],
+}
+
+
+@triton.jit
+def numbers(temperature, low, reach, ANNEALED: tl.constexpr):
+    """a, b, low and the ends of the middle line over tau. A temperature stays on the device, for CUDA graphs."""
+    if ANNEALED:
+        low = tl.load(temperature).to(tl.float32)
+        reach = 2.5 * low
+    a = tl.where(reach < 1.0, low / tl.where(reach < 1.0, 1.0 - reach, 1.0), 0.0)
+    return a, (0.5 - low) / reach, low, tl.where(reach < 1.0, 1.0 - reach, -1.0), 1.0 + reach
+
+
+@triton.jit
+def exponential(x):
+    """exp(x) for x <= 0, exactly 1 at 0; what is below 2^-126 is 0, which spares three of five instructions."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
+def over_tau(e_second):
+    """By what e is multiplied to give p / tau."""
+    return 2.0 / (1.0 + e_second)
+
+
+@triton.jit
+def lines(a, b, cut):
+    """The step below tau as the larger of two lines in p / tau, times the sign: slopes, values at 0, and the sign.
+
+    It is the smaller of them where the step is steeper at first: then both have the other sign. With no cut there is
+    one line.
+    """
+    sign = tl.where(b >= a, 1.0, -1.0)
+    one = cut < 0.0
+    start = sign * (0.5 - b)
+    return sign * tl.where(one, b, a), tl.where(one, start, 0.0), sign * b, start, sign
+
+
+@triton.jit
+def step(e, first, first_start, second, second_start):
+    """h(p) times the sign, of slopes already multiplied by `over_tau`; the top is taken to be on the second line."""
+    return tl.maximum(e * first + first_start, e * second + second_start)
+
+
+@triton.jit
+def scaled(e, tau_e, a, b, cut):
+    """p h'(p), and what is to be added for h(p); the top is taken to be on the line through tau."""
+    middle = e >= cut / tau_e
+    return tl.where(middle, b * tau_e, a * tau_e) * e, tl.where(middle, 0.5 - b, 0.0)
+
+
+@triton.jit
+def top(total, e_second, low, b, c):
+    """The step at a row's largest entry, its slope there, and its derivative by tau."""
+    p, tau = 1.0 / total, (1.0 + e_second) / (2.0 * total)
+    beyond = p > c * tau
+    gap = tl.where(beyond, 1.0 - c * tau, 1.0)
+    loss = low * (1.0 - p) / gap
+    x = p / tau
+    return (
+        tl.where(beyond, 1.0 - loss, 0.5 + b * (x - 1.0)),
+        tl.where(beyond, low / gap, b / tau),
+        tl.where(beyond, -c * loss / gap, -b * x / tau),
+    )
+
+
+@triton.jit
+def targets_and_weights(y, w, at, inside, ignored, WEIGHTED: tl.constexpr):
+    """Targets and their weights; without weights a target counts 1, unless it is the `ignored` one."""
+    target = tl.load(y + at, mask=inside, other=0)
+    if WEIGHTED:
+        weight = tl.load(w + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        counted = inside & (target != ignored)
+        weight = tl.where(counted, 1.0, 0.0)
+        target = tl.where(counted, target, 0)
+    return target, weight
+
+
+@triton.jit
+def labels_and_weights(y, w, rows, inside, ignored, WEIGHTED: tl.constexpr):
+    label, weight = targets_and_weights(y, w, rows, inside, ignored, WEIGHTED)
+    return label.to(tl.int32), weight
+
+
+@triton.jit
+def unpacked(by_loss, by_tp, by_predicted, by_losses, d, LOSSES: tl.constexpr, PACKED: tl.constexpr):
+    """Where the slopes by predicted are, the slope by the loss, 1 unless PACKED, and that by the sum of losses."""
+    scale, through_losses = 1.0, 0.0
+    if PACKED:
+        by_predicted, by_losses = by_tp + d, by_tp + 2 * d
+        scale = tl.load(by_loss).to(tl.float32)
+    if LOSSES:
+        through_losses = tl.load(by_losses)
+    return by_predicted, scale, through_losses
+
+
+@triton.jit
+def row_slopes(
+    weight, by_loss, by_losses, smoothing, d, total, total_h, e_second, seconds, dot_rest, dot_scaled, sum_scaled, tops,
+    at_label, label_e, a, b, low, cut, c,
+):  # fmt: skip
+    """What the gradient of a row's entries is made of.
+
+    Sums are over all entries, the top one among them as if it were on the line through tau; `tops` is the slope there,
+    `seconds` how many share second place, `dot_rest` is of what `scaled` says to add. Each of the seconds has its part
+    of what goes through tau. Where they tie with the top, so has it: all that tells the top apart is then 0, and it
+    does not matter that `tops` is the sum of many.
+    """
+    p, tau = 1.0 / total, (1.0 + e_second) / (2.0 * total)
+    value, top_slope, by_tau = top(total, e_second, low, b, c)
+    tau_e = over_tau(e_second)
+    label_scaled, label_rest = scaled(label_e, tau_e, a, b, cut)
+    line = b * tau_e  # which the top was taken for, and which is 1/2 at tau
+    is_top = label_e >= 1.0
+    label_h = tl.where(is_top, value, label_scaled + label_rest)
+    mean = (dot_rest + dot_scaled + (value - (line + (0.5 - b))) * tops + label_h * at_label) / total_h
+    share = by_loss * weight / total_h
+    entropy = by_loss * by_losses * weight
+    rest = dot_scaled - line * tops - mean * (sum_scaled - line) + tl.where(is_top, 0.0, at_label * label_scaled)
+    by_top = tops - mean + tl.where(is_top, at_label, 0.0)
+    through_tau = share * by_top * by_tau
+    half = 0.5 * p * (through_tau - share * rest / tau)
+    top_scaled = p * top_slope
+    factor = (entropy - share * by_top * top_scaled - tau * through_tau) * p
+    tied = e_second >= 1.0
+    spread = entropy * smoothing / d
+    at_second = tl.where(tied, 2.0 * half, half * e_second) / seconds - spread
+    at_target = share * at_label * tl.where(is_top, top_scaled, label_scaled) - entropy * (1.0 - smoothing)
+    return share * mean, share, factor, top_scaled, half - spread, at_second, at_target, -spread
+
+
+@triton.jit
+def entry_slopes(
+    e, e_second, scaled, slope, is_label, mean, share, factor, top_scaled, at_top, at_second, at_target, elsewhere
+):  # fmt: skip
+    """The gradient of entries, from what `row_slopes` gives for their rows; all of shapes that fit together."""
+    is_top = e == 1.0
+    place = tl.where(e == e_second, at_second, tl.where(is_top, at_top, elsewhere))  # a top that is tied is second
+    found = (slope * share - mean) * tl.where(is_top, top_scaled, scaled) + (e * factor + place)
+    return found + tl.where(is_label, at_target, 0.0)
+
+
+GROUP = 16  # programs whose sums are added up together; as many groups are added up by the last one of all
+
+
+@triton.jit
+def arrived_last(counter, count):
+    """Whether this program is the last of `count` to get here; it then sees what all of them wrote.
+
+    The counter is 0 again afterwards, for the next kernel.
+    """
+    tl.debug_barrier()  # all threads of this program have written before one of them says so
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def add_up(parts, count, into, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of `count` vectors, (count, width), to `into`; past the first-level cache, which may be out of date."""
+    for at in range(0, width, BLOCK):
+        j = at + tl.arange(0, BLOCK)
+        added = tl.zeros([ROWS, BLOCK], tl.float32)
+        for begin in range(0, count, ROWS):
+            i = begin + tl.arange(0, ROWS)
+            mask = (i < count)[:, None] & (j < width)[None, :]
+            added += tl.load(parts + i[:, None] * width + j[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+        tl.store(into + j, tl.sum(added, 0), mask=j < width)
+
+
+@triton.jit
+def is_added_up(parts, sums, into, counters, width, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """True for one program, the last: the sum of all programs' vectors, (programs, width), is then in `into`.
+
+    Programs that differ along the grid's second axis alone write parts of one vector. `sums` has space for the sums of
+    groups, `counters` is 0 and has one place more than there are groups.
+    """
+    programs, group = tl.num_programs(0), tl.program_id(0) // GROUP
+    groups = tl.cdiv(programs, GROUP)
+    members = tl.minimum(programs - group * GROUP, GROUP)
+    last = programs < 0
+    if arrived_last(counters + 1 + group, members * tl.num_programs(1)):
+        add_up(parts + group * GROUP * width, members, sums + group * width, width, GROUP, BLOCK)
+        if arrived_last(counters, groups):
+            add_up(sums, groups, into, width, GROUP, BLOCK)
+            tl.debug_barrier()
+            last = programs > 0
+    return last
 
 
 @triton.jit
@@ -212,71 +404,3 @@ def value_of_counts(
         result += tl.where(nothing, 0.0, by_losses * tl.load(losses))
         tl.store(slopes + 2 * d, by_losses)
     tl.store(loss, result)
-
-
-@triton.jit
-def metric_kernel(
-    tp, predicted, actual, total, losses, present, loss, slopes, d, anchor,
-    t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
-    FORM: tl.constexpr, LOSSES: tl.constexpr, MASKED: tl.constexpr, PER_LABEL: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    value_of_counts(
-        tp, predicted, actual, total, losses, present, loss, slopes, d, anchor,
-        t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, FORM, LOSSES, MASKED, PER_LABEL, BLOCK,
-    )  # fmt: skip
-
-
-def loss_and_slopes(
-    tp: Tensor,
-    predicted: Tensor,
-    actual: Tensor,
-    total: Tensor,
-    metric: ClosedForm,
-    *,
-    per_label: bool,
-    present: Tensor | None = None,
-    losses: Tensor | None = None,
-    anchor: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """1 - metric + anchor * losses / total (0 for counts of nothing), and its derivatives.
-
-    These are by tp (d), by predicted (d) and, with losses, by them (1), in one vector. A macro mean is over the classes
-    that are `present`, by default those with a label.
-    """
-    d = tp.shape[0]
-    tp, predicted, actual, total = (x.contiguous() for x in (tp, predicted, actual, total))
-    loss, slopes = tp.new_empty(()), tp.new_empty(2 * d + 1)
-    metric_kernel[(1,)](
-        tp, predicted, actual, total, tp if losses is None else losses, tp if present is None else present, loss,
-        slopes, d, float(anchor), *metric.numbers, FORM=metric.code, LOSSES=losses is not None,
-        MASKED=present is not None, PER_LABEL=per_label, BLOCK=block(d, metric), num_warps=4 if d <= 2048 else 16,
-    )  # fmt: skip
-    return loss, slopes
-
-
-def block(d: int, metric: ClosedForm) -> int:
-    """Classes at a time: as many as there are registers for, of which a float64 takes two."""
-    return min(4096 if metric.name in AGREEMENTS else 8192, next_power_of_2(max(d, 2)))
-
-
-class LossOfCounts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tp: Tensor, predicted: Tensor, c: Confusion, metric: ClosedForm) -> Tensor:
-        loss, slopes = loss_and_slopes(
-            tp, predicted, c.actual, c.total, metric, per_label=c.multilabel, present=c.present
-        )
-        ctx.save_for_backward(slopes, tp, predicted)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
-        slopes, *counts = ctx.saved_tensors
-        with torch.no_grad():
-            by_tp, by_predicted = (by_loss * slopes[:-1]).chunk(2)
-        sources = *counts, by_loss
-        return first_order_only(by_tp, *sources), first_order_only(by_predicted, *sources), None, None
-
-
-def loss_of_counts(c: Confusion, metric: ClosedForm) -> Tensor:
-    """1 - metric, 0 for counts of nothing; `c` before its labels are smoothed."""
-    return LossOfCounts.apply(c.tp, c.predicted, c, metric)  # type: ignore[no-any-return]
