@@ -58,6 +58,14 @@ def test_soft_targets_are_rows_split_by_their_shares(metric, task, dtype, backen
         torch.testing.assert_close(anchor, 0.7 * F.cross_entropy(z, q), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("task", "shape"), [("binary", (4,)), ("multilabel", (4, 3)), ("multiclass", (4, 3))])
+def test_a_nan_in_the_target_is_refused(task, shape):
+    q = torch.full(shape, 1 / 3)
+    q[(1,) * len(shape)] = torch.nan
+    with pytest.raises(ValueError, match=r"target must .* got .*nan"):
+        metric_loss(torch.randn(shape), q, "f1", task=task)
+
+
 def test_soft_targets_of_pictures_pass_gradcheck_and_reject_what_adds_up_to_more():
     generator = torch.Generator().manual_seed(4)
     z = torch.randn(2, 3, 2, 2, dtype=torch.float64, generator=generator).requires_grad_()

@@ -189,8 +189,7 @@ def _checked(
         )
     if not from_logits:
         _checks.check_probabilities(input, sum_to_one=False)
-    all_count, whole = _checks.check_binary_values(target, ignore_index)
-    return input, target.long() if whole and target.is_floating_point() else target, all_count
+    return input, target, _checks.check_binary_values(target, ignore_index)
 
 
 def _one_row_a_label(x: Tensor, task: Task, *, scores: bool = False, images: bool = False) -> Tensor:

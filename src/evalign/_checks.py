@@ -172,7 +172,7 @@ def check_probabilities(p: Tensor, *, sum_to_one: bool, name: str = "probabiliti
     if not can_look_at(p) or p.numel() == 0:
         return
     low, high = (float(x) for x in p.detach().aminmax())
-    if low < 0 or high > 1 + 1e-6:
+    if not (low >= 0 and high <= 1 + 1e-6):  # phrased so that nan fails too
         remedy = "; for logits keep from_logits=True" if name == "probabilities" else ""
         raise ValueError(f"{name} must lie in [0, 1], got {low:.3g} to {high:.3g}{remedy}")
     if sum_to_one:
@@ -226,21 +226,17 @@ def check_per_class(name: str, value: Tensor, num_classes: int, *, number_allowe
         raise ValueError(f"{name} must have one entry per class, expected {num_classes}, got {value.shape[-1]}")
 
 
-def check_binary_values(target: Tensor, ignore_index: int) -> tuple[bool, bool]:
-    """Targets of yes/no problems are 0, 1, a share between them, or `ignore_index`.
-
-    Returns whether none is known to be ignored, and whether all are known to be whole numbers.
-    """
+def check_binary_values(target: Tensor, ignore_index: int) -> bool:
+    """Targets of yes/no problems are 0, 1, a share between them, or `ignore_index`; True if none is ignored."""
     if not can_look_at(target) or target.numel() == 0:
-        return False, not target.is_floating_point()
+        return False
     low, high = (float(x) for x in target.detach().aminmax())
-    whole = not target.is_floating_point() or bool((target == target.round()).all())
     if low >= 0 and high <= 1:
-        return not (low <= ignore_index <= high and bool((target == ignore_index).any())), whole
-    wrong = target[((target < 0) | (target > 1)) & (target != ignore_index)]
+        return not (low <= ignore_index <= high and bool((target == ignore_index).any()))
+    wrong = target[~((target >= 0) & (target <= 1)) & (target != ignore_index)]
     if wrong.numel():
         raise ValueError(f"target must be 0, 1, a share or ignore_index {ignore_index}, got {wrong[0].item():g}")
-    return False, whole
+    return False
 
 
 # Arithmetic that stays finite, in value and in gradient.

@@ -118,7 +118,7 @@ class Objective:
         split = batch.split(images)
         eager = replace(self, backend="eager")
 
-        def each(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        def each(logits: Tensor, y: Tensor, weight: Weight) -> Tensor:
             return eager(logits, y, weight, temperature, beta)
 
         return torch.func.vmap(each)(split.logits, split.y, split.weight)

@@ -150,3 +150,8 @@ def test_multilabel_heads_predict_every_label():
     fitted = head(criterion__task="multilabel", module__outputs=2).fit(X, labels)
     assert fitted.predict(X).shape == labels.shape
     assert f1_score(labels, fitted.predict(X), average="macro") > 0.8
+    split = ValidSplit(5, stratified=True)  # skorch's default, which refuses labels of many columns
+    model = head(criterion__task="multilabel", module__outputs=2, train_split=split).fit(X, labels)
+    assert len(model.history[0, "batches"]) > 0
+    assert model.train_split is split
+    assert split.stratified

@@ -5,6 +5,7 @@ skorch's own classifiers do not know that `MetricLoss` takes logits, and return 
 """
 
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,8 @@ class MetricNetClassifier(NeuralNetClassifier):
     'MetricLoss'
     """
 
+    train_split: Any
+
     def __init__(
         self,
         module: Any,
@@ -48,6 +51,17 @@ class MetricNetClassifier(NeuralNetClassifier):
             return partial(probabilities, self.criterion_)
         chosen: Callable[[Tensor], Tensor] = super()._get_predict_nonlinearity()
         return chosen
+
+    def get_split_datasets(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        """As in skorch; labels of many columns cannot be stratified, which is skorch's default."""
+        chosen = self.train_split
+        if getattr(chosen, "stratified", False) and getattr(y, "ndim", 1) > 1:
+            self.train_split = copy(chosen)
+            self.train_split.stratified = False
+        try:
+            return super().get_split_datasets(X, y, **fit_params)
+        finally:
+            self.train_split = chosen
 
     def predict(self, X: Any) -> Any:
         """Labels: the likeliest class, or yes where a probability reaches the threshold of the loss."""

@@ -148,7 +148,7 @@ ASKED = (
     "Tensor logits, Tensor y, Tensor? weight, Tensor? temperature, str metric, str average, float? beta, float anchor, "
     "float smoothing, float[] thresholds, bool two_classes, int ignored, float low, float reach"
 )
-_library = torch.library.Library("evalign", "DEF")
+_library: Any = torch.library.Library("evalign", "DEF")  # type: ignore[no-untyped-call]
 _library.define(f"fused_loss({ASKED}) -> (Tensor, Tensor, Tensor)")
 _library.define(f"fused_loss_backward(Tensor by_loss, Tensor saved, Tensor more, {ASKED}) -> Tensor")
 

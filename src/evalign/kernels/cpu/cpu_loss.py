@@ -369,7 +369,8 @@ class CompiledLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
         *batch, logits = ctx.saved_tensors
-        gradient = _backward(batch, *ctx.given, by_loss.item())
+        points, plan, slopes, stats = ctx.given
+        gradient = _backward(batch, points, plan, slopes, stats, by_loss.item())
         if torch.is_grad_enabled():
             gradient = twice_differentiable(gradient, (logits, batch[1], batch[2]), (by_loss,), ctx.eager)
         return gradient, None, None, None
