@@ -13,6 +13,7 @@ imports numba before the first compiled loop is needed: that takes half a second
 """
 
 import hashlib
+import importlib
 import importlib.util
 import logging
 import os
@@ -111,9 +112,7 @@ def compile_all() -> None:
 
 
 def _run_all_loops() -> None:
-    from evalign.kernels.cpu.cpu_loss import run_all_loops  # imports numba
-
-    run_all_loops()
+    importlib.import_module("evalign.kernels.cpu.cpu_loss").run_all_loops()  # imports numba, and this module
 
 
 def is_cached() -> bool:
