@@ -37,7 +37,7 @@ from skorch import NeuralNetClassifier
 
 from evalign import EASTClassifier
 from evalign.networks import mlp
-from evalign.storage.atomic import write_atomically
+from evalign.storage import write_atomically
 from evalign.tables import TableEncoder
 from evalign.tables.split import distinct_rows, split_rows
 from evalign.training.batches import default_batch_size

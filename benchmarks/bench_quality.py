@@ -35,7 +35,7 @@ from bench_recipes import load as load_paper
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score
 
-from evalign.storage.atomic import write_atomically
+from evalign.storage import write_atomically
 from evalign.tables import TableEncoder
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import split_rows

@@ -37,7 +37,7 @@ from evalign import EASTBlend, EASTBooster, EASTClassifier, decision
 from evalign.comparison.contenders import StockBooster
 from evalign.decision import Rule
 from evalign.estimators.base import HeldOutPredictions
-from evalign.storage.atomic import write_atomically
+from evalign.storage import write_atomically
 from evalign.training.recipes import find_recipe
 
 RESULTS = Path(__file__).parent / "results" / "bench_quality.csv"

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from commands import FAST, animals, assert_refused, call, command
-from evalign.storage import atomic
+from evalign import storage
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_a_disk_that_fails_leaves_nothing_and_is_named(
         "p.parquet": ["predict", folder / "run", folder / "new.csv"],
     }.items():
         count = iter(range(99))
-        monkeypatch.setattr(atomic.os, "fsync", failing)
+        monkeypatch.setattr(storage.os, "fsync", failing)
         said = call(*arguments, "-q", "--out", tmp_path / name)
         monkeypatch.undo()
         assert_refused(said, f"{tmp_path / name} cannot be written ({os.strerror(reason)})")

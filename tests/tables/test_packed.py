@@ -12,7 +12,7 @@ from sklearn.preprocessing import QuantileTransformer, StandardScaler
 
 from evalign import EASTClassifier
 from evalign.tables import TableEncoder
-from evalign.tables.column_encoders import NUMERIC
+from evalign.tables.columns import NUMERIC
 from evalign.tables.packed import Layout, PackedTable
 from evalign.training.batches import Rows
 from evalign.training.folds import FoldedRows

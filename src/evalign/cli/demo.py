@@ -45,7 +45,7 @@ def command(
     from evalign.cli.compare import run
     from evalign.cli.console import Output
     from evalign.cli.run_files import REPORT, RunFolder, Source, load
-    from evalign.storage.atomic import write_atomically
+    from evalign.storage import write_atomically
 
     settings = o.Settings(positive=POSITIVE, preset=preset, seed=seed, device="cpu")
     out = out or next(path for path in new_names("evalign-demo") if force or not path.exists())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalign.cli.options import Settings
-from evalign.storage.atomic import check_writable, remove_staged, staged_folder, write_atomically
+from evalign.storage import check_writable, remove_staged, staged_folder, write_atomically
 from evalign.tables.files import TableError, check_header, check_source, quoted
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from evalign.estimators.lanes import OnEpoch, few_threads
 from evalign.metrics import Average, MetricFunction
 from evalign.storage import container
 from evalign.tables import TableEncoder
-from evalign.tables.columns import as_table
+from evalign.tables.encode import as_table
 from evalign.tables.split import Division, distinct_rows, fold_rows
 from evalign.training.loop import Epoch
 

@@ -21,7 +21,7 @@ from evalign.estimators.lanes import OnEpoch
 from evalign.networks.mlp import CURVES, SHARING, MeanOfNetworks, Network, Sharing, fields_of, table_network
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
-from evalign.tables.column_encoders import Numeric
+from evalign.tables.columns import Numeric
 from evalign.tables.packed import Table, release_memory
 from evalign.training.batches import Rows, default_batch_size
 from evalign.training.evaluation import Score, argmax_score, predict_logits

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from evalign.decision.export import with_decision
-from evalign.storage.atomic import write_atomically
+from evalign.storage import write_atomically
 from evalign.tables import TableEncoder
-from evalign.tables.column_encoders import BOUND, NumberColumn
+from evalign.tables.columns import BOUND, NumberColumn
 
 if TYPE_CHECKING:
     from evalign.estimators.decided import MetricDecision

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evalign.networks.embedding import Curves, Fields, TableEmbedding
-from evalign.tables.column_encoders import CategoryColumn
+from evalign.tables.columns import CategoryColumn
 from evalign.tables.encode import TableEncoder
 
 Sharing = Literal["none", "rank_one"]

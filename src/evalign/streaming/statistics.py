@@ -14,16 +14,22 @@ from numpy.typing import NDArray
 
 from evalign.streaming.source import Chunk, Numbers, ParquetRows, Parts, RowGroup, gathered, hashed
 from evalign.tables import TableEncoder
-from evalign.tables.column_encoders import (
+from evalign.tables.columns import (
     AnyColumn,
     CategoryColumn,
+    Column,
+    ColumnTypeError,
+    Kind,
+    Label,
     NumberColumn,
     Numeric,
     categories_of_counts,
+    column_kind,
+    factorized,
+    floats,
     mean_and_std,
     quantiles_of,
 )
-from evalign.tables.columns import Column, ColumnTypeError, Kind, Label, column_kind, factorized, floats
 from evalign.tables.files import TableError, quoted
 from evalign.tables.read import to_pandas
 

@@ -1,25 +1,25 @@
-"""Column types of a table: names, kinds, conversion to numbers or category codes.
+"""Columns of a table: their kinds, conversion to numbers or category codes, and encoders learned from training rows.
 
-Dates, lists and mixtures of numbers and text raise an error that names the column and says what to do.
+Dates, lists and mixtures of numbers and text raise an error that names the column and says what to do. An encoder holds
+plain numbers and strings: JSON holds it, and loading one executes nothing.
 """
 
-from collections.abc import Hashable
-from typing import Any, Literal, TypeAlias
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.types import infer_dtype
-from scipy.sparse import issparse
+from scipy.special import ndtri
 
 from evalign.tables.files import quoted
 
 Column: TypeAlias = "pd.Series[Any] | pd.Index[Any] | NDArray[Any]"
-Table: TypeAlias = pd.DataFrame | NDArray[Any]
 Kind = Literal["number", "bool", "text", "empty"]
 Label = str | int  # a column's name, or its position where it has none
 
-MOST_ENTRIES = 1e9  # of a sparse matrix that is made dense
 LARGEST = 1e300  # numbers beyond are taken as this one: the difference of any two then stays finite
 NUMPY_KINDS: dict[str, Kind] = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "text", "T": "text"}
 INFERRED: dict[str, Kind] = {
@@ -118,52 +118,300 @@ def factorized(column: Column) -> tuple[NDArray[Any], NDArray[Any]]:
     return codes, np.asarray(uniques, dtype=object)
 
 
-def as_table(X: Any) -> Table:
-    """A pandas frame or a two-dimensional array, as it is; polars frames, Arrow tables, sparse matrices and lists are
-    converted."""
-    if issparse(X):
-        sparse: Any = X
-        if np.prod(sparse.shape, dtype=np.float64) > MOST_ENTRIES:
-            raise ValueError(
-                f"a sparse X is made dense, and one of shape {sparse.shape} would not fit into memory; "
-                "reduce its columns first, e.g. with sklearn.decomposition.TruncatedSVD"
+BOUND = 1e4  # on standardised values; among n training rows none passes sqrt(n - 1), so below 1e8 rows none is touched
+QUANTILES = 1000
+RANK_MARGIN = 1e-7  # ranks end this far from 0 and 1, i.e. at 5.2 standard deviations, as in scikit-learn
+
+
+def mean_and_std(x: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean and standard deviation (over n) in two passes; overwrites `x`."""
+    _, exponent = math.frexp(max(-float(x.min()), float(x.max())))
+    exponent = exponent if abs(exponent) > 300 else 0
+    if exponent:  # squares would leave float64's range; a power of two scales without rounding
+        np.ldexp(x, -exponent, out=x)
+    mean = float(x.mean())
+    x -= mean
+    np.square(x, out=x)
+    return math.ldexp(mean, exponent), math.ldexp(math.sqrt(float(x.mean())), exponent)
+
+
+Numeric = Literal["standard", "quantile", "both"]
+NUMERIC: tuple[Numeric, ...] = ("standard", "quantile", "both")
+
+
+class Widths(NamedTuple):
+    """Number of encoded columns of each storage kind, in this order."""
+
+    exact: int  # any float32
+    rounded: int  # ranks, which float16 holds as well as they are known
+    flags: int  # 0 or 1
+
+
+class Blocks(NamedTuple):
+    """Output of a column: a matrix (n, k) for each of its `Widths`, of any dtype that holds such numbers."""
+
+    exact: NDArray[Any]
+    rounded: NDArray[Any]
+    flags: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """(x - shift) / scale, or the normal quantile of the rank of x, or both; scale 0 marks a constant, all zeros.
+
+    A missing value becomes `fill`; `indicator` adds a column that marks it, where training had missing values.
+    """
+
+    kind: Literal["number", "bool"]
+    shift: float
+    scale: float
+    fill: float
+    indicator: bool
+    quantiles: tuple[float, ...] | None = None
+    both: bool = False  # the rank beside the scaled value, not in its place
+
+    @property
+    def widths(self) -> Widths:
+        return Widths(int(self.quantiles is None or self.both), int(self.quantiles is not None), int(self.indicator))
+
+    @property
+    def width(self) -> int:
+        return sum(self.widths)
+
+    @property
+    def constant(self) -> bool:
+        return self.scale == 0 and not self.indicator
+
+    def names(self, name: str) -> list[str]:
+        return [name, *([f"{name}=<rank>"] if self.both else []), *([f"{name}=<missing>"] if self.indicator else [])]
+
+    def read(self, column: Column, kind: Kind, label: Label) -> NDArray[np.float64]:
+        """The column's numbers, nan where one is missing; a type that training did not have is refused."""
+        expected = "numbers" if self.kind == "number" else "true/false values"
+        check_kind(column, kind, label, expected=expected, right=kind != "text")
+        x = floats(column, label)
+        odd = (x != 0) & (x != 1) & ~np.isnan(x)
+        if self.kind == "bool" and kind == "number" and odd.any():
+            raise ColumnTypeError(
+                f"column {label!r} held true/false values in training, got {x[odd][0]:g}; pass 0 or 1"
             )
-        X = sparse.toarray()
-    if not isinstance(X, pd.DataFrame | np.ndarray):
-        if hasattr(X, "to_pandas"):
-            X = X.to_pandas()
-        else:
-            # As objects, else [[1, "a"]] would become text throughout.
-            X = np.array(X, dtype=object) if isinstance(X, list | tuple) else np.asarray(X)
-    if X.ndim != 2:
-        raise ValueError(
-            f"Expected 2D array, got {X.ndim}D array instead. Reshape your data either using array.reshape(-1, 1) "
-            "if your data has a single feature or array.reshape(1, -1) if it contains a single sample."
-        )
-    return X  # type: ignore[no-any-return]
+        return x
+
+    def write(self, column: Column, kind: Kind, label: Label, out: Blocks) -> None:
+        """Write to `out`, which must hold zeros."""
+        x = self.read(column, kind, label)
+        missing = np.isnan(x)
+        if self.indicator:
+            out.flags[:, 0] = missing
+        if self.scale == 0:
+            return
+        if self.quantiles is not None:
+            rank = self._ranked(x)
+            rank[missing] = self.fill
+            # Ranks of a thousand quantiles say no more than three digits; wherever they are kept, they are these.
+            out.rounded[:, 0] = rank.astype(np.float16)
+            if not self.both:
+                return
+        x = self._scaled(x)
+        x[missing] = self.fill
+        out.exact[:, 0] = x
+
+    def _scaled(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.kind == "bool":
+            return x
+        with np.errstate(over="ignore"):  # what overflows ends at the bound
+            x -= self.shift
+            x /= self.scale
+        return np.clip(x, -BOUND, BOUND, out=x)
+
+    def _ranked(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        q = np.array(self.quantiles)
+        levels = np.linspace(0, 1, len(q))
+        # A value that spans several quantiles gets the middle of its ranks: one look from below, one from above.
+        rank = np.interp(x, q, levels)
+        rank -= np.interp(-x, -q[::-1], -levels[::-1])
+        rank *= 0.5
+        # DIFFERS: scikit-learn adds an absolute 1e-7 here, which flattens columns of tiny numbers.
+        rank[x <= q[0]] = 0
+        rank[x >= q[-1]] = 1
+        normal: NDArray[np.float64] = ndtri(np.clip(rank, RANK_MARGIN, 1 - RANK_MARGIN, out=rank))
+        return normal
 
 
-def column_names(table: Table) -> list[str] | None:
-    """A frame's names where all are strings, None where none is; twice the same one is refused."""
-    if not isinstance(table, pd.DataFrame):
+@dataclass(frozen=True)
+class CategoryColumn:
+    """One column per category, then one for all others, then one for missing values, each where training had it.
+
+    An unseen category goes to the others where there are any (they are not remembered one by one), else to zeros.
+    `id_like` marks a column of more than `max_categories` values of which over half the rows have a distinct one.
+    """
+
+    values: tuple[str | float, ...]
+    text: bool
+    other: bool
+    missing: bool
+    id_like: bool
+    kind: Literal["category"] = "category"
+
+    @property
+    def widths(self) -> Widths:
+        return Widths(0, 0, self.width)
+
+    @property
+    def width(self) -> int:
+        return len(self.values) + self.other + self.missing
+
+    @property
+    def constant(self) -> bool:
+        return self.width == 1 and not self.other  # an id is no constant
+
+    def names(self, name: str) -> list[str]:
+        return [f"{name}={value}" for value in self.values] + [
+            f"{name}=<{extra}>" for extra in ("other", "missing") if getattr(self, extra)
+        ]
+
+    def read(self, column: Column, kind: Kind, label: Label) -> NDArray[np.int64]:
+        """Index of each row's category: -1 for a category unseen in training, -2 for a missing value."""
+        expected = "text" if self.text else "categories that are numbers"
+        check_kind(column, kind, label, expected=expected, right=self.text == (kind == "text"))
+        codes, uniques = factorized(column)
+        place = np.full(len(uniques) + 1, -2)  # the last is for code -1, a missing value
+        found = pd.Index(self.values, dtype=object).get_indexer(pd.Index(uniques, dtype=object))
+        place[:-1] = np.where(found < 0, len(self.values) if self.other else -1, found)
+        at: NDArray[np.int64] = place[codes]
+        return at
+
+    def write(self, column: Column, kind: Kind, label: Label, out: Blocks) -> None:
+        """Write to `out`, which must hold zeros."""
+        at = self.read(column, kind, label)
+        if self.missing:
+            at[at == -2] = self.width - 1
+        rows = np.flatnonzero(at >= 0)
+        out.flags[rows, at[rows]] = 1
+
+
+AnyColumn = NumberColumn | CategoryColumn
+
+
+def fit_numbers(
+    column: Column, kind: Literal["number", "bool"], label: Label, *, numeric: Numeric
+) -> NumberColumn | None:
+    """Learn a column of numbers; None where it has no value."""
+    x = floats(column, label)
+    missing = np.isnan(x)
+    indicator = bool(missing.any())
+    if indicator:
+        x = x[~missing]
+    if not x.size:
         return None
-    names: list[Hashable] = list(table.columns)
-    if twice := list(dict.fromkeys(table.columns[table.columns.duplicated()])):
-        raise ValueError(f"column names must differ, got {quoted(twice)} more than once; rename or drop one")
-    texts = [name for name in names if isinstance(name, str)]
-    if 0 < len(texts) < len(names):  # scikit-learn's words
-        types = sorted({type(name).__name__ for name in names})
-        raise TypeError(
-            f"Feature names are only supported if all input features have string names, but your input has {types} "
-            "as feature name / column name types; use X.columns = X.columns.astype(str)"
+    low, high = float(x.min()), float(x.max())
+    if low == high:  # compared exactly: the rounded mean of equal numbers can be off and leave a tiny deviation
+        return NumberColumn(kind, low, 0.0, 0.0, indicator)
+    if kind == "bool":
+        return NumberColumn(kind, 0.0, 1.0, float(x.mean()), indicator)
+    quantiles = None
+    if numeric != "standard":
+        quantiles = quantiles_of(x)
+    if numeric == "quantile":
+        return NumberColumn(kind, 0.0, 1.0, 0.0, indicator, quantiles)
+    mean, std = mean_and_std(x)
+    return NumberColumn(kind, mean, std, 0.0, indicator, quantiles, both=numeric == "both")
+
+
+def quantiles_of(x: NDArray[np.float64]) -> tuple[float, ...]:
+    """At most `QUANTILES` quantiles, from the lowest to the highest value."""
+    q = np.percentile(x, np.linspace(0, 100, min(QUANTILES, len(x))))
+    return tuple(np.maximum.accumulate(q).tolist())
+
+
+def fit_categories(column: Column, kind: Kind, label: Label, *, max_categories: int) -> CategoryColumn | None:
+    """Learn a column of categories; None where it has no value."""
+    codes, uniques = factorized(column)
+    counts = np.bincount(codes[codes >= 0], minlength=len(uniques))
+    return categories_of_counts(
+        uniques, counts, label, text=kind == "text", missing=bool((codes < 0).any()), rows=len(codes),
+        max_categories=max_categories,
+    )  # fmt: skip
+
+
+def categories_of_counts(
+    uniques: NDArray[Any],
+    counts: NDArray[np.int64],
+    label: Label,
+    *,
+    text: bool,
+    missing: bool,
+    rows: int,
+    max_categories: int,
+    forgotten: int = 0,
+) -> CategoryColumn | None:
+    """An encoder from the counts of the values in `rows` rows; `forgotten` further values were not counted."""
+    seen = int(np.count_nonzero(counts)) + forgotten
+    if not seen:
+        return None
+    other = seen > max_categories
+    # Where not all categories fit, one seen once tells nothing, and an id would only fill the model with names.
+    most = min(max_categories, len(counts))
+    least = max(2, int(np.partition(counts, -most)[-most])) if other else 1
+    kept = np.flatnonzero(counts >= least)
+    values = [plain(value, label) for value in uniques[kept]]
+    by_count = sorted(zip((-counts[kept]).tolist(), values, strict=True))[:max_categories]
+    return CategoryColumn(
+        values=tuple(sorted(value for _, value in by_count)),
+        text=text,
+        other=other,
+        missing=missing,
+        id_like=other and seen > rows / 2,
+    )
+
+
+def plain(value: Any, label: Label) -> Any:
+    """A category as a JSON value."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (bool, int)):
+        return value
+    if not math.isfinite(value):
+        raise ValueError(f"column {label!r} has a category that is infinite; give it a name instead")
+    return float(value)
+
+
+def column_to_json(column: AnyColumn) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(column).items()}
+
+
+def column_from_json(data: Any) -> AnyColumn:
+    """The encoder that `column_to_json` wrote; anything else raises ValueError."""
+    fields = dict(data) if isinstance(data, dict) else {}
+    if fields.get("kind") == "category":
+        _check_types(
+            fields, {"values": list, "text": bool, "other": bool, "missing": bool, "id_like": bool, "kind": str}
         )
-    return texts or None
+        values = tuple(fields["values"])
+        sort = str if fields["text"] else int | float
+        if not all(isinstance(v, sort) and v == v for v in values) or len(set(values)) < len(values):
+            raise ValueError("the categories of a column must be distinct and all text or all numbers")
+        return CategoryColumn(**{**fields, "values": values})
+    number = int | float  # JSON writers outside of Python drop the ".0"
+    types = {
+        "shift": number, "scale": number, "fill": number, "indicator": bool, "quantiles": list | None, "kind": str,
+        "both": bool,
+    }  # fmt: skip
+    _check_types(fields, types)
+    if fields["kind"] not in ("number", "bool"):
+        raise ValueError(f"the kind of a column must be number, bool or category, got {fields['kind']!r}")
+    q = fields["quantiles"]
+    numbers = [fields["shift"], fields["scale"], fields["fill"], *(q or ())]
+    if not all(isinstance(v, number) and math.isfinite(v) for v in numbers) or fields["scale"] < 0:
+        raise ValueError("shift, scale, fill and quantiles of a column must be finite numbers, scale not negative")
+    if fields["both"] and q is None:
+        raise ValueError("a column of both kinds must have quantiles")
+    if q is not None and (len(q) < 2 or q != sorted(q)):
+        raise ValueError("the quantiles of a column must be two or more numbers that rise")
+    floating = {key: float(fields[key]) for key in ("shift", "scale", "fill")}
+    return NumberColumn(**{**fields, **floating, "quantiles": None if q is None else tuple(map(float, q))})
 
 
-def column_of(table: Table, j: int, rows: NDArray[np.int64] | None = None) -> Column:
-    column = table.iloc[:, j] if isinstance(table, pd.DataFrame) else table[:, j]
-    return column if rows is None else column.take(rows)
-
-
-def labels_of(names: list[str] | None, count: int) -> list[Label]:
-    return [*names] if names is not None else [*range(count)]
+def _check_types(fields: dict[str, Any], types: dict[str, Any]) -> None:
+    if set(fields) != set(types) or not all(isinstance(fields[key], kind) for key, kind in types.items()):
+        raise ValueError(f"a column must have the fields {', '.join(types)} of the right types, got {quoted(fields)}")

@@ -3,31 +3,37 @@
 The matrix is allocated once and filled column by column, so that beside it only one column is held at a time.
 """
 
-from typing import Any, Self
+from collections.abc import Hashable
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from sklearn.exceptions import NotFittedError
 
 from evalign import _checks as checks
-from evalign.tables.column_encoders import (
+from evalign.tables.columns import (
     NUMERIC,
     AnyColumn,
     Blocks,
     CategoryColumn,
+    Column,
+    Label,
     Numeric,
     column_from_json,
+    column_kind,
     column_to_json,
     fit_categories,
     fit_numbers,
 )
-from evalign.tables.columns import Column, Label, Table, as_table, column_kind, column_names, column_of, labels_of
 from evalign.tables.files import did_you_mean, quoted
 from evalign.tables.packed import Layout, PackedTable
 
 FORMAT, VERSION = "evalign.tables", 1
+Table: TypeAlias = pd.DataFrame | NDArray[Any]
+MOST_ENTRIES = 1e9  # of a sparse matrix that is made dense
 
 
 class TableEncoder:
@@ -298,3 +304,54 @@ class TreeTable(TableEncoder):
             values = encoder.read(column, column_kind(column, label), label)
             out[:, k] = np.where(values < 0, np.nan, values) if isinstance(encoder, CategoryColumn) else values
         return out
+
+
+def as_table(X: Any) -> Table:
+    """A pandas frame or a two-dimensional array, as it is; polars frames, Arrow tables, sparse matrices and lists are
+    converted."""
+    if issparse(X):
+        sparse: Any = X
+        if np.prod(sparse.shape, dtype=np.float64) > MOST_ENTRIES:
+            raise ValueError(
+                f"a sparse X is made dense, and one of shape {sparse.shape} would not fit into memory; "
+                "reduce its columns first, e.g. with sklearn.decomposition.TruncatedSVD"
+            )
+        X = sparse.toarray()
+    if not isinstance(X, pd.DataFrame | np.ndarray):
+        if hasattr(X, "to_pandas"):
+            X = X.to_pandas()
+        else:
+            # As objects, else [[1, "a"]] would become text throughout.
+            X = np.array(X, dtype=object) if isinstance(X, list | tuple) else np.asarray(X)
+    if X.ndim != 2:
+        raise ValueError(
+            f"Expected 2D array, got {X.ndim}D array instead. Reshape your data either using array.reshape(-1, 1) "
+            "if your data has a single feature or array.reshape(1, -1) if it contains a single sample."
+        )
+    return X  # type: ignore[no-any-return]
+
+
+def column_names(table: Table) -> list[str] | None:
+    """A frame's names where all are strings, None where none is; twice the same one is refused."""
+    if not isinstance(table, pd.DataFrame):
+        return None
+    names: list[Hashable] = list(table.columns)
+    if twice := list(dict.fromkeys(table.columns[table.columns.duplicated()])):
+        raise ValueError(f"column names must differ, got {quoted(twice)} more than once; rename or drop one")
+    texts = [name for name in names if isinstance(name, str)]
+    if 0 < len(texts) < len(names):  # scikit-learn's words
+        types = sorted({type(name).__name__ for name in names})
+        raise TypeError(
+            f"Feature names are only supported if all input features have string names, but your input has {types} "
+            "as feature name / column name types; use X.columns = X.columns.astype(str)"
+        )
+    return texts or None
+
+
+def column_of(table: Table, j: int, rows: NDArray[np.int64] | None = None) -> Column:
+    column = table.iloc[:, j] if isinstance(table, pd.DataFrame) else table[:, j]
+    return column if rows is None else column.take(rows)
+
+
+def labels_of(names: list[str] | None, count: int) -> list[Label]:
+    return [*names] if names is not None else [*range(count)]

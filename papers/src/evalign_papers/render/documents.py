@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from evalign.storage.atomic import write_atomically
+from evalign.storage import write_atomically
 from evalign_papers.analysis.filled import Measured, measure, read_report
 from evalign_papers.analysis.significance import over_splits
 from evalign_papers.engine.printed import load_table
