@@ -86,6 +86,14 @@ class Numbers:
         report = read_report(self.papers / f"{cell}.report.json")
         return NOT_RUN if report is None or not report.trials else str(len(report.trials))
 
+    def minutes(self, cell: str) -> str:
+        """Fewest and most minutes of a trial."""
+        report = read_report(self.papers / f"{cell}.report.json")
+        if report is None or not report.trials:
+            return NOT_RUN
+        found = sorted(trial.seconds / 60 for trial in report.trials)
+        return f"{found[0]:.1f} to {found[-1]:.1f}"
+
     def epochs(self, cell: str) -> str:
         """Fewest and most epochs of a trial."""
         report = read_report(self.papers / f"{cell}.report.json")
