@@ -34,6 +34,11 @@ class Numbers:
         found = self._measured(cell, metric, decision)
         return NOT_RUN if found.mean is None else f"{found.mean:.{digits}f}{REDUCED if found.reduced else ''}"
 
+    def range(self, cell: str, metric: str = "f1", decision: str | None = None, digits: int = 2) -> str:
+        """Smallest and largest score of a trial."""
+        values = self._measured(cell, metric, decision).values
+        return f"{min(values):.{digits}f} to {max(values):.{digits}f}" if values else NOT_RUN
+
     def printed(self, table: str, label: str, dataset: str, metric: str = "f1") -> str:
         content = load_table(self.papers, table)
         (row,) = (row for row in content.rows if row.label == label)
