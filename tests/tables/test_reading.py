@@ -272,7 +272,7 @@ def test_a_quote_that_pandas_and_arrow_cannot_read(write, monkeypatch):
     def fail(*_, **__):
         raise pd.errors.ParserError("Error tokenizing data.\nmore of it")
 
-    monkeypatch.setattr(read, "read_with_pandas", fail)
+    monkeypatch.setattr(read.TextReader, "read_with_pandas", fail)
     message = refusal(write(f"a,b\n{'x' * 3_000_000},1\n"))
     assert message == "table.csv cannot be read as a table (Error tokenizing data); check its quotes"
 

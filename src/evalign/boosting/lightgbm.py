@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 import lightgbm
 import numpy as np
 
-from evalign.boosting.objective import Array, RoundObjective, check_objective
+from evalign.boosting.objective import Array, ChecksObjective, RoundObjective, check_objective
 from evalign.boosting.objective import cooling as cooling
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class MetricObjective(RoundObjective):
         return _short(second), first, weight
 
 
-class MetricLGBMClassifier(lightgbm.LGBMClassifier):
+class MetricLGBMClassifier(ChecksObjective, lightgbm.LGBMClassifier):
     """LightGBM's classifier for a `MetricObjective`, given as `objective`.
 
     LightGBM cannot know what scores of a custom objective mean, and its own `predict` returns them as they are. This
@@ -164,11 +164,6 @@ class MetricLGBMClassifier(lightgbm.LGBMClassifier):
     >>> bool((model.predict(X) == y).all())
     True
     """
-
-    def fit(self, X: Any, y: Any, *args: Any, **options: Any) -> Self:
-        check_objective(self.objective)
-        super().fit(X, y, *args, **options)
-        return self
 
     def predict(self, X: Any, raw_score: bool = False, *args: Any, **options: Any) -> Any:
         """Labels; with `raw_score`, scores."""

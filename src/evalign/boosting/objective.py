@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -50,21 +50,17 @@ class BoostRecipe:
     step: str = "annealed"
 
 
-RECIPES: dict[str, BoostRecipe] = {
-    recipe.name: recipe
-    for recipe in (
-        BoostRecipe(
-            "anchored",
-            "Cross-entropy and the metric together from the first round: a new tree corrects what the others got "
-            "wrong, so there is nothing to warm up. Anchor 3 as for networks: probabilities stay usable.",
-            anchor=3.0,
-            metric=1.0,
-        ),
-        BoostRecipe("paper", "The metric alone (EAST), cooled.", anchor=0.0, metric=1.0, cool_to=0.05),
-        BoostRecipe("btg", "The metric alone, a linear step of fixed slope.", anchor=0.0, metric=1.0, step="linear"),
-        BoostRecipe("cross_entropy", "The rival: the same trees on cross-entropy alone.", anchor=1.0, metric=0.0),
-    )
-}
+ANCHORED = (
+    "Cross-entropy and the metric together from the first round: a new tree corrects what the others got wrong, so "
+    "there is nothing to warm up. Anchor 3 as for networks: probabilities stay usable."
+)
+LISTED = (
+    BoostRecipe("anchored", ANCHORED, anchor=3.0, metric=1.0),
+    BoostRecipe("paper", "The metric alone (EAST), cooled.", anchor=0.0, metric=1.0, cool_to=0.05),
+    BoostRecipe("btg", "The metric alone, a linear step of fixed slope.", anchor=0.0, metric=1.0, step="linear"),
+    BoostRecipe("cross_entropy", "The rival: the same trees on cross-entropy alone.", anchor=1.0, metric=0.0),
+)
+RECIPES = {recipe.name: recipe for recipe in LISTED}
 
 
 def find_recipe(recipe: str | BoostRecipe) -> BoostRecipe:
@@ -115,6 +111,17 @@ def check_objective(objective: Any) -> "ScoreObjective":
             "use objective=MetricObjective('f1', task='binary')"
         )
     return objective
+
+
+class ChecksObjective:
+    """Mixin of the wrapped classifiers: `fit` refuses an objective that is not ours."""
+
+    objective: Any
+
+    def fit(self, X: Any, y: Any, *args: Any, **options: Any) -> Self:
+        check_objective(self.objective)
+        super().fit(X, y, *args, **options)  # type: ignore[misc]
+        return self
 
 
 def cooling(start: float = 0.2, end: float = 0.05, rounds: int = 200) -> Callable[[int], float]:

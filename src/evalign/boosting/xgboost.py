@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import xgboost
 
-from evalign.boosting.objective import Array, RoundObjective, check_objective
+from evalign.boosting.objective import Array, ChecksObjective, RoundObjective, check_objective
 from evalign.boosting.objective import cooling as cooling
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class MetricObjective(RoundObjective):
         return second, first, weight
 
 
-class MetricXGBClassifier(xgboost.XGBClassifier):
+class MetricXGBClassifier(ChecksObjective, xgboost.XGBClassifier):
     """XGBoost's classifier for a `MetricObjective`, given as `objective`.
 
     XGBoost cannot know what scores of a custom objective mean, and its own `predict` cuts them at 1/2. This one decides
@@ -153,11 +153,6 @@ class MetricXGBClassifier(xgboost.XGBClassifier):
     >>> bool((model.predict(X) == y).all())
     True
     """
-
-    def fit(self, X: Any, y: Any, *args: Any, **options: Any) -> Self:
-        check_objective(self.objective)
-        super().fit(X, y, *args, **options)
-        return self
 
     def predict(self, X: Any, *, output_margin: bool = False, **options: Any) -> Any:
         """Labels; with `output_margin`, scores."""

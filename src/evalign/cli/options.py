@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,9 @@ MODELS = ("blend", "network", "boost", "auto")
 NETWORK_OPTIONS = ("network", "ensemble", "folds", "hidden")
 DATA, GOAL, TRAINING, OUTPUT = "Data", "Metric to optimise", "Training", "Output"
 
+in_data, in_goal, in_training, in_output = (
+    partial(typer.Option, rich_help_panel=panel) for panel in (DATA, GOAL, TRAINING, OUTPUT)
+)
 Data = Annotated[
     Path,
     typer.Argument(
@@ -22,175 +26,113 @@ Data = Annotated[
         show_default=False,
     ),
 ]
-Target = Annotated[
-    str, typer.Option("--target", "-t", help="Column that holds the labels.", show_default=False, rich_help_panel=DATA)
-]
-Test = Annotated[
-    Path | None,
-    typer.Option("--test", help="File of test rows; by default a share of DATA is held out.", rich_help_panel=DATA),
-]
+Target = Annotated[str, in_data("--target", "-t", help="Column that holds the labels.", show_default=False)]
+Test = Annotated[Path | None, in_data("--test", help="File of test rows; by default a share of DATA is held out.")]
 TestSize = Annotated[
-    float | None,
-    typer.Option("--test-size", help="Share of each class held out for testing. Default: 0.2.", rich_help_panel=DATA),
+    float | None, in_data("--test-size", help="Share of each class held out for testing. Default: 0.2.")
 ]
-Drop = Annotated[list[str] | None, typer.Option("--drop", help="Column to ignore; repeatable.", rich_help_panel=DATA)]
+Drop = Annotated[list[str] | None, in_data("--drop", help="Column to ignore; repeatable.")]
 Decimal = Annotated[
-    str | None,
-    typer.Option(
-        "--decimal", help="Decimal separator of text files, . or , (default: detected).", rich_help_panel=DATA
-    ),
+    str | None, in_data("--decimal", help="Decimal separator of text files, . or , (default: detected).")
 ]
 Na = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--na", help="Entry that means missing, beside NA, null, ? and the like; repeatable.", rich_help_panel=DATA
-    ),
+    list[str] | None, in_data("--na", help="Entry that means missing, beside NA, null, ? and the like; repeatable.")
 ]
-Encoding = Annotated[
-    str | None, typer.Option("--encoding", help="Encoding of text files. Default: UTF-8.", rich_help_panel=DATA)
-]
-DropUnlabelled = Annotated[
-    bool, typer.Option("--drop-unlabelled", help="Drop rows without a label.", rich_help_panel=DATA)
-]
-Task = Annotated[
-    str | None,
-    typer.Option("--task", help="classification: take each number in the target as a class.", rich_help_panel=DATA),
-]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite what --out names.", rich_help_panel=OUTPUT)]
+Encoding = Annotated[str | None, in_data("--encoding", help="Encoding of text files. Default: UTF-8.")]
+DropUnlabelled = Annotated[bool, in_data("--drop-unlabelled", help="Drop rows without a label.")]
+Task = Annotated[str | None, in_data("--task", help="classification: take each number in the target as a class.")]
+Force = Annotated[bool, in_output("--force", "-f", help="Overwrite what --out names.")]
 Metric = Annotated[
     str,
-    typer.Option(
+    in_goal(
         "--metric",
         "--maximize",
         "-m",
         help="Metric to optimise: f1, fbeta, precision, recall, specificity, accuracy, balanced_accuracy, jaccard, "
         "gmean, mcc, cohen_kappa or quadratic_kappa.",
-        rich_help_panel=GOAL,
     ),
 ]
 Average = Annotated[
     str | None,
-    typer.Option(
+    in_goal(
         "--average",
         help="Average over classes: binary, macro, micro or weighted. Default: binary for two classes, else macro.",
-        rich_help_panel=GOAL,
     ),
 ]
 Beta = Annotated[
-    list[str] | None,
-    typer.Option("--beta", help="Beta of --metric fbeta: a number, or LABEL=NUMBER; repeatable.", rich_help_panel=GOAL),
+    list[str] | None, in_goal("--beta", help="Beta of --metric fbeta: a number, or LABEL=NUMBER; repeatable.")
 ]
 Positive = Annotated[
-    str | None,
-    typer.Option("--positive", help="Positive class of two. Default: the last in sorted order.", rich_help_panel=GOAL),
+    str | None, in_goal("--positive", help="Positive class of two. Default: the last in sorted order.")
 ]
 SubjectTo = Annotated[
     list[str] | None,
-    typer.Option(
-        "--subject-to",
-        help='Constraint such as "precision>=0.9" or "recall[dog]>=0.8"; repeatable.',
-        rich_help_panel=GOAL,
-    ),
+    in_goal("--subject-to", help='Constraint such as "precision>=0.9" or "recall[dog]>=0.8"; repeatable.'),
 ]
 RecipeName = Annotated[
     str,
-    typer.Option(
+    in_training(
         "--recipe",
         help="Training recipe: cross_entropy, anchored, paper or btg. auto: cross_entropy in a blend unless argmax "
         "decides, else anchored.",
-        rich_help_panel=TRAINING,
     ),
 ]
 Confidence = Annotated[
     float | None,
-    typer.Option(
+    in_goal(
         "--confidence",
         help="Probability with which constraints hold on new rows, such as 0.9. Default: they hold on held-out rows.",
-        rich_help_panel=GOAL,
     ),
 ]
 Decision = Annotated[
     str | None,
-    typer.Option(
+    in_training(
         "--decision",
         help="Decision rule: auto (calibrate on held-out rows, then plug-in), plug_in, tuned or argmax. Default: auto.",
-        rich_help_panel=TRAINING,
     ),
 ]
 Model = Annotated[
     str,
-    typer.Option(
+    in_training(
         "--model",
         help="blend (linear model, randomised and boosted trees and a network, averaged); network; boost (boosted "
         "trees); or auto: train all three and keep the best on held-out rows.",
-        rich_help_panel=TRAINING,
     ),
 ]
 Budget = Annotated[
     float,
-    typer.Option(
+    in_training(
         "--budget",
         help="Seconds for all models of --model auto together; a model that runs out of time keeps its best state.",
-        rich_help_panel=TRAINING,
     ),
 ]
-Preset = Annotated[
-    str,
-    typer.Option("--preset", help="Effort of a blend: quick, default or best.", rich_help_panel=TRAINING),
-]
-TimeLimit = Annotated[
-    float | None,
-    typer.Option("--time-limit", help="Seconds that the training of a blend may take.", rich_help_panel=TRAINING),
-]
-Epochs = Annotated[
-    int | None,
-    typer.Option("--epochs", help="Maximum number of epochs. Default: set by the recipe.", rich_help_panel=TRAINING),
-]
+Preset = Annotated[str, in_training("--preset", help="Effort of a blend: quick, default or best.")]
+TimeLimit = Annotated[float | None, in_training("--time-limit", help="Seconds that the training of a blend may take.")]
+Epochs = Annotated[int | None, in_training("--epochs", help="Maximum number of epochs. Default: set by the recipe.")]
 Network = Annotated[
     str,
-    typer.Option(
+    in_training(
         "--network",
         help="Network input: mlp (scaled numbers), embedding (a learned vector per column; used in blends) or "
         "periodic.",
-        rich_help_panel=TRAINING,
     ),
 ]
-Ensemble = Annotated[
-    int, typer.Option("--ensemble", help="Number of networks to train and average.", min=1, rich_help_panel=TRAINING)
-]
+Ensemble = Annotated[int, in_training("--ensemble", help="Number of networks to train and average.", min=1)]
 Folds = Annotated[
     str,
-    typer.Option(
+    in_training(
         "--folds",
         help="Cross-validation folds, one network each; 1 is a single hold-out. auto: 5 if a class is rare, else 1.",
-        rich_help_panel=TRAINING,
     ),
 ]
-Hidden = Annotated[
-    str | None, typer.Option("--hidden", help="Hidden layer widths, separated by commas.", rich_help_panel=TRAINING)
-]
-Seed = Annotated[
-    int,
-    typer.Option("--seed", help="Random seed of split and training.", min=0, max=2**32 - 1, rich_help_panel=TRAINING),
-]
-Device = Annotated[
-    str, typer.Option("--device", help="Device to train on: auto, cpu, cuda or cuda:N.", rich_help_panel=TRAINING)
-]
+Hidden = Annotated[str | None, in_training("--hidden", help="Hidden layer widths, separated by commas.")]
+Seed = Annotated[int, in_training("--seed", help="Random seed of split and training.", min=0, max=2**32 - 1)]
+Device = Annotated[str, in_training("--device", help="Device to train on: auto, cpu, cuda or cuda:N.")]
 Stream = Annotated[
-    bool,
-    typer.Option(
-        "--stream",
-        help="Read a Parquet file in passes instead of into memory (folders always are).",
-        rich_help_panel=DATA,
-    ),
+    bool, in_data("--stream", help="Read a Parquet file in passes instead of into memory (folders always are).")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=OUTPUT)]
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json", help="Print the result as JSON, and nothing else, to standard output.", rich_help_panel=OUTPUT
-    ),
-]
+Quiet = Annotated[bool, in_output("--quiet", "-q", help="Print errors only.")]
+Json = Annotated[bool, in_output("--json", help="Print the result as JSON, and nothing else, to standard output.")]
 
 
 @dataclass(frozen=True)

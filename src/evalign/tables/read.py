@@ -60,7 +60,7 @@ def read_text(
         header = read_header(path, delimiter, encoding)
     named = name_columns(header)
     check_header(str(path), named, columns)
-    reader = _Reader(path, delimiter, encoding, header, named, missing)
+    reader = TextReader(path, delimiter, encoding, header, named, missing)
     wanted = list(columns) if columns is not None else named
     given = [*text, *(name for name in formats if name in named)]  # a known format parses text
     frame = reader.read(wanted, given, decimal or ".")
@@ -82,7 +82,7 @@ def read_text(
         if as_written.nunique() > frame[labels].nunique():  # 01 and 1 are two classes
             frame[labels] = as_written
     if labels in wanted and _may_name_classes(frame[labels]):
-        again = _Reader(path, delimiter, encoding, header, named, missing_labels)
+        again = TextReader(path, delimiter, encoding, header, named, missing_labels)
         frame[labels] = again.read([labels], [labels], ".")[labels]
     frame = _without_row_numbers(frame, header, columns, note)
     frame.attrs[DECIMAL] = decimal
@@ -102,7 +102,7 @@ def _has_points(frame: pd.DataFrame, found: Mapping[str, ColumnFormat]) -> bool:
     return any(((column < 1) & (column > 0)).any() or (1000 * column % 1 > 0).any() for column in floats)
 
 
-class _Reader:
+class TextReader:
     """Arrow's reader with the layout of one file."""
 
     def __init__(
@@ -130,7 +130,7 @@ class _Reader:
         except (pa.ArrowException, OSError, UnicodeError):
             with text_errors(self.path):
                 check_rows(self.path, self.delimiter, self.encoding)
-                return self._read_with_pandas(wanted, text, decimal)
+                return self.read_with_pandas(wanted, text, decimal)
         if unnamed:
             table = table.rename_columns(self.named).select(wanted)
         if any(pa.types.is_binary(kind) for kind in table.schema.types):  # what Arrow makes of text it cannot decode
@@ -141,38 +141,29 @@ class _Reader:
                 check_rows(self.path, self.delimiter, self.encoding)
         return to_pandas(table)
 
-    def _read_with_pandas(self, wanted: list[str], text: Collection[object], decimal: str) -> pd.DataFrame:
-        return read_with_pandas(
-            self.path, self.delimiter, self.encoding, self.named, wanted, text, self.missing, decimal
+    def read_with_pandas(self, wanted: list[str], text: Collection[object], decimal: str) -> pd.DataFrame:
+        """Read what Arrow does not, e.g. an entry longer than its block of 1 MiB."""
+        frame = pd.read_csv(
+            self.path,
+            sep=self.delimiter,
+            header=0,
+            names=self.named,
+            usecols=wanted,
+            index_col=False,
+            na_values=self.missing,
+            keep_default_na=False,
+            dtype={name: str for name in wanted if name in text},
+            low_memory=False,
+            encoding=self.encoding,
+            decimal=decimal,
         )
+        return frame[wanted]
 
 
 def to_pandas(table: Any) -> pd.DataFrame:
     """Convert with Arrow's column types; pandas' own metadata in a file may be damaged or hide a column as index."""
     # Each Arrow column is freed once it is converted, so the table is not held twice.
     return cast(pd.DataFrame, table.to_pandas(ignore_metadata=True, split_blocks=True, self_destruct=True))
-
-
-def read_with_pandas(
-    path: Path, delimiter: str, encoding: str, named: list[str], wanted: list[str], text: Collection[object],
-    missing: list[str], decimal: str,
-) -> pd.DataFrame:  # fmt: skip
-    """Read what Arrow does not, e.g. an entry longer than its block of 1 MiB."""
-    frame = pd.read_csv(
-        path,
-        sep=delimiter,
-        header=0,
-        names=named,
-        usecols=wanted,
-        index_col=False,
-        na_values=missing,
-        keep_default_na=False,
-        dtype={name: str for name in wanted if name in text},
-        low_memory=False,
-        encoding=encoding,
-        decimal=decimal,
-    )
-    return frame[wanted]
 
 
 def _without_row_numbers(

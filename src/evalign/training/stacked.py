@@ -6,6 +6,7 @@ Every tensor that a step reads or writes stays in place, so that a CUDA graph of
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -226,24 +227,20 @@ def train_trials(
     objective: Objective | Term,
     score: Score,
     *,
-    batch_size: int,
-    task: Task = "multiclass",
-    stratified: bool = False,
-    oversample: bool = False,
-    watch: Watch | None = None,
     on_epoch: Callable[[int, Epoch], None] | None = None,
     catch_interrupt: bool = False,
     may_diverge: bool = True,
     deadline: float | None = None,
+    **options: Any,
 ) -> list[TrialResult]:
     """Train every trial by its recipe; returns the best weights and the history of each.
 
     `make_network` is called once per trial after seeding with the trial's seed; with `task` "binary" it has one output
     for every label of a row, which may have several, as the pairs of a graph. `objective` may be any other loss of the
     same form. On a GPU a step is recorded once and replayed, and one generator draws the dropout of all trials. For
-    `catch_interrupt`, `may_diverge` and `deadline` see `training.loop.run_stages`.
+    `catch_interrupt`, `may_diverge` and `deadline` see `training.loop.run_stages`; `options` are those of `Stack`.
     """
-    stack = Stack(make_network, rows, trials, objective, score, batch_size, task, stratified, oversample, watch)
+    stack = Stack(make_network, rows, trials, objective, score, **options)
     run_stages(
         stack, stack.runs, on_epoch=on_epoch, may_diverge=may_diverge, catch_interrupt=catch_interrupt,
         deadline=deadline,
@@ -273,17 +270,15 @@ class Stack:
 
     def __init__(
         self,
-        make_network: Callable[[], nn.Module],
-        rows: Rows,
-        trials: Sequence[Trial],
-        objective: Objective | Term,
+        make_network: Callable[[], nn.Module], rows: Rows, trials: Sequence[Trial], objective: Objective | Term,
         score: Score,
+        *,
         batch_size: int,
-        task: Task,
-        stratified: bool,
-        oversample: bool,
-        watch: Watch | None,
-    ) -> None:
+        task: Task = "multiclass",
+        stratified: bool = False,
+        oversample: bool = False,
+        watch: Watch | None = None,
+    ) -> None:  # fmt: skip
         trials = [replace(trial, recipe=trial.recipe.for_rows(len(trial.train), batch_size)) for trial in trials]
         term = _term(objective, trials)
         if rows.y.dim() > 1 and (stratified or oversample):
