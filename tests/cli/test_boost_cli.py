@@ -17,7 +17,7 @@ from evalign.comparison import Aim, Judge, contenders
 from evalign.comparison.contenders import StockBooster
 from evalign.comparison.run import Table, choose, evaluate, split
 from evalign.comparison.significance import paired_p
-from evalign.estimators.saving import load_model
+from evalign.estimators.blend import load_model
 
 TREES = ["--epochs", "8", "--quiet", "--json"]
 FAST = [*TREES, "--hidden", "16"]

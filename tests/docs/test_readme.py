@@ -17,7 +17,7 @@ from sklearn.utils import estimator_checks
 import evalign
 from commands import animals, command
 from evalign.cli.app import app
-from evalign.estimators.presets import PRESETS
+from evalign.estimators.planning import PRESETS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

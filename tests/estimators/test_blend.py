@@ -12,9 +12,8 @@ from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from evalign import EASTBlend, EASTBooster, EASTClassifier
-from evalign.estimators.blend import mixture_weights
+from evalign.estimators.blend import load_model, mixture_weights
 from evalign.estimators.forest import EASTForest, TreeArrays
-from evalign.estimators.saving import load_model
 from evalign.storage.container import read, write
 
 SMALL = {"boost": {"rounds": 15}, "forest": {"trees": 15}, "network": {"epochs": 4, "hidden": (8,)}, "n_jobs": 1}

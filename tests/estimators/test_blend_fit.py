@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 import evalign
 from evalign import EASTBlend
 from evalign.estimators.linear import EASTLinear
-from evalign.estimators.presets import PRESETS, Shape, estimated_seconds, member_options
+from evalign.estimators.planning import PRESETS, Shape, estimated_seconds, member_options
 
 NETWORK = {"epochs": 3, "hidden": (16,)}
 SMALL = {"network": NETWORK, "forest": {"trees": 10}, "boost": {"rounds": 20}, "random_state": 0}

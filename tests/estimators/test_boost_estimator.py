@@ -14,7 +14,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from evalign import EASTBooster, EASTClassifier, metrics
 from evalign.boosting.objective import BoostRecipe
-from evalign.estimators.saving import load_model
+from evalign.estimators.blend import load_model
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import fold_rows
 

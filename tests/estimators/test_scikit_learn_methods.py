@@ -38,7 +38,7 @@ def test_sparse_features_are_the_same_as_dense_ones(name):
     np.testing.assert_array_equal(sparse.predict_proba(scipy.sparse.csc_matrix(X)), dense.predict_proba(X))
 
 
-def test_several_labels_a_row_are_refused_with_a_hint():
+def test_several_classes_a_row_are_refused_with_a_hint():
     X, y = DATA["two"]
     with pytest.raises(ValueError, match="MultiOutputClassifier"):
-        MODELS["boost"]().fit(X, np.c_[y, y])
+        MODELS["boost"]().fit(X, np.c_[y, np.where(y == y[0], 2, 3)])

@@ -140,7 +140,7 @@ def check_out(out: Path | None, data: Path, folder: Path, force: bool) -> None:
 def load_model(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
     """Load the model of a folder or file, and the result beside it, if there is one."""
     from evalign.cli.run_files import MODEL, read_result
-    from evalign.estimators.saving import load_model as load
+    from evalign.estimators.blend import load_model as load
 
     path = folder / MODEL if folder.is_dir() else folder
     if not path.is_file():

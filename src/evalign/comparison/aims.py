@@ -12,7 +12,7 @@ from evalign import _checks as checks
 from evalign import decision, metrics
 from evalign.confusion import Confusion
 from evalign.decision import Rule
-from evalign.estimators.base import Codes, Floats, HeldOutPredictions
+from evalign.estimators.rows import Codes, Floats, HeldOutPredictions
 from evalign.metrics import Average, MetricFunction
 
 DECISIONS = ("argmax", "tuned", "plug_in", "auto")

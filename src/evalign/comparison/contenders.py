@@ -14,10 +14,11 @@ from sklearn.utils import check_random_state
 from evalign import _checks as checks
 from evalign.boosting.growth import LIBRARIES, find_library
 from evalign.comparison.aims import DECISIONS, Judge
-from evalign.estimators.base import Codes, Floats, HeldOutPredictions, MetricClassifier
+from evalign.estimators.base import MetricClassifier
 from evalign.estimators.blend import EASTBlend
 from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.network import EASTClassifier
+from evalign.estimators.rows import Codes, Floats, HeldOutPredictions
 from evalign.tables import TableEncoder
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import distinct_rows, divide_rows

@@ -14,7 +14,8 @@ from evalign.comparison.aims import Aim, Judge
 from evalign.comparison.contenders import Contender, HeldOut, StockBooster
 from evalign.confusion import Confusion
 from evalign.decision import Rule
-from evalign.estimators.base import Codes, Floats, MetricClassifier
+from evalign.estimators.base import MetricClassifier
+from evalign.estimators.rows import Codes, Floats
 from evalign.tables.split import split_rows
 from evalign.training.loop import Epoch
 

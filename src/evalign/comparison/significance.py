@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import t as student_t
 
 from evalign.comparison.run import Row
-from evalign.estimators.base import Codes, Floats
+from evalign.estimators.rows import Codes, Floats
 
 FEWEST_SPLITS = 5  # for a p value; with fewer, hardly any difference could be significant
 CELLS = 2**22  # of matrices held at once, 32 MB

@@ -2,7 +2,6 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
@@ -27,96 +26,31 @@ from sklearn.utils.validation import (
 from evalign import _checks as checks
 from evalign import decision, metrics
 from evalign.confusion import Confusion
-from evalign.decision import Rule
-from evalign.estimators.adapting import Adapting
+from evalign.decision import REJECTED, Rule
+from evalign.decision.costs import cost_metric
+from evalign.estimators.deciding import Deciding
 from evalign.estimators.explain import Explaining
-from evalign.estimators.lanes import OnEpoch, few_threads
-from evalign.metrics import Average, MetricFunction
+from evalign.estimators.planning import OnEpoch, few_threads
+from evalign.estimators.rows import (
+    Codes,
+    Floats,
+    HeldOutPredictions,
+    TrainingRows,
+    indicator,
+    is_multilabel,
+    rarest_label,
+)
+from evalign.metrics import MetricFunction
 from evalign.storage import container
-from evalign.tables import TableEncoder
 from evalign.tables.encode import as_table
-from evalign.tables.split import Division, distinct_rows, fold_rows
+from evalign.tables.split import distinct_rows, fold_rows
 from evalign.training.loop import Epoch
 
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 Arrays = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class HeldOutPredictions:
-    """Probabilities of rows by a model that did not train on them: what a decision is learned from.
-
-    `probabilities` (n, C) and `labels` (n,) number the classes as decision rules do (see `class_order`). `rows` are
-    positions in the table given to `fit`, equal rows by their first; `fold` says which fold held a row out.
-    """
-
-    probabilities: Floats
-    labels: Codes
-    weight: Floats
-    rows: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # empty for rows of a stream
-    fold: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-    def counted(self) -> Self:
-        """Equal rows one by one instead of by weight: certificates count rows."""
-        at = np.repeat(np.arange(len(self.labels)), self.weight.astype(np.int64))
-        return type(self)(self.probabilities[at], self.labels[at], np.ones(len(at)), self.rows[at], self.fold[at])
-
-
-@dataclass(frozen=True)
-class TrainingRows:
-    """A validated table: its distinct rows, their labels as codes, their weights, and how they are divided.
-
-    Members of a blend share one of these, so that rows are hashed and columns are encoded once for all.
-    """
-
-    X: Any
-    rows: Codes
-    codes: Codes
-    weight: Floats
-    divisions: Sequence[Division]
-    seed: int
-    fitted: dict[str, Any]  # classes_, n_features_in_, feature_names_in_
-    _cache: dict[Any, Any] = field(default_factory=dict)
-
-    @property
-    def classes(self) -> int:
-        return len(self.fitted["classes_"])
-
-    @property
-    def held_out(self) -> Codes:
-        """Places among the distinct rows, fold after fold."""
-        return np.concatenate([division.valid for division in self.divisions])
-
-    def encoder(self, make: Callable[..., TableEncoder], **options: Any) -> Any:
-        """An encoder fitted once for all who ask for the same one; it sees no label.
-
-        Folds share it, so it learns from all rows; with one division it learns from the training rows alone.
-        """
-        key = (make, *sorted(options.items()))
-        if key not in self._cache:
-            rows = self.rows if len(self.divisions) > 1 else self.rows[self.divisions[0].train]
-            self._cache[key] = make(**options).fit(self.X, rows=rows)
-        return self._cache[key]
-
-    def encoded(self, make: Callable[..., TableEncoder], **options: Any) -> NDArray[Any]:
-        """The distinct rows as that encoder writes them, once for all who ask."""
-        key = ("encoded", make, *sorted(options.items()))
-        if key not in self._cache:
-            self._cache[key] = self.encoder(make, **options).transform(self.X, rows=self.rows)
-        found: NDArray[Any] = self._cache[key]
-        return found
-
-    def predictions(self, p: Floats) -> HeldOutPredictions:
-        """What folds said of the rows they held out, (n, C) fold after fold, with labels and weights."""
-        at = self.held_out
-        fold = np.repeat(np.arange(len(self.divisions)), [len(division.valid) for division in self.divisions])
-        weight = np.concatenate([division.valid_weight for division in self.divisions])
-        return HeldOutPredictions(p, self.codes[at], weight, self.rows[at], fold)
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
-class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
+class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     """Base of classifiers for a metric: a subclass trains on folds (`_cross_fit`) and predicts (`_probabilities`).
 
     Decision rules number the classes 0 to C - 1, and the positive one of two is 1, whatever `pos_label` is.
@@ -124,7 +58,8 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     metric: a name in `metrics.METRICS`, or a function of a `Confusion`.
-    average, beta, pos_label, decision, subject_to, confidence, random_state: as in `DecisionParameters`.
+        With metric "cost" the models train on the mean costs of each pair of classes.
+    average, beta, pos_label, decision, subject_to, confidence, costs, random_state: as in `DecisionParameters`.
     folds: so many models, each trained on the other folds' rows, predict the mean of their probabilities, and the
         decision is learned on what each says of the rows it held out. 1 is one division.
     validation_fraction: share of every class that one division holds out.
@@ -132,6 +67,8 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     device: "auto", "cpu", "cuda", ...: where networks run; all else runs on the CPU.
     n_jobs: cores that `fit` uses; -1 is all.
     verbose: 1 shows progress.
+
+    Multilabel y of 0/1 (n, L): a model for each label on common folds, and thresholds that are decided together.
     """
 
     FORMAT: ClassVar[str]  # names the kind of a saved model
@@ -173,6 +110,7 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         tags.input_tags.allow_nan = True
         tags.input_tags.string = True
         tags.input_tags.sparse = True
+        tags.classifier_tags.multi_label = True
         return tags
 
     def fit(
@@ -188,10 +126,12 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         with nullcontext() if self.n_jobs == -1 else few_threads(self.cores):
             self.fit_prepared(data, on_epoch)
         held = self.held_out_predictions_
-        self.learn_decision(held if self.confidence is None else held.counted())
-        self._keep_reference(
-            held.probabilities, held.labels, held.weight, lambda some: _safe_indexing(data.X, held.rows[some])
-        )
+        with few_threads(1):  # small products, which more threads only slow down
+            self.learn_decision(held if self.confidence is None else held.counted())
+        if not self.multilabel_:
+            self._keep_reference(
+                held.probabilities, held.labels, held.weight, lambda some: _safe_indexing(data.X, held.rows[some])
+            )
         return self
 
     def fit_prepared(self, data: TrainingRows, on_epoch: OnEpoch | None = None) -> Self:
@@ -201,9 +141,45 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
             setattr(self, name, value)
         self.history_: list[dict[str, Any]] = []
         self.temperature_: float | None = None
-        self.held_out_predictions_ = data.predictions(self._cross_fit(data, on_epoch))
+        fit = self._cross_fit if data.labels is None else self._fit_labels
+        self.held_out_predictions_ = data.predictions(fit(data, on_epoch))
         self.decision_ = Rule("argmax", len(self.classes_))
         return self
+
+    def _fit_labels(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
+        """Cross-fit a model for each label; returns their probabilities (n, L). A label of one class has its share."""
+        assert data.labels is not None
+        self.label_models_: list[Self | float] = []
+        parts = []
+        for k in range(len(self.classes_)):
+            own = data.of_label(k)
+            if own is None:
+                share = float(data.weight @ data.labels[:, k] / data.weight.sum())
+                self.label_models_.append(share)
+                parts.append(np.full(len(data.held_out), share))
+                continue
+            model = self._label_model(k).fit_prepared(own, on_epoch)
+            parts.append(model.held_out_predictions_.probabilities[:, 1])
+            del model.held_out_predictions_
+            self.label_models_.append(model)
+        return np.stack(parts, axis=1)
+
+    def _label_model(self, k: int) -> Self:
+        """The unfitted model of label k, for the binary form of the metric; a function only judges decisions."""
+        beta = self._beta[k] if isinstance(self._beta, list) else self._beta
+        metric = self.metric if isinstance(self.metric, str) else "f1"
+        model: Self = clone(self).set_params(metric=metric, average=None, beta=beta, subject_to=None, confidence=None)
+        return model
+
+    def _mean_probabilities(self, X: Any, fold: int | None = None) -> Floats:
+        """`_probabilities`, or those of every label (n, L)."""
+        if not self.multilabel_:
+            return self._probabilities(X, fold)
+        parts = [
+            np.full(len(X), model) if isinstance(model, float) else model._probabilities(X, fold)[:, 1]
+            for model in self.label_models_
+        ]
+        return np.stack(parts, axis=1)
 
     def _listener(self, on_epoch: OnEpoch | None) -> OnEpoch:
         """`on_epoch`, and with `verbose` a line for every step of training."""
@@ -222,14 +198,15 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         """Learn `decision_` from probabilities of rows that were held out of training."""
         self.held_out_predictions_ = held_out
         self.decision_ = self._rule(held_out)
-        self._keep_reference(held_out.probabilities, held_out.labels, held_out.weight)
+        if not self.multilabel_:
+            self._keep_reference(held_out.probabilities, held_out.labels, held_out.weight)
         return self
 
     def predict_proba(self, X: Any) -> Floats:
-        """Probabilities of the classes, in the order of `classes_`."""
+        """Probabilities of the classes in the order of `classes_`; of the labels (n, L) if multilabel."""
         check_is_fitted(self, "decision_")
         validate_data(self, X := as_table(X), skip_check_array=True, reset=False)
-        return np.ascontiguousarray(self._probabilities(X)[:, self.class_order])
+        return np.ascontiguousarray(self._mean_probabilities(X)[:, self.class_order])
 
     def predict_log_proba(self, X: Any) -> Floats:
         """Logarithm of `predict_proba`."""
@@ -237,14 +214,17 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
             return np.log(self.predict_proba(X))
 
     def decision_function(self, X: Any) -> Floats:
-        """Scores (n, C) whose largest is the prediction; of two classes (n,), positive for the second."""
+        """Scores (n, C) whose largest is the prediction; of two classes (n,), and of labels (n, L), by their sign."""
         p = self.predict_proba(X)[:, self.class_order]
+        if self.multilabel_:
+            margin: Floats = self.decision_.calibrate(p) - np.asarray(self.decision_.thresholds)
+            return margin
         scores = self.decision_.scores(p)[:, self.class_order]
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Labels by the learned decision rule."""
-        return self.decide(self.predict_proba(X))
+        return self.decide(self.predict_proba(X), X=X)
 
     def predict_jointly(self, X: Any) -> NDArray[Any]:
         """Labels of all rows at once, by the plug-in rule of their own probabilities.
@@ -259,39 +239,40 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     def decide(self, p: Floats, *, jointly: bool = False, X: Any = None) -> NDArray[Any]:
         """Labels for probabilities in the order of `classes_`, by `decision_` or, jointly, by the rows' own rule.
 
-        `X` are the rows of a joint decision: they tell a change of class shares from other changes.
+        `X` are the rows of a joint decision: they tell a change of class shares from other changes; and those whose
+        columns hold costs.
         """
         p = p[:, self.class_order]
-        rule = self._joint_rule(p, X) if jointly else self.decision_
-        return self.classes_[self.class_order][rule.predict(p)]
+        rule = self._joint_rule(p, X) if jointly and self.costs is None else self.decision_
+        return self._labels(self._decided(p, X, rule))
 
     def _decision_probabilities(self, X: Any) -> Floats:
         return self.predict_proba(X)[:, self.class_order]
-
-    def _learned_rule(self, p: Floats, labels: Codes, weight: Floats) -> Rule:
-        return self._rule(HeldOutPredictions(p, labels, weight))
 
     def _joint_plug_in(self, p: Floats) -> Rule:
         # Constraints never rest on probabilities alone: the rule that met them on held-out labels decides.
         if self.subject_to is not None:
             return self.decision_
-        if self.decision == "auto":
-            return decision.joint_rule(self.decision_, p, self.metric, average=self._average, beta=self._beta)
-        return self._plug_in(p)
+        return super()._joint_plug_in(p) if self.decision == "auto" else self._plug_in(p)
 
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """The metric the classifier was trained on."""
-        return self.score_labels(self.predict(X), y, sample_weight)
+        """The metric the classifier was trained on; of "cost", minus the mean cost."""
+        return self.score_labels(self.predict(X), y, sample_weight, X)
 
-    def score_labels(self, predicted: NDArray[Any], y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """The metric of predicted labels against the true ones `y`."""
-        order = {label: i for i, label in enumerate(self.classes_[self.class_order].tolist())}
+    def score_labels(
+        self, predicted: NDArray[Any], y: ArrayLike, sample_weight: ArrayLike | None = None, X: Any = None
+    ) -> float:
+        """The metric of predicted labels against the true ones `y`; `X` is needed where its columns hold costs."""
+        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        if self.multilabel_:
+            return self._score_codes(np.asarray(predicted), indicator(y), weight)
+        order = {label: i for i, label in enumerate(self._decision_classes().tolist())}
         truth = column_or_1d(y)
         if unknown := set(np.unique(truth).tolist()) - set(order):
             raise ValueError(f"y must hold labels seen in training, got {sorted(map(str, unknown))[:5]}")
-        codes = [np.array([order[label] for label in labels.tolist()]) for labels in (predicted, truth)]
-        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        return self._score_codes(codes[0], codes[1], weight)
+        decided = np.array([order.get(label, REJECTED) for label in predicted.tolist()])
+        table = self._costs().rows(X) if self.costs is not None and self._costs().per_row else None
+        return self._score_codes(decided, np.array([order[label] for label in truth.tolist()]), weight, table)
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -307,7 +288,7 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
 
     def content(self) -> tuple[Arrays, dict[str, Any]]:
         """The fitted model as arrays and JSON."""
-        arrays, own = self._content()
+        arrays, own = self._content() if not self.multilabel_ else self._label_content()
         reference, view = self._reference_content()
         arrays |= {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in reference.items()}
         return arrays, {
@@ -319,6 +300,7 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
             "decision": self.decision_.to_json(),
             "history": self.history_,
             "temperature": self.temperature_,
+            "cost_matrix": getattr(self, "cost_matrix_", None),
             **own,
         }
 
@@ -326,6 +308,9 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
     def from_content(cls, arrays: Arrays, fitted: dict[str, Any]) -> Self:
         """The model that `content` was taken from; of held-out predictions a sample is kept, for `adapt`."""
         params: dict[str, Any] = {name: tuple(v) if name == "hidden" else v for name, v in fitted["params"].items()}
+        if isinstance(params["costs"], dict):
+            pairs = params["costs"]["pairs"]
+            params["costs"] = {tuple(key) if isinstance(key, list) else key: value for key, value in pairs}
         model = cls(**params)
         model.classes_ = container.classes_from_json(fitted["classes"])
         model.n_features_in_ = fitted["n_features_in"]
@@ -335,14 +320,34 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         # JSON has lists only; `watched` was a tuple.
         model.history_ = [{**row, "watched": tuple(row.get("watched", ()))} for row in fitted["history"]]
         model.temperature_ = fitted["temperature"]
+        if fitted["cost_matrix"] is not None:
+            model.cost_matrix_ = np.array(fitted["cost_matrix"])
         model._set_reference(
             {name: part.numpy() for name, part in arrays.items() if name.startswith("reference.")}, fitted
         )
-        model._set_content({name: part for name, part in arrays.items() if not name.startswith("reference.")}, fitted)
+        own = {name: part for name, part in arrays.items() if not name.startswith("reference.")}
+        if "labels" in fitted:
+            model.multilabel_ = True
+            found = container.unpacked(
+                {f"label{k}": type(model) for k in range(len(model.classes_))}, own, fitted["labels"]
+            )
+            model.label_models_ = [found.get(f"label{k}", share) for k, share in enumerate(fitted["label_shares"])]
+        else:
+            model._set_content(own, fitted)
         return model
+
+    def _label_content(self) -> tuple[Arrays, dict[str, Any]]:
+        models = {f"label{k}": model for k, model in enumerate(self.label_models_) if not isinstance(model, float)}
+        arrays, labels = container.packed(models)
+        shares = [model if isinstance(model, float) else 0.0 for model in self.label_models_]
+        return arrays, {"labels": labels, "label_shares": shares}
 
     def to(self, device: str) -> Self:
         """Predict on another device; models without a network ignore it."""
+        self.device = device
+        for model in getattr(self, "label_models_", []):
+            if not isinstance(model, float):
+                model.to(device)
         return self
 
     # -- the parts of fit ---------------------------------------------------------------------------------------
@@ -351,54 +356,65 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
         X = as_table(X)
         validate_data(self, X, skip_check_array=True)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        codes, weight = self._labels_and_weights(X, y, sample_weight)
+        codes, labels, weight = self._labels_and_weights(X, y, sample_weight)
         rows, weight = distinct_rows(X, codes, weight)
         codes = codes[rows]
+        if labels is not None:
+            labels = labels[rows]
+            codes = rarest_label(labels)
         self._check_classes(codes)
+        costs = self._costs() if self.costs is not None else None
+        table = costs.rows(_safe_indexing(X, rows)) if costs is not None and costs.per_row else None
+        if costs is not None:  # mean over the rows of each true class
+            mean = costs.matrix() if table is None else [table[codes == k, k].mean(0) for k in range(len(table[0]))]
+            self.cost_matrix_ = np.array(mean)
         divisions = fold_rows(codes, weight, self._fold_count(codes), seed, fraction=self.validation_fraction)
-        names = ("classes_", "n_features_in_", "feature_names_in_")
+        names = ("classes_", "n_features_in_", "feature_names_in_", "multilabel_", "cost_matrix_")
         fitted = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return TrainingRows(X, rows, codes, weight, divisions, seed, fitted)
+        return TrainingRows(X, rows, codes, weight, divisions, seed, fitted, labels, table)
 
     def _fold_count(self, codes: Codes) -> int:
         return int(self.folds)
 
     def _check_metric_and_decision(self) -> None:
-        if not callable(self.metric):
-            checks.check_choice("metric", self.metric, metrics.METRICS)
-        checks.check_choice("decision", self.decision, ("auto", "plug_in", "tuned", "argmax"))
+        self._check_decision()
         if self.n_jobs == 0:
             raise ValueError("n_jobs must be a number of cores, or -1 for all, got 0")
         checks.check_number(
             "validation_fraction", self.validation_fraction, low=0.0, high=1.0, open_low=True, open_high=True
         )
-        if self.costs is not None:
-            raise ValueError("costs go with MetricDecision(model, 'cost', costs=...)")
-        if self.subject_to is not None and self.decision == "argmax":
-            raise ValueError("subject_to needs decision='auto', 'plug_in' or 'tuned', got decision 'argmax'")
-        if self.confidence is not None and self.subject_to is None:
-            raise ValueError(f"confidence goes with subject_to, got confidence={self.confidence!r} and no constraint")
 
-    def _labels_and_weights(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Codes, Floats]:
+    def _labels_and_weights(
+        self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None
+    ) -> tuple[Codes, Codes | None, Floats]:
+        """Codes that tell equal labels, 0/1 (n, L) if multilabel, and weights."""
         if y is None:
             name = type(self).__name__
             raise ValueError(f"This {name} estimator requires y to be passed, but the target y is None.")
-        if len(shape := np.asarray(y).shape) == 2 and shape[1] > 1:
-            raise ValueError(
-                f"y should be a 1d array, got an array of shape {shape} instead; for several labels a row wrap "
-                "the classifier in sklearn.multioutput.MultiOutputClassifier"
-            )
-        labels: NDArray[Any] = column_or_1d(y, warn=True)
-        check_array(labels, ensure_2d=False, dtype=None, input_name="y")
-        check_classification_targets(labels)
-        check_consistent_length(X, labels)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
+        self.multilabel_ = is_multilabel(y)
+        if self.multilabel_:
+            labels = indicator(y)
+            check_consistent_length(X, labels)
+            self.classes_ = np.arange(labels.shape[1])
+            if self.costs is not None or self.class_weight is not None:
+                raise ValueError("costs and class_weight go with one label a row, got y of several; leave them out")
+            if self.average == "binary":
+                raise ValueError("average='binary' needs two classes, got y of several labels; use 'macro' or 'micro'")
+            codes = np.unique(labels, axis=0, return_inverse=True)[1].ravel()
+        else:
+            labels = column_or_1d(y, warn=True)
+            check_array(labels, ensure_2d=False, dtype=None, input_name="y")
+            check_classification_targets(labels)
+            check_consistent_length(X, labels)
+            self.classes_, codes = np.unique(labels, return_inverse=True)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
         if self.class_weight is not None:
             weight = weight * compute_sample_weight(self.class_weight, labels)
         if self.confidence is not None:
             weight = decision.unit_weights(weight)
-        return self.class_order[codes].astype(np.int64), weight
+        if self.multilabel_:
+            return codes.astype(np.int64), labels, weight
+        return self.class_order[codes].astype(np.int64), None, weight
 
     def _check_classes(self, codes: Codes) -> None:
         seen = len(np.unique(codes))
@@ -407,39 +423,24 @@ class MetricClassifier(Adapting, Explaining, ClassifierMixin, BaseEstimator):
 
     def _rule(self, held_out: HeldOutPredictions) -> Rule:
         """The rule that `decision` asks for, learned from held-out predictions."""
-        if self.decision == "argmax":
-            return Rule("argmax", len(self.classes_))
-        if self.decision == "plug_in" and self.subject_to is None:
+        if self.decision == "plug_in" and self.subject_to is None and self.costs is None:
             return self._plug_in(held_out.probabilities, held_out.weight)
-        return decision.learn_rule(
-            self.decision, held_out.probabilities, held_out.labels, self.metric, average=self._average, beta=self._beta,
-            sample_weight=held_out.weight, confidence=self.confidence,
-            subject_to=decision.parse_constraints(self.subject_to, self.classes_[self.class_order].tolist()) or None,
-        )  # fmt: skip
-
-    def _plug_in(self, p: Floats, weight: Floats | None = None) -> Rule:
-        """The plug-in rule of probabilities in the order of decision rules."""
-        # A rule that promises less than one row's worth over argmax is not worth leaving it.
-        average, beta, margin = self._average, self._beta, 1 / len(p)
-        return decision.plug_in(p, self.metric, average=average, beta=beta, sample_weight=weight, margin=margin)
-
-    def _score_codes(self, predicted: Codes, truth: Codes, weight: Floats | None = None) -> float:
-        labels, target = torch.from_numpy(predicted), torch.from_numpy(truth)
-        weights = None if weight is None else torch.from_numpy(weight)
-        confusion = Confusion.hard(labels, target, len(self.classes_), sample_weight=weights)
-        return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(confusion))
+        return self._learned_rule(held_out.probabilities, held_out.labels, held_out.weight, held_out.costs)
 
     def _score_matrix(self, matrix: Floats) -> float:
         """The metric of a confusion matrix (C, C), rows by label."""
         cells = torch.from_numpy(matrix)
         counts = Confusion(cells.diagonal(), cells.sum(1), cells.sum(0), cells.sum(), matrix=cells)
-        return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(counts))
+        return float(metrics.resolve(self._training_metric, average=self._average, beta=self._beta)(counts))
 
     # -- what follows from the options --------------------------------------------------------------------------
 
     @property
-    def _average(self) -> Average:
-        return self.average or ("binary" if len(self.classes_) == 2 else "macro")
+    def _training_metric(self) -> str | MetricFunction:
+        """The metric; of costs their mean, in units of the largest one, as cross-entropy may stand beside it."""
+        if self.costs is None:
+            return self.metric
+        return cost_metric(self.cost_matrix_ / max(float(np.abs(self.cost_matrix_).max()), 1e-300))
 
     @property
     def cores(self) -> int:

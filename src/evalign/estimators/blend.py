@@ -3,8 +3,9 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -14,16 +15,17 @@ from numpy.typing import ArrayLike
 
 from evalign import _checks as checks
 from evalign.boosting.growth import is_installed
-from evalign.estimators import presets
-from evalign.estimators.base import Arrays, Codes, Floats, HeldOutPredictions, MetricClassifier, TrainingRows
+from evalign.estimators import planning
+from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.explain import LEAST, log_loss
 from evalign.estimators.forest import EASTForest
-from evalign.estimators.lanes import OnEpoch, clock, few_threads, side_by_side
 from evalign.estimators.linear import EASTLinear
 from evalign.estimators.network import EASTClassifier
-from evalign.estimators.presets import PRESETS, Preset, Shape
+from evalign.estimators.planning import PRESETS, OnEpoch, Preset, Shape, clock, few_threads, side_by_side
+from evalign.estimators.rows import Codes, Floats, TrainingRows
 from evalign.metrics import MetricFunction
+from evalign.storage import container
 from evalign.tables import TableEncoder
 from evalign.tables.encode import TreeTable
 
@@ -36,9 +38,9 @@ CLASSES: dict[str, type[MetricClassifier]] = {
 WEIGHTS = ("auto", "equal")
 BLENDED = (
     "metric", "average", "beta", "pos_label", "folds", "random_state", "decision", "subject_to", "confidence",
-    "class_weight",
+    "costs", "class_weight",
 )  # fmt: skip
-PASSED_ON = ("metric", "average", "beta", "pos_label", "validation_fraction", "class_weight", "device")
+PASSED_ON = ("metric", "average", "beta", "pos_label", "costs", "validation_fraction", "class_weight", "device")
 PRIOR_ROWS = 100  # held-out rows at which weights are half way between equal ones and the best ones
 NEGLIGIBLE = 0.03  # a weight below which a member is dropped: it costs time to predict and changes little
 LARGE = 500_000  # rows x classes from which a product is shared among threads
@@ -171,6 +173,14 @@ class EASTBlend(MetricClassifier):
         finally:
             del self._started
 
+    def _label_model(self, k: int) -> Self:
+        model = super()._label_model(k)
+        model._started = time.monotonic()
+        if self.time_limit is not None:
+            left = self.time_limit * (1 - RESERVED) - self._elapsed
+            model.time_limit = max(1e-3, left / (len(self.classes_) - k))
+        return model
+
     def leaderboard(self) -> pd.DataFrame:
         """Members by weight: held-out log-loss, held-out score with a decision of their own, and seconds to fit.
 
@@ -185,8 +195,9 @@ class EASTBlend(MetricClassifier):
 
     def _held_out_score(self, p: Floats) -> float:
         held_out = self.held_out_predictions_
-        told = HeldOutPredictions(p, held_out.labels, held_out.weight, held_out.rows, held_out.fold)
-        return self._score_codes(self._rule(told).predict(p), held_out.labels, held_out.weight)
+        rule = self._rule(replace(held_out, probabilities=p))
+        decided = rule.predict(p, costs=held_out.costs if rule.kind == "row_costs" else None)
+        return self._score_codes(decided, held_out.labels, held_out.weight, held_out.costs)
 
     # -- the parts of fit ---------------------------------------------------------------------------------------
 
@@ -206,7 +217,7 @@ class EASTBlend(MetricClassifier):
             make_member(name, self._shared(0), getattr(self, name) or {})
 
     def _fold_count(self, codes: Codes) -> int:
-        return presets.automatic_folds(codes, self.validation_fraction) if self.folds == "auto" else int(self.folds)
+        return planning.automatic_folds(codes, self.validation_fraction) if self.folds == "auto" else int(self.folds)
 
     def _shared(self, seed: int) -> dict[str, Any]:
         recipe = self.recipe if self.recipe != "auto" else "anchored" if self.decision == "argmax" else "cross_entropy"
@@ -226,9 +237,9 @@ class EASTBlend(MetricClassifier):
             budget = max(0.05, (self.time_limit * (1 - RESERVED) - self._elapsed) * (0.8 if self.cores > 1 else 0.4))
         shared, planned = self._shared(data.seed), {}
         for name in names:
-            options = presets.member_options(name, self.preset, shape, budget)
+            options = planning.member_options(name, self.preset, shape, budget)
             given = {**options, **(getattr(self, name) or {})}
-            seconds = presets.estimated_seconds(name, given, shape)
+            seconds = planning.estimated_seconds(name, given, shape)
             planned[name] = (make_member(name, shared, given), seconds)
         return planned
 
@@ -342,24 +353,21 @@ class EASTBlend(MetricClassifier):
 
     def to(self, device: str) -> Self:
         """Predict on another device."""
-        self.device = device
-        for member in self.members_.values():
+        for member in getattr(self, "members_", {}).values():
             member.to(device)
-        return self
+        return super().to(device)
 
     def _content(self) -> tuple[Arrays, dict[str, Any]]:
-        arrays: Arrays = {}
-        members: dict[str, Any] = {}
-        for name, member in self.members_.items():
-            own, members[name] = member.content()
-            arrays |= {f"{name}.{key}": value for key, value in own.items()}
+        arrays, members = container.packed(self.members_)
         return arrays, {"weights": self.weights_, "members": members, "leaderboard": self.leaderboard_}
 
     def _set_content(self, arrays: Arrays, fitted: dict[str, Any]) -> None:
         self.weights_, self.leaderboard_ = fitted["weights"], fitted["leaderboard"]
-        self.members_ = {
-            name: CLASSES[name].from_content(
-                {key.removeprefix(f"{name}."): a for key, a in arrays.items() if key.startswith(f"{name}.")}, own
-            )
-            for name, own in fitted["members"].items()
-        }
+        self.members_ = container.unpacked(CLASSES, arrays, fitted["members"])
+
+
+def load_model(path: Path) -> MetricClassifier:
+    """The classifier that `save` wrote to `path`, whichever kind it is; nothing in the file is executed."""
+    found: list[type[MetricClassifier]] = [EASTBlend, *CLASSES.values()]
+    kinds = {kind.FORMAT: kind for kind in found}
+    return kinds.get(container.format_of(path), EASTClassifier).load(path)  # which says why a foreign file is refused

@@ -23,8 +23,9 @@ from evalign.boosting.growth import (
 )
 from evalign.boosting.objective import BoostRecipe, ScoreObjective, cooling, find_recipe
 from evalign.decision import Rule
-from evalign.estimators.base import Arrays, Codes, Floats, HeldOutPredictions, MetricClassifier, TrainingRows
-from evalign.estimators.lanes import OnEpoch
+from evalign.estimators.base import Arrays, MetricClassifier
+from evalign.estimators.planning import OnEpoch
+from evalign.estimators.rows import Codes, Floats, HeldOutPredictions, TrainingRows
 from evalign.storage import container
 from evalign.tables.encode import TreeTable
 from evalign.training.loop import Epoch
@@ -185,7 +186,7 @@ class EASTBooster(MetricClassifier):
 
     def _rule(self, held_out: HeldOutPredictions) -> Rule:
         rule = super()._rule(held_out)
-        if self.decision != "tuned" or self.subject_to is not None:
+        if self.decision != "tuned" or self.subject_to is not None or self.costs is not None or self.multilabel_:
             return rule
         # Without a constraint: a rule that looks worse by a little is often better on new rows.
         plain, p = Rule("argmax", len(self.classes_)), held_out.probabilities
@@ -198,7 +199,7 @@ class EASTBooster(MetricClassifier):
         recipe = find_recipe(self.recipe)
         cooled = recipe.temperature if recipe.cool_to is None else cooling(recipe.temperature, recipe.cool_to)
         return ScoreObjective(
-            self.metric, task="binary" if len(self.classes_) == 2 else "multiclass", average=self._average,
+            self._training_metric, task="binary" if len(self.classes_) == 2 else "multiclass", average=self._average,
             beta=self._beta, step=recipe.step, temperature=cooled, anchor=recipe.anchor, metric_weight=recipe.metric,
             floor=self.floor,
         )  # fmt: skip

@@ -24,14 +24,11 @@ from sklearn.utils.validation import (
     has_fit_parameter,
 )
 
-from evalign import _checks as checks
-from evalign import decision as decisions
 from evalign import metrics
 from evalign.confusion import Confusion
-from evalign.decision.calibrated import DECISIONS
-from evalign.decision.costs import COST, Costs, cheapest, cost_metric, mean_cost
-from evalign.decision.rule import REJECTED, Floats, Rule
-from evalign.estimators.adapting import Adapting
+from evalign.decision.rule import Floats, Rule
+from evalign.estimators.deciding import Deciding
+from evalign.estimators.rows import indicator
 from evalign.metrics import MetricFunction
 
 FOLDS = 5
@@ -42,7 +39,7 @@ def _gives_probabilities(self: "MetricDecision") -> bool:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
+class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     """Classifier whose `predict` maximises a metric, around any classifier with `predict_proba`.
 
     `fit` gets probabilities of held-out rows by cross-validation, learns a decision rule from them, and fits the
@@ -92,7 +89,7 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         if kind == "multiclass-multioutput":
             raise ValueError("y must hold one label a row, or 0/1 of shape (n, L), got several classes in columns")
         self.multilabel_ = kind == "multilabel-indicator"
-        y = _indicator(y) if self.multilabel_ else column_or_1d(y, warn=True)
+        y = indicator(y) if self.multilabel_ else column_or_1d(y, warn=True)
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
         fit_params = self._fit_params(weight, params)
         splits = None if isinstance(self.folds, str) else self._splits(X, y)
@@ -116,9 +113,7 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Labels by the rule; a rejected row gets None, or -1 if labels are numbers."""
-        p = self._decision_probabilities(X)
-        costs = self._costs().rows(X) if self.decision_.kind == "row_costs" else None
-        return self._labels(self.decision_.predict(p, costs=costs))
+        return self._labels(self._decided(self._decision_probabilities(X), X))
 
     def predict_jointly(self, X: Any) -> NDArray[Any]:
         """Labels of all rows at once, by the plug-in rule of their own calibrated probabilities; see `EASTBlend`.
@@ -151,29 +146,27 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The metric of `predict`, over all of `classes_`; of "cost", minus the mean cost."""
-        weight = None if sample_weight is None else torch.as_tensor(np.asarray(sample_weight, dtype=np.float64))
-        predicted = self.predict(X)
+        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         if self.multilabel_:
-            c = Confusion.hard(torch.from_numpy(predicted), torch.from_numpy(_indicator(y)), len(self.classes_),
-                               sample_weight=weight, multilabel=True)  # fmt: skip
-            return float(metrics.resolve(self.metric, average=self.average or "macro", beta=self._beta)(c))
+            return self._score_codes(self.predict(X), indicator(y), weight)
         y = column_or_1d(y)
-        # Labels that were not there in `fit` come after those that were, so that class numbers stay.
         unseen = np.setdiff1d(y, self.classes_)
+        if not len(unseen):
+            index = {label: k for k, label in enumerate(self._decision_classes().tolist())}
+            target = np.array([index[label] for label in y.tolist()])
+            per_row = self.costs is not None and self._costs().per_row
+            decided = self._decided(self._decision_probabilities(X), X)
+            return self._score_codes(decided, target, weight, self._costs().rows(X) if per_row else None)
+        if self.costs is not None:
+            raise ValueError(f"y holds the label {unseen[0]!r}, whose costs are not known")
+        # Labels that were not there in `fit` come after those that were, so that class numbers stay.
         known = [*self._decision_classes().tolist(), *unseen.tolist()]
         index = {label: k for k, label in enumerate(known)}
-        if self.costs is not None:
-            if len(unseen):
-                raise ValueError(f"y holds the label {unseen[0]!r}, whose costs are not known")
-            decided = np.array([index.get(label, REJECTED) for label in predicted.tolist()])
-            target = np.array([index[label] for label in y.tolist()])
-            own, ones = self._costs(), np.ones(len(y))
-            table = own.rows(X) if own.per_row else own.matrix()
-            return -mean_cost(decided, target, table, ones if weight is None else weight.numpy(), own.reject)
-        first, second = (torch.tensor([index[label] for label in labels.tolist()]) for labels in (predicted, y))
-        c = Confusion.hard(first, second, max(2, len(known)), sample_weight=weight)
-        average = self.average or ("binary" if len(self.classes_) <= 2 and not len(unseen) else "macro")
-        return float(metrics.resolve(self.metric, average=average, beta=self._beta)(c))
+        first, second = (torch.tensor([index[label] for label in labels.tolist()]) for labels in (self.predict(X), y))
+        c = Confusion.hard(
+            first, second, len(known), sample_weight=None if weight is None else torch.from_numpy(weight)
+        )
+        return float(metrics.resolve(self.metric, average=self.average or "macro", beta=self._beta)(c))
 
     def get_metadata_routing(self) -> MetadataRouter:
         """The classifier's `fit` gets what it asks for."""
@@ -189,7 +182,7 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         return tags
 
     def _check_parameters(self) -> None:
-        checks.check_choice("decision", self.decision, DECISIONS)
+        self._check_decision()
         if not hasattr(self.estimator, "predict_proba"):
             raise ValueError(
                 f"estimator must have predict_proba, and {type(self.estimator).__name__} has none; "
@@ -197,10 +190,6 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
             )
         if isinstance(self.folds, str) and self.folds != "prefit":
             raise ValueError(f"folds must be None, a number, a splitter, splits or 'prefit', got {self.folds!r}")
-        if self.decision == "argmax" and self.subject_to is not None:
-            raise ValueError("decision 'argmax' cannot meet constraints; use 'auto', 'plug_in' or 'tuned'")
-        if (self.metric == COST) != (self.costs is not None):
-            raise ValueError("costs go with metric 'cost': MetricDecision(model, 'cost', costs=...)")
 
     def _fit_params(self, weight: Floats | None, params: dict[str, Any]) -> dict[str, Any]:
         """What the classifier's `fit` is given beside X and y."""
@@ -239,60 +228,17 @@ class MetricDecision(Adapting, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
                 "y holds labels that the fitted estimator does not know; fit it again, without folds='prefit'"
             )
         target = np.argsort(self.class_order)[np.searchsorted(self.classes_, y[rows])]
-        if self.decision != "argmax" and self.costs is None:
+        if self.decision != "argmax":
             self._keep_reference(p, target, own, lambda some: _safe_indexing(X, rows[some]))
-        if self.costs is not None:
-            return self._cost_rule(_safe_indexing(X, rows), p, target, own)
         if self.decision == "plug_in":
             _warn_if_uncalibrated(p, target, own)
-        return self._learned_rule(p, target, own)
-
-    def _cost_rule(self, X: Any, p: Floats, target: NDArray[np.int64], weight: Floats | None) -> Rule:
-        costs = self._costs()
-        if self.subject_to is None:
-            table = costs.rows(X) if costs.per_row else costs.matrix()
-            return cheapest(p, target, table, reject=costs.reject, sample_weight=weight)
-        if costs.per_row or costs.reject is not None:
-            raise ValueError("constraints go with one matrix of costs for all rows, without rejection")
-        return self._learned_rule(p, target, weight)
-
-    def _costs(self) -> Costs:
-        return Costs.of(self.costs, self._decision_classes().tolist())
+        per_row = self.costs is not None and self._costs().per_row
+        return self._learned_rule(p, target, own, self._costs().rows(_safe_indexing(X, rows)) if per_row else None)
 
     def _decision_probabilities(self, X: Any) -> Floats:
         check_is_fitted(self)
         p = _probabilities(self.estimator_, X, self.classes_, multilabel=self.multilabel_)
         return p if self.multilabel_ else p[:, self.class_order]
-
-    def _labels(self, decisions: NDArray[np.int64]) -> NDArray[Any]:
-        if self.multilabel_:
-            return decisions
-        labels = np.asarray(self._decision_classes()[decisions])
-        rejected = decisions == REJECTED
-        if rejected.any():
-            labels = labels.astype(object) if labels.dtype.kind not in "if" else labels.copy()
-            labels[rejected] = None if labels.dtype == object else REJECTED
-        return labels
-
-    def _options(self) -> dict[str, Any]:
-        """Options that all rules share; constraints by index of the class."""
-        constraints = decisions.parse_constraints(self.subject_to, self._decision_classes().tolist())
-        metric = cost_metric(self._costs().matrix()) if self.costs is not None else self.metric
-        task = "multilabel" if self.multilabel_ else "multiclass"
-        return {"metric": metric, "average": self.average, "beta": self._beta, "task": task,
-                "subject_to": constraints or None}  # fmt: skip
-
-    def _plug_in(self, p: Floats) -> Rule:
-        options = self._options() | {"subject_to": None}
-        return decisions.plug_in(p, **options)
-
-    def _joint_plug_in(self, p: Floats) -> Rule:
-        return decisions.joint_rule(self.decision_, p, **self._options())
-
-    def _learned_rule(self, p: Floats, labels: NDArray[np.int64], weight: Floats | None) -> Rule:
-        return decisions.learn_rule(
-            self.decision, p, labels, confidence=self.confidence, sample_weight=weight, **self._options()
-        )
 
     def _held_out(
         self, X: Any, y: NDArray[Any], fit_params: dict[str, Any], splits: Any
@@ -348,11 +294,6 @@ def _warn_if_uncalibrated(p: Floats, target: NDArray[np.int64], weight: Floats |
 
 def _is_share(folds: Any) -> bool:
     return isinstance(folds, Real) and not isinstance(folds, bool) and 0 < float(folds) < 1
-
-
-def _indicator(y: Any) -> NDArray[np.int64]:
-    """Multilabel y as a dense 0/1 array (n, L)."""
-    return np.asarray(y.toarray() if hasattr(y, "toarray") else y).astype(np.int64)
 
 
 def _fold(

@@ -28,7 +28,7 @@ class Explaining:
     decision_: Any
     held_out_predictions_: Any
     class_order: Any
-    _probabilities: Any
+    _mean_probabilities: Any
     _score_codes: Any
 
     def class_scores(self) -> pd.DataFrame:
@@ -37,7 +37,7 @@ class Explaining:
         `rows` is the weight of the class. The rule was learned on these rows, so scores are a little too high.
         """
         held_out = self.held_out_predictions_
-        predicted = self.decision_.predict(held_out.probabilities)
+        predicted = self._decide_held_out(held_out.probabilities)
         values = precision_recall_fscore_support(
             held_out.labels,
             predicted,
@@ -47,6 +47,10 @@ class Explaining:
         )
         table = pd.DataFrame(dict(zip(("precision", "recall", "f1", "rows"), values, strict=True)))
         return table.set_index(pd.Index(self.classes_[self.class_order], name="class"))
+
+    def _decide_held_out(self, p: NDArray[np.float64], places: Any = slice(None)) -> Any:
+        costs = self.held_out_predictions_.costs if self.decision_.kind == "row_costs" else None
+        return self.decision_.predict(p, costs=None if costs is None else costs[places])
 
     def calibration(self, label: Any = None, *, bins: int = 10) -> pd.DataFrame:
         """Mean probability of a class and its share among the held-out rows, in bins of as many rows each.
@@ -61,8 +65,9 @@ class Explaining:
         if label not in classes:
             raise ValueError(f"label must be one of {classes[:20]}, got {label!r}")
         held_out, at = self.held_out_predictions_, classes.index(label)
+        truth = held_out.labels[:, at] if held_out.labels.ndim == 2 else held_out.labels == at
         share, mean = calibration_curve(
-            held_out.labels == at, held_out.probabilities[:, at].clip(0, 1), n_bins=bins, strategy="quantile"
+            truth, held_out.probabilities[:, at].clip(0, 1), n_bins=bins, strategy="quantile"
         )
         return pd.DataFrame({"probability": mean, "share": share})
 
@@ -84,7 +89,7 @@ class Explaining:
         names = list(table.columns)
 
         def score(column: int | None) -> float:
-            predicted = np.zeros(len(held_out.labels), dtype=np.int64)
+            predicted = np.zeros_like(held_out.labels)
             for fold, places in enumerate(folds):
                 part = table.iloc[held_out.rows[places]]
                 if column is not None:
@@ -93,9 +98,10 @@ class Explaining:
                     if not isinstance(X, pd.DataFrame):
                         part[names[column]] = shuffled
                 given = part if isinstance(X, pd.DataFrame) else part.to_numpy()
-                predicted[places] = self.decision_.predict(self._probabilities(given, fold))
+                predicted[places] = self._decide_held_out(self._mean_probabilities(given, fold), places)
             at = looked_at
-            return float(self._score_codes(predicted[at], held_out.labels[at], held_out.weight[at]))
+            costs = None if held_out.costs is None else held_out.costs[at]
+            return float(self._score_codes(predicted[at], held_out.labels[at], held_out.weight[at], costs))
 
         whole = score(None)
         drops = np.array([[whole - score(column) for _ in range(repeats)] for column in range(len(names))])

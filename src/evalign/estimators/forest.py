@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesClassifier
 
 from evalign import _checks as checks
-from evalign.estimators.base import Arrays, Floats, MetricClassifier, TrainingRows
-from evalign.estimators.lanes import OnEpoch
+from evalign.estimators.base import Arrays, MetricClassifier
+from evalign.estimators.planning import OnEpoch
+from evalign.estimators.rows import Floats, TrainingRows
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import Division
 from evalign.training.loop import Epoch

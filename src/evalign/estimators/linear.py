@@ -12,9 +12,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from evalign import _checks as checks
-from evalign.estimators.base import Arrays, Codes, Floats, MetricClassifier, TrainingRows
+from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.explain import log_loss
-from evalign.estimators.lanes import OnEpoch
+from evalign.estimators.planning import OnEpoch
+from evalign.estimators.rows import Codes, Floats, TrainingRows
 from evalign.tables import TableEncoder
 from evalign.training.loop import Epoch
 

@@ -16,8 +16,9 @@ from evalign import _checks as checks
 from evalign import metrics
 from evalign._objective import Objective
 from evalign.decision import Rule
-from evalign.estimators.base import Arrays, Codes, Floats, MetricClassifier, TrainingRows
-from evalign.estimators.lanes import OnEpoch
+from evalign.estimators.base import Arrays, MetricClassifier
+from evalign.estimators.planning import OnEpoch
+from evalign.estimators.rows import Codes, Floats, TrainingRows
 from evalign.networks.mlp import CURVES, SHARING, MeanOfNetworks, Network, Sharing, fields_of, table_network
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
@@ -196,7 +197,7 @@ class EASTClassifier(MetricClassifier):
         )  # fmt: skip
 
     def _score(self) -> Score:
-        return argmax_score(metrics.resolve(self.metric, average=self._average, beta=self._beta))
+        return argmax_score(metrics.resolve(self._training_metric, average=self._average, beta=self._beta))
 
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
         network = self.network_
@@ -224,12 +225,15 @@ class EASTClassifier(MetricClassifier):
 
     def to(self, device: str) -> Self:
         """Predict on another device."""
-        self.device = device
-        self.network_.to(self.torch_device)
+        super().to(device)
+        if not self.multilabel_:
+            self.network_.to(self.torch_device)
         return self
 
     def objective(self) -> Objective:
-        return Objective(self.metric, "multiclass", StepChoice("annealed"), average=self._average, beta=self._beta)
+        return Objective(
+            self._training_metric, "multiclass", StepChoice("annealed"), average=self._average, beta=self._beta
+        )
 
     @property
     def torch_device(self) -> torch.device:
@@ -291,12 +295,12 @@ def _check_network(model: "EASTClassifier") -> None:
 
 def fold_count(model: "EASTClassifier", codes: Codes, recipe: Recipe) -> int:
     """How many folds are asked for; "auto" does not ask for what cannot be stacked."""
-    alone = _trains_alone(model, recipe)
+    alone, function = _trains_alone(model, recipe), callable(model.metric) or model.costs is not None
     if model.folds != "auto":
         if alone and model.folds > 1:
             raise ValueError(f"folds train as one stack, which does not go with {alone}; use folds=1")
         return int(model.folds)
-    return 1 if alone or callable(model.metric) else automatic_folds(codes, model.validation_fraction)
+    return 1 if alone or function else automatic_folds(codes, model.validation_fraction)
 
 
 def _trains_alone(model: "EASTClassifier", recipe: Recipe) -> str | None:

@@ -6,6 +6,7 @@ executes nothing.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,29 @@ def saved_params(model: Any) -> dict[str, Any]:
         raise ValueError(f"only a recipe given by name can be saved, got the recipe object {model.recipe.name!r}")
     params: dict[str, Any] = model.get_params()
     params["random_state"] = params["random_state"] if isinstance(params["random_state"], int) else None
+    if isinstance(params.get("costs"), Mapping):  # keys of JSON are text, those of costs may be pairs of labels
+        params["costs"] = {"pairs": list(params["costs"].items())}
     return params
+
+
+def packed(models: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The content of several models: arrays by the models' names, and the rest by name."""
+    arrays: dict[str, torch.Tensor] = {}
+    rest: dict[str, Any] = {}
+    for name, model in models.items():
+        own, rest[name] = model.content()
+        arrays |= {f"{name}.{key}": value for key, value in own.items()}
+    return arrays, rest
+
+
+def unpacked(kinds: Mapping[str, Any], arrays: dict[str, torch.Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
+    """The models that `packed` wrote."""
+    return {
+        name: kinds[name].from_content(
+            {key.removeprefix(f"{name}."): a for key, a in arrays.items() if key.startswith(f"{name}.")}, own
+        )
+        for name, own in rest.items()
+    }
 
 
 def _open(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

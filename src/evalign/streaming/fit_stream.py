@@ -17,8 +17,8 @@ from evalign._checks import represents, safe_divide
 from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Confusion
 from evalign.distributed import Sync, all_summed, resolve
-from evalign.estimators.base import HeldOutPredictions
 from evalign.estimators.network import EASTClassifier
+from evalign.estimators.rows import HeldOutPredictions
 from evalign.streaming.source import Chunk, ParquetRows, Parts, RowGroup, gathered, own_rank, rank_count
 from evalign.streaming.statistics import Survey, labels_of, survey
 from evalign.tables.files import TableError

@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
 from evalign import MetricDecision
-from evalign.estimators.adapting import FeatureView
+from evalign.estimators.deciding import FeatureView
 
 
 def rows(rng, n, share):

@@ -1,4 +1,4 @@
-"""Adapting: `adapt` and `predict_jointly` of every classifier, for new rows whose class shares differ from training."""
+"""Deciding: parameters, decision rules, costs and `adapt` that `MetricDecision` and every classifier share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -7,14 +7,20 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 
 from evalign import _checks as checks
-from evalign.decision.calibrated import Decision
+from evalign import metrics
+from evalign.confusion import Confusion
+from evalign.decision.calibrated import DECISIONS, Decision, joint_rule, learn_rule
 from evalign.decision.calibration import fit_calibration
-from evalign.decision.rule import Floats, Labels, Rule
+from evalign.decision.constraints import parse_constraints
+from evalign.decision.costs import COST, Costs, cheapest, cost_metric, mean_cost
+from evalign.decision.plug_in import plug_in
+from evalign.decision.rule import REJECTED, Floats, Labels, Rule
 from evalign.decision.shift import Reference, Shift, find_shift, given_shares, reweighted, sampled_rows
-from evalign.metrics import Average
+from evalign.metrics import Average, MetricFunction
 
 FEWEST = 50  # rows of a joint decision that say something about class shares
 COLUMNS = 64  # of features that are kept, at most
@@ -101,36 +107,33 @@ class DecisionParameters:
     random_state: Any = None
 
 
-class Adapting(DecisionParameters):
-    """A fitted classifier that has kept a sample of held-out rows adapts to other class shares."""
+class Deciding(DecisionParameters):
+    """A classifier that decides by a `Rule` of held-out predictions, and adapts it to other class shares."""
 
+    metric: str | MetricFunction
     classes_: NDArray[Any]
     decision_: Rule
+    multilabel_ = False
     reference_: Reference
     view_: FeatureView | None
     shift_: Shift
-
-    # -- what a classifier has ----------------------------------------------------------------------------------
 
     def _decision_probabilities(self, X: Any) -> Floats:
         """Probabilities with classes in the order of the rule."""
         raise NotImplementedError
 
-    def _decision_classes(self) -> NDArray[Any]:
-        """Classes in the order of the rule."""
-        return self.classes_[self.class_order]
+    def _check_decision(self) -> None:
+        if not callable(self.metric) and self.metric != COST:
+            checks.check_choice("metric", self.metric, metrics.METRICS)
+        checks.check_choice("decision", self.decision, DECISIONS)
+        if self.decision == "argmax" and self.subject_to is not None:
+            raise ValueError("decision 'argmax' cannot meet constraints; subject_to needs 'auto', 'plug_in' or 'tuned'")
+        if self.confidence is not None and self.subject_to is None:
+            raise ValueError(f"confidence goes with subject_to, got confidence={self.confidence!r} and no constraint")
+        if (self.metric == COST) != (self.costs is not None):
+            raise ValueError("costs go with metric 'cost': metric='cost', costs=[[0, 1], [5, 0]]")
 
-    def _learned_rule(self, p: Floats, labels: Labels, weight: Floats) -> Rule:
-        """The rule that `fit` would learn from these held-out rows."""
-        raise NotImplementedError
-
-    def _plug_in(self, p: Floats) -> Rule:
-        """The plug-in rule of calibrated probabilities."""
-        raise NotImplementedError
-
-    def _joint_plug_in(self, p: Floats) -> Rule:
-        """The rule of a batch without a change of shares."""
-        return self._plug_in(p)
+    # -- classes ------------------------------------------------------------------------------------------------
 
     @property
     def class_order(self) -> Labels:
@@ -144,6 +147,25 @@ class Adapting(DecisionParameters):
             raise ValueError(f"pos_label must be one of {self.classes_.tolist()}, got {self.pos_label!r}")
         return order if self.classes_[1] == self.pos_label else order[::-1].copy()
 
+    def _decision_classes(self) -> NDArray[Any]:
+        """Classes in the order of the rule."""
+        return self.classes_[self.class_order]
+
+    def _labels(self, decisions: Labels) -> NDArray[Any]:
+        """Labels of a rule's decisions; 0/1 (n, L) if multilabel."""
+        if self.multilabel_:
+            return decisions
+        labels = np.asarray(self._decision_classes()[decisions])
+        rejected = decisions == REJECTED
+        if rejected.any():
+            labels = labels.astype(object) if labels.dtype.kind not in "if" else labels.copy()
+            labels[rejected] = None if labels.dtype == object else REJECTED
+        return labels
+
+    @property
+    def _average(self) -> Average:
+        return self.average or ("binary" if len(self.classes_) <= 2 and not self.multilabel_ else "macro")
+
     @property
     def _beta(self) -> float | list[float] | None:
         if self.beta is None or isinstance(self.beta, (int, float)):
@@ -156,7 +178,66 @@ class Adapting(DecisionParameters):
         given = {str(label): float(value) for label, value in self.beta.items()}
         return [given.get(str(label), 1.0) for label in self.classes_[self.class_order].tolist()]
 
-    # -----------------------------------------------------------------------------------------------------------
+    def _costs(self) -> Costs:
+        """Costs with classes in the order of the rule; a matrix is given in the order of `classes_`."""
+        names = self._decision_classes().tolist()
+        if isinstance(self.costs, Mapping):
+            return Costs.of(self.costs, names)
+        order = self.class_order
+        return Costs.of(Costs.of(self.costs, names).matrix()[np.ix_(order, order)], names)
+
+    # -- rules --------------------------------------------------------------------------------------------------
+
+    def _rule_options(self) -> dict[str, Any]:
+        """What every rule is told; constraints by index of the class."""
+        return {
+            "metric": self.metric if self.costs is None else cost_metric(self._costs().matrix()),
+            "average": self._average, "beta": self._beta, "task": "multilabel" if self.multilabel_ else "multiclass",
+            "subject_to": parse_constraints(self.subject_to, self._decision_classes().tolist()) or None,
+        }  # fmt: skip
+
+    def _learned_rule(self, p: Floats, labels: Labels, weight: Floats | None, row_costs: Floats | None = None) -> Rule:
+        """The rule that `decision` names, learned from held-out rows; `row_costs` (n, C, C) if costs are columns."""
+        if self.costs is not None:
+            own = self._costs()
+            if self.subject_to is None:
+                table = own.matrix() if row_costs is None else row_costs
+                return cheapest(p, labels, table, reject=own.reject, sample_weight=weight)
+            if own.per_row or own.reject is not None:
+                raise ValueError("constraints go with one matrix of costs for all rows, without rejection")
+        options = self._rule_options()
+        return learn_rule(self.decision, p, labels, confidence=self.confidence, sample_weight=weight, **options)
+
+    def _plug_in(self, p: Floats, weight: Floats | None = None) -> Rule:
+        """The plug-in rule of calibrated probabilities."""
+        # A rule that promises less than one row's worth over argmax is not worth leaving it.
+        options = self._rule_options() | {"subject_to": None}
+        return plug_in(p, sample_weight=weight, margin=1 / max(len(p), 1), **options)
+
+    def _joint_plug_in(self, p: Floats) -> Rule:
+        """The rule of a batch without a change of shares."""
+        return joint_rule(self.decision_, p, **self._rule_options())
+
+    def _decided(self, p: Floats, X: Any, rule: Rule | None = None) -> Labels:
+        """Decisions by a rule, `decision_` by default; rows of X have their own costs if these are columns."""
+        rule = rule or self.decision_
+        return rule.predict(p, costs=self._costs().rows(X) if rule.kind == "row_costs" else None)
+
+    def _score_codes(
+        self, decisions: Labels, truth: Labels, weight: Floats | None = None, row_costs: Floats | None = None
+    ) -> float:
+        """The metric of decisions, classes numbered as in the rule; of "cost", minus the mean cost."""
+        if self.costs is not None:
+            own, ones = self._costs(), np.ones(len(truth))
+            table = own.matrix() if row_costs is None else row_costs
+            return -mean_cost(decisions, truth, table, ones if weight is None else weight, own.reject)
+        predicted, target = torch.from_numpy(decisions), torch.from_numpy(truth)
+        weights = None if weight is None else torch.from_numpy(weight)
+        size = len(self.classes_) if self.multilabel_ else max(2, len(self.classes_))
+        c = Confusion.hard(predicted, target, size, sample_weight=weights, multilabel=self.multilabel_)
+        return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(c))
+
+    # -- other class shares -------------------------------------------------------------------------------------
 
     def adapt(self, X: Any = None, *, prevalence: Mapping[Any, float] | None = None) -> Self:
         """A copy that decides for other class shares: those found in new rows `X`, or those that are given.
@@ -214,11 +295,14 @@ class Adapting(DecisionParameters):
 
     def _adapted_rule(self, shift: Shift, p: Floats | None) -> Rule:
         reference, ratios = self.reference_, shift.ratios
+        if self.costs is not None and self.subject_to is None:  # least expected cost: only probabilities change
+            before = np.zeros(len(ratios)) if self.decision_.offsets is None else np.asarray(self.decision_.offsets)
+            return replace(self.decision_, offsets=tuple(before + np.log(np.maximum(ratios, 1e-12))))
         calibration = fit_calibration(reference.p, reference.y, np.ones(len(reference.y)))
-        if p is None or getattr(self, "subject_to", None) is not None or getattr(self, "costs", None) is not None:
+        if p is None or self.subject_to is not None:
             # Constraints rest on labels: the held-out rows, each weighted by how much more frequent its class is now.
             q, y, weight = reweighted(calibration(reference.p), ratios), reference.y, ratios[reference.y]
-            if getattr(self, "confidence", None) is not None:  # certificates need rows of equal weight
+            if self.confidence is not None:  # certificates need rows of equal weight
                 rows = _rows_in_shares(y, np.asarray(shift.shares))
                 q, y, weight = q[rows], y[rows], np.ones(len(rows))
             rule = self._learned_rule(q, y, weight)

@@ -1,4 +1,4 @@
-"""Settings of a blend's members for a table of some size, and the time they take: a cost model, not a clock.
+"""How a blend's members are set, how long they take by a cost model, and threads in which they train side by side.
 
 Settings follow from the size alone, so that a seed gives the same model on any machine; `benchmarks/bench_fit.py` holds
 the estimates against measured times.
@@ -6,13 +6,22 @@ the estimates against measured times.
 
 import itertools
 import math
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from evalign.training.loop import Epoch
+
+OnEpoch = Callable[[Epoch], None]
 Preset = Literal["quick", "default", "best"]
 PRESETS: dict[Preset, tuple[str, ...]] = {
     "quick": ("linear", "forest", "boost"),
@@ -113,3 +122,48 @@ def network_seconds(shape: Shape, hidden: tuple[int, ...]) -> float:
     sizes = (shape.width, *hidden, shape.classes)
     weights = sum(a * b for a, b in itertools.pairwise(sizes))
     return 6 * weights * shape.trained / FLOPS + 0.02
+
+
+def clock(on_epoch: OnEpoch | None, until: float | None, stop: threading.Event, lock: threading.Lock) -> OnEpoch:
+    """A callback that ends a member's training when its time is over or all are to stop."""
+
+    def call(epoch: Epoch) -> None:
+        if on_epoch is not None:
+            with lock:
+                try:
+                    on_epoch(epoch)
+                except KeyboardInterrupt:
+                    stop.set()
+        if stop.is_set() or (until is not None and time.monotonic() >= until):
+            raise KeyboardInterrupt
+
+    return call
+
+
+def side_by_side(lanes: Sequence[Callable[[], None]], stop: threading.Event) -> None:
+    """Run every lane in a thread of its own; Ctrl-C asks all of them to stop, an error of one ends the others.
+
+    This thread only waits: Python raises KeyboardInterrupt in the main thread alone, wherever it is.
+    """
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        futures: list[Future[None]] = [pool.submit(lane) for lane in lanes]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        except KeyboardInterrupt:
+            stop.set()
+        if any(future.done() and future.exception() is not None for future in futures):
+            stop.set()
+    for future in futures:
+        future.result()
+
+
+@contextmanager
+def few_threads(count: int) -> Iterator[None]:
+    """So many threads a library call, so that lanes side by side do not fight over cores."""
+    before = torch.get_num_threads()
+    with threadpool_limits(max(1, count)):
+        torch.set_num_threads(max(1, count))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

@@ -1,0 +1,96 @@
+"""Costs of decisions in every classifier: a matrix, pairs of labels, columns of the data, rejection."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import make_classification
+from sklearn.metrics import confusion_matrix
+from sklearn.naive_bayes import GaussianNB
+
+from evalign import EASTBlend, EASTBooster, EASTClassifier, MetricDecision
+from evalign.estimators.blend import load_model
+from evalign.estimators.forest import EASTForest
+from evalign.estimators.linear import EASTLinear
+
+
+@pytest.fixture(scope="module")
+def table():
+    X, y = make_classification(400, 4, n_redundant=0, weights=[0.8], flip_y=0.1, random_state=0)
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    frame["amount"] = np.random.default_rng(0).exponential(5, 400)
+    return frame, np.where(y == 1, "fraud", "fine")
+
+
+MODELS = {
+    "linear": EASTLinear,
+    "forest": lambda *a, **k: EASTForest(*a, trees=20, **k),
+    "boost": lambda *a, **k: EASTBooster(*a, rounds=15, **k),
+    "network": lambda *a, **k: EASTClassifier(*a, hidden=(8,), epochs=5, **k),
+    "blend": lambda *a, **k: EASTBlend(*a, members=("linear", "network"), network={"hidden": (8,), "epochs": 3}, **k),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_held_out_rows_are_decided_by_least_expected_cost(table, name, tmp_path):
+    X, y = table
+    model = MODELS[name]("cost", costs=[[0, 1], [5, 0]], random_state=0).fit(X, y)
+    q = model.decision_.calibrate(model.predict_proba(X))
+    expected = np.where(q[:, 1] * 5 > q[:, 0] * 1, "fraud", "fine")
+    assert (model.predict(X) == expected).mean() == 1
+    counts = confusion_matrix(y, model.predict(X), labels=["fine", "fraud"])
+    assert model.score(X, y) == pytest.approx(-(counts * [[0, 1], [5, 0]]).sum() / len(y))
+    again = load_model(model.save(tmp_path / "model"))
+    assert (again.predict(X) == model.predict(X)).all()
+    assert (model.adapt(prevalence={"fraud": 0.6}).predict(X) == "fraud").sum() > (expected == "fraud").sum()
+
+
+def test_columns_and_rejection(table, tmp_path):
+    X, y = table
+    costs = {"fp": 1, "fn": "amount", "reject": 0.4}
+    model = EASTLinear("cost", costs=costs, random_state=0).fit(X, y)
+    q = model.decision_.calibrate(model.predict_proba(X))
+    paid = np.stack([q[:, 1] * X["amount"], q[:, 0]], axis=1)  # of calling it fine, and fraud
+    expected = np.where(paid.min(1) > 0.4, None, np.where(paid[:, 1] < paid[:, 0], "fraud", "fine"))
+    assert model.predict(X).tolist() == expected.tolist()
+    assert 0.2 < model.decision_.coverage < 1
+    actual = np.where(expected == y, 0, np.where(y == "fraud", X["amount"], 1.0))
+    actual = np.where([label is None for label in expected], 0.4, actual)
+    assert model.score(X, y) == pytest.approx(-actual.mean())
+    again = load_model(model.save(tmp_path / "model"))
+    assert again.predict(X).tolist() == expected.tolist()
+    assert list(model.class_scores().index) == ["fine", "fraud"]
+    assert len(model.importance(X, repeats=1)) == 5
+
+
+def test_pairs_of_labels_and_the_positive_one_name_the_same_costs(table):
+    X, y = table
+    by_order = EASTLinear("cost", costs=[[0, 1], [5, 0]], random_state=0).fit(X, y)
+    by_label = EASTLinear("cost", costs={("fine", "fraud"): 1, ("fraud", "fine"): 5}, random_state=0).fit(X, y)
+    swapped = EASTLinear("cost", costs=[[0, 1], [5, 0]], pos_label="fine", random_state=0).fit(X, y)
+    assert (by_order.predict(X) == by_label.predict(X)).all()
+    assert swapped.score(X, y) == pytest.approx(by_order.score(X, y), abs=0.05)  # folds are dealt in another order
+
+
+def test_a_matrix_is_in_the_order_of_the_classes_whatever_the_positive_one_is(table):
+    X, y = table[0][list("abcd")], table[1]
+    models = [
+        MetricDecision(GaussianNB(), "cost", costs=[[0, 1], [5, 0]], pos_label=label).fit(X, y)
+        for label in ("fraud", "fine")
+    ]
+    assert (models[0].predict(X) == models[1].predict(X)).all()
+    assert models[0].score(X, y) == pytest.approx(models[1].score(X, y))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metric": "cost"}, "costs go with metric 'cost'"),
+        ({"costs": [[0, 1], [1, 0]]}, "costs go with metric 'cost'"),
+        ({"metric": "cost", "costs": {"fn": "price"}}, "pass a data frame that has it"),
+        ({"metric": "cost", "costs": [[0, 1, 2]] * 3}, "finite numbers of shape"),
+        ({"metric": "cost", "costs": {"fn": "amount"}, "subject_to": "recall >= 0.5"}, "one matrix of costs"),
+    ],
+)
+def test_errors(table, options, message):
+    with pytest.raises(ValueError, match=message):
+        EASTLinear(**options).fit(*table)
