@@ -4,6 +4,7 @@ Nothing is typed: a sentence takes its numbers from the same reports as the tabl
 """
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,45 @@ def render_document(name: str, papers: Path, blocks: Mapping[str, str], benchmar
     environment = Environment(
         loader=PackageLoader("evalign_papers.render"), undefined=StrictUndefined, keep_trailing_newline=True
     )
-    return environment.get_template(f"{name}.j2").render(blocks=blocks, n=Numbers(papers, benchmarks))
+    return wrapped(environment.get_template(f"{name}.j2").render(blocks=blocks, n=Numbers(papers, benchmarks)))
+
+
+def wrapped(text: str, width: int = 120) -> str:
+    """Paragraphs and list items of Markdown filled anew, since a number is shorter than its look-up; the rest as it is.
+
+    >>> print(wrapped("- one\\n  two\\n- three\\n\\n| a\\n| b\\n\\nA\\nB"))
+    - one two
+    - three
+    <BLANKLINE>
+    | a
+    | b
+    <BLANKLINE>
+    A B
+    """
+    lines = list[str]()
+    paragraph = list[str]()
+
+    def flush() -> None:
+        if paragraph:
+            indent = "  " if paragraph[0].startswith("- ") else ""
+            words = " ".join(line.strip() for line in paragraph)
+            lines.extend(
+                textwrap.wrap(
+                    words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+                )
+            )  # fmt: skip
+            paragraph.clear()
+
+    for line in text.split("\n"):
+        if not line or line.startswith(("|", "#", "    ", "```", "<")):
+            flush()
+            lines.append(line)
+            continue
+        if line.startswith("- "):
+            flush()
+        paragraph.append(line)
+    flush()
+    return "\n".join(lines)
 
 
 def write_document(path: Path, text: str, *, check: bool = False) -> bool:
