@@ -156,9 +156,7 @@ def test_one_output_is_trained_as_torch_trains_it():
     rows = table()
     rows = replace(rows, y=(rows.y > 0).long())
     make = lambda: mlp(4, 1, (8,), 0.0).double()  # noqa: E731
-    stack = Stack(
-        make, rows, [binary_trial()], OBJECTIVE, argmax_score(metrics.accuracy), 40, "binary", False, False, None
-    )
+    stack = Stack(make, rows, [binary_trial()], OBJECTIVE, argmax_score(metrics.accuracy), batch_size=40, task="binary")
     torch.manual_seed(5)
     alone = make()
     optimiser = torch.optim.AdamW(alone.parameters(), lr=0.01, weight_decay=1e-2)
@@ -291,7 +289,7 @@ def test_class_offsets_are_not_stacked():
 @pytest.mark.parametrize("dropout", [0.1, 0.6])
 def test_each_layer_keeps_its_share_for_each_trial_anew(dropout):
     made = [replace(trial, dropout=dropout) for trial in trials()[:2]]
-    stack = Stack(lambda: network(0.3), table(), made, OBJECTIVE, SCORE, 40, "multiclass", False, False, None)
+    stack = Stack(lambda: network(0.3), table(), made, OBJECTIVE, SCORE, batch_size=40)
     networks, shape = stack.networks, torch.Size([1, stack.batches.width])
     drawn = []
     for s in (0, 1, 0):
@@ -309,7 +307,7 @@ def test_a_stack_is_gone_when_its_training_is_over():
     """Without a garbage collector to help: a cycle would hold weights and moments of all networks for longer."""
     gc.disable()
     try:
-        stack = Stack(lambda: network(0.3), table(), trials(), OBJECTIVE, SCORE, 40, "multiclass", False, False, None)
+        stack = Stack(lambda: network(0.3), table(), trials(), OBJECTIVE, SCORE, batch_size=40)
         stack.epoch(stack.runs)
         weights = weakref.ref(stack.networks)
         del stack

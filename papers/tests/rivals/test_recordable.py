@@ -52,9 +52,9 @@ def test_no_tensor_is_made_from_numbers(path, monkeypatch):
     squash = config.method.name != "cross_entropy"
     stack = Stack(
         lambda: mlp(3, 1 if one else 2, (4,), 0.5), Rows.of(x, y), trials,
-        build_term(config.method, "binary" if one else "multiclass"), metric_score(config.decide_for, 2), 20,
-        "binary" if one else "multiclass", False, config.training.oversample,
-        watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None,
+        build_term(config.method, "binary" if one else "multiclass"), metric_score(config.decide_for, 2), batch_size=20,
+        task="binary" if one else "multiclass", oversample=config.training.oversample,
+        watch=watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None,
     )  # fmt: skip
     stack.networks.mlp, stack.steps.fusible = None, False  # what only a CPU has
     stack.steps.uses_metric = any(stage.metric for stage in stages)
