@@ -219,6 +219,9 @@ def test_a_cell_in_other_hands_is_left_alone(tiny):
 def test_the_printed_budget_is_a_config_of_its_own(tiny):
     cell = Cell(tiny / "btg/tiny/honest/synthetic_5.f1.json")
     assert at_printed_budget(cell) == cell  # none is planned
+    released = cell.path.with_name("synthetic_5.f1@released.json")
+    released.write_text(to_json(replace(cell.config, cell=f"{cell.config.cell}@released")))
+    assert at_printed_budget(cell).path == released
     beside = cell.path.with_name("synthetic_5.f1@printed.json")
     beside.write_text(to_json(replace(cell.config, cell=f"{cell.config.cell}@printed")))
     assert at_printed_budget(cell).path == beside

@@ -55,7 +55,9 @@ def command(
     budget: Annotated[
         str,
         typer.Option(
-            "--budget", help="reduced, or printed: EAST's and MF's grid, patience and epochs.", rich_help_panel=RUN
+            "--budget",
+            help="reduced, or printed: the papers' grids and patience, BtG's epochs as released.",
+            rich_help_panel=RUN,
         ),
     ] = "reduced",
     trials: Annotated[

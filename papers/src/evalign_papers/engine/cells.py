@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 from evalign_papers.engine.config import Config, read_config
 from evalign_papers.engine.printed import Table
 from evalign_papers.engine.reports import Report, load_report, report_path
-from evalign_papers.engine.settings import PRINTED_BUDGET
+from evalign_papers.engine.settings import PRINTED_BUDGET, RELEASED_BUDGET
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,12 @@ def cells_of(papers: Path, table: Table, protocols: Sequence[str] = ("honest", "
 
 
 def at_printed_budget(cell: Cell) -> Cell:
-    """The cell beside this one that has every number of the printed protocol; the cell itself where there is none."""
-    beside = Cell(cell.path.with_name(cell.path.name.removesuffix(".json") + f"{PRINTED_BUDGET}.json"))
-    return beside if beside.path.exists() else cell
+    """The cell beside this one at the printed or, of BtG, the released budget; itself where there is none."""
+    for budget in (PRINTED_BUDGET, RELEASED_BUDGET):
+        beside = Cell(cell.path.with_name(cell.path.name.removesuffix(".json") + f"{budget}.json"))
+        if beside.path.exists():
+            return beside
+    return cell
 
 
 @contextlib.contextmanager
