@@ -294,20 +294,31 @@ def _candidates(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[R
     part = balanced_folds(q, y, 10) < round(10 * SEARCH_SHARE)
     if part.all() or not part.any():
         raise ValueError(f"certified constraints need at least 10 labelled rows, got {len(y)}")
-    ones = np.ones(len(y))
-    rules: list[Rule] = []
-    for level in LEVELS:
-        rule = best_expected(q[part], CertifiedProblem.at(problem, level), ones[part], y[part])
-        if rule not in rules:
-            rules.append(rule)
-    levels = np.full(len(rules), alpha / 2 / max(len(rules) - 1, 1))
-    levels[0] = alpha / 2 if len(rules) > 1 else alpha
-    carried, certificates = 0.0, []
-    for rule, own in zip(rules, levels, strict=True):
-        found = certify_decisions(problem, rule.decide(q[~part]), y[~part], carried + own)
-        certificates.append(found)
-        carried = carried + own if found.holds else 0.0
+    rules = candidate_rules(q[part], y[part], problem)
+    certificates = certify_in_turn(rules, q[~part], y[~part], problem, alpha)
     shortfall = np.array([_distance(problem, one) for one in certificates])
+    ones = np.ones(len(y))
     values = np.array([metric_value(problem, problem.observed(r.decide(q), y, ones)) or 0.0 for r in rules])
     best = int(np.lexsort((-values, shortfall))[0])
     return rules[best], certificates[best]
+
+
+def candidate_rules(q: Floats, y: Labels, problem: Problem) -> list[Rule]:
+    """Rules of increasing risk: the best whose constraints hold for bounds at each of `LEVELS` on these rows."""
+    ones = np.ones(len(y))
+    rules = [best_expected(q, CertifiedProblem.at(problem, level), ones, y) for level in LEVELS]
+    return [rule for k, rule in enumerate(rules) if rule not in rules[:k]]
+
+
+def certify_in_turn(rules: list[Rule], q: Floats, y: Labels, problem: Problem, alpha: float) -> list[Certificate]:
+    """Certificates on rows that the rules were not learned from; the probability of one that is wrong is below alpha.
+
+    The first rule is tested at half of alpha, the others share the rest; a certified rule passes its level on.
+    """
+    own = np.full(len(rules), alpha / 2 / max(len(rules) - 1, 1))
+    own[0] = alpha / 2 if len(rules) > 1 else alpha
+    carried, certificates = 0.0, []
+    for rule, level in zip(rules, own, strict=True):
+        certificates.append(certify_decisions(problem, rule.decide(q), y, carried + level))
+        carried = carried + level if certificates[-1].holds else 0.0
+    return certificates

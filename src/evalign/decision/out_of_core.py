@@ -19,7 +19,7 @@ from evalign.decision.calibration import SAMPLE, Calibration, fit_calibration
 from evalign.decision.plug_in import gain_rule
 from evalign.decision.rule import Floats, Labels, Rule, as_labels, as_probabilities, as_weights, decide_blocks
 from evalign.decision.search.counts import ClassCounts, State
-from evalign.decision.search.frank_wolfe import FIRST, Gain, ascend, identity
+from evalign.decision.search.frank_wolfe import FIRST, Gain, ascend, identity, run_together
 from evalign.decision.search.problem import Problem, present_classes
 from evalign.metrics import Average, Beta, MetricFunction
 
@@ -188,14 +188,24 @@ def _distinct(batches: Batches) -> tuple[Floats, Labels, Floats]:
         p, y, weight = batch
         return compressed(p[:, 1], np.zeros(len(p), dtype=np.int64) if y is None else y, weight)
 
-    digits, held = 17, of_batch((np.full((1, 2), 0.5), None, np.zeros(1)))
-    for part in batches.map(of_batch):
-        score, y, weight = (np.concatenate(pair) for pair in zip(held, part, strict=True))
-        held = compressed(score if digits == 17 else score.round(digits), y, weight)
-        while len(held[0]) > 2 * DISTINCT:  # fewer digits, until they fit
+    digits = 17
+    held: list[Sums] = []
+
+    def merge() -> None:
+        nonlocal digits, held
+        score, y, weight = (np.concatenate(parts) for parts in zip(*held, strict=True))
+        merged = compressed(score if digits == 17 else score.round(digits), y, weight)
+        while len(merged[0]) > DISTINCT:  # fewer digits, until they fit
             digits = 9 if digits == 17 else digits - 1
-            held = compressed(held[0].round(digits), *held[1:])
-    score, y, weight = (part[held[2] > 0] for part in held)
+            merged = compressed(merged[0].round(digits), *merged[1:])
+        held = [merged]
+
+    for part in batches.map(of_batch):
+        held.append(part)
+        if sum(len(score) for score, _, _ in held) > 2 * DISTINCT:
+            merge()
+    merge()
+    score, y, weight = held[0]
     return np.stack([1 - score, score], axis=1), y, weight
 
 
@@ -222,18 +232,10 @@ class BatchedCounts(ClassCounts):
         self.present = present_classes(weighted, np.array([float(total) / float(rows)]))
         self.expected, self.width = True, classes * (classes if reads_matrix else 2)
 
-    def decided(self, p: Any, score: Callable[[Floats], Floats]) -> tuple[Any, State]:
-        (state,) = self.batches.total(partial(_counted, [score], self.calibration, self.classes, self.reads_matrix))
-        return None, state[0]
-
-    def starts(self) -> list[State]:
-        """As `frank_wolfe.starts`, all in one pass."""
-        prior = np.maximum(self.prior, 1e-12)
-        scores = [partial(_powered, prior**-power) for power in (0.0, 0.5, 1.0)]
-        (state,) = self.batches.total(
-            partial(_counted, [*scores, None], self.calibration, self.classes, self.reads_matrix)
-        )
-        return list(state)
+    def decided(self, scores: list[Any]) -> list[State]:
+        """States of the decisions for the largest of each of several scores; None is decisions drawn from q."""
+        counted = partial(_counted, scores, self.calibration, self.classes, self.reads_matrix)
+        return list(self.batches.total(counted)[0])
 
 
 def _powered(factor: Floats, q: Floats) -> Floats:
@@ -257,21 +259,22 @@ def _counted(
 
 
 def _best_gain(counts: BatchedCounts, problem: Problem, rounds: int) -> tuple[Gain, float]:
-    """`frank_wolfe.maximise` without constraints and without moving rows one by one."""
-    starts = counts.starts()
+    """`frank_wolfe.maximise` without constraints and without moving rows one by one; all starts share the passes."""
+    prior = np.maximum(counts.prior, 1e-12)
+    starts = counts.decided([*(partial(_powered, prior**-power) for power in (0.0, 0.5, 1.0)), None])
     best, best_value = identity(counts), counts.value(starts[0], problem)
-    objective = problem.lagrangian(np.zeros(0))
 
-    def ascended(start: State, rounds: int) -> tuple[State, float]:
+    def count(gains: list[Gain]) -> list[State]:
         nonlocal best, best_value
-        state, reached = start, -np.inf
-        for step in ascend(np.zeros((0, counts.classes)), counts, objective, start, rounds):
-            state, reached = step.state, step.reached
-            if (value := counts.value(step.counted, problem)) > best_value:
-                best, best_value = step.gain, value
-        return state, reached
+        states = counts.decided([gain.scores for gain in gains])
+        for gain, state in zip(gains, states, strict=True):
+            if (value := counts.value(state, problem)) > best_value:
+                best, best_value = gain, value
+        return states
 
-    ends = [ascended(start, min(FIRST, rounds)) for start in starts]
+    objective = problem.lagrangian(np.zeros(0))
+    ends = run_together([ascend(counts, objective, start, min(FIRST, rounds)) for start in starts], count)
     if rounds > FIRST:
-        ascended(max(ends, key=lambda end: end[1])[0], rounds - FIRST)
+        start = max(ends, key=lambda end: end[1])[0]
+        run_together([ascend(counts, objective, start, rounds - FIRST)], count)
     return best, best_value

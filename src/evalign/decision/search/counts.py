@@ -1,6 +1,6 @@
 """Confusion counts of multiclass decisions, expected or observed, and their sweep along one class's score."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign.confusion import Confusion
-from evalign.decision.rule import BLOCK, Floats, Labels, decide_blocks
+from evalign.decision.rule import BLOCK, Floats, Labels
 from evalign.decision.search.problem import Problem, Scored, present_classes
 
 State = NDArray[np.float64]  # (..., 2, C): tp and predicted; or (..., C, C): the matrix
@@ -59,11 +59,6 @@ class ClassCounts:
         for _, cell, value in self.cells(rows, decisions):
             state += np.bincount(cell, value, size * size)
         return state.reshape(size, size)
-
-    def decided(self, p: Floats, score: Callable[[Floats], Floats]) -> tuple[Labels, State]:
-        """Decisions for the largest scores, and their state."""
-        decisions = decide_blocks(p, score)
-        return decisions, self.count(decisions)
 
     def count_mixed(self, q: Floats) -> State:
         """State of randomised decisions: row i is decided j with probability q_ij."""

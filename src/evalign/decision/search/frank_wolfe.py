@@ -1,10 +1,9 @@
 """Frank-Wolfe ascent of a metric over confusion matrices, multipliers for constraints, and a coordinate polish."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -73,18 +72,11 @@ def starts(p: Floats, counts: ClassCounts) -> list[State]:
     return [*hard, counts.count_mixed(p)]
 
 
-class Step(NamedTuple):
-    """One round: the gain matrix, its decisions and their state, and the state reached with its value."""
-
-    gain: Gain
-    decisions: Labels
-    counted: State
-    state: State
-    reached: float
+Ascent = Generator[Gain, State, tuple[State, float]]
 
 
-def ascend(p: Floats, counts: ClassCounts, objective: MetricFunction, start: State, rounds: int) -> Iterator[Step]:
-    """Frank-Wolfe with line search.
+def ascend(counts: ClassCounts, objective: MetricFunction, start: State, rounds: int) -> Ascent:
+    """Frank-Wolfe with line search: yields gain matrices, is sent the counts of their decisions, returns its end.
 
     G = dM/dC at the present counts, decisions argmax_j (p^T G)_j, and a step towards the counts of these; for a
     quotient of linear functions the full step is Dinkelbach's method and ends at the optimum.
@@ -102,17 +94,30 @@ def ascend(p: Floats, counts: ClassCounts, objective: MetricFunction, start: Sta
                 "the metric has no gradient: it must return a tensor computed from the Confusion's tensors, "
                 "without item(), numpy or rounding on the way"
             )
-        gain = Gain.of(torch.autograd.grad(value, x)[0].numpy())
-        decisions, counted = counts.decided(p, gain.scores)
-        towards = counted - state
+        towards = (yield Gain.of(torch.autograd.grad(value, x)[0].numpy())) - state
         values = _values(counts, objective, state + STEPS[:, None, None] * towards)
         k = int(values.argmax())
-        better = values[k] > reached + ENOUGH * abs(reached)
-        if better:
-            state, reached = state + STEPS[k] * towards, float(values[k])
-        yield Step(gain, decisions, counted, state, reached)
-        if not better:
-            return
+        if values[k] <= reached + ENOUGH * abs(reached):
+            break
+        state, reached = state + STEPS[k] * towards, float(values[k])
+    return state, reached
+
+
+def run_together(
+    ascents: Sequence[Ascent], count: Callable[[list[Gain]], Sequence[State]]
+) -> list[tuple[State, float]]:
+    """Ends of several ascents; `count` returns the counts of the gain matrices of one round of all of them."""
+    ends: list[tuple[State, float]] = [(np.zeros(0), -np.inf)] * len(ascents)
+    waiting = {k: next(ascent) for k, ascent in enumerate(ascents)}
+    while waiting:
+        counted = count(list(waiting.values()))
+        for k, state in zip(list(waiting), counted, strict=True):
+            try:
+                waiting[k] = ascents[k].send(state)
+            except StopIteration as end:
+                ends[k] = end.value
+                del waiting[k]
+    return ends
 
 
 def _values(counts: ClassCounts, objective: MetricFunction, states: State) -> Floats:
@@ -127,22 +132,25 @@ class BestGain:
     def __init__(self, p: Floats, problem: Problem, values: ClassCounts, limits: ClassCounts) -> None:
         self.p, self.problem, self.values, self.limits = p, problem, values, limits
         self.gain = identity(values)
-        self.shortfall, self.value = self._score(decide_blocks(p, lambda x: x))
+        decisions = decide_blocks(p, lambda x: x)
+        self.shortfall, self.value = self._score(values.count(decisions), decisions)
+        self.latest = self.shortfall  # of the gain matrix that was added last
 
-    def _score(self, decisions: Labels) -> tuple[Floats, float]:
-        state = self.values.count(decisions)
+    def _score(self, state: State, decisions: Labels) -> tuple[Floats, float]:
         value = self.values.value(state, self.problem)
         if self.limits is not self.values:
             state = self.limits.count(decisions)
         return self.limits.shortfalls(state, self.problem), value
 
-    def add(self, gain: Gain, decisions: Labels | None = None) -> Floats:
-        """Score a gain matrix, keep it if it is the best, and return the shortfall of each constraint."""
-        shortfall, value = self._score(decide_blocks(self.p, gain.scores) if decisions is None else decisions)
-        both = np.array([self.shortfall.sum(), shortfall.sum()])
+    def add(self, gain: Gain) -> State:
+        """Score a gain matrix, keep it if it is the best, and return the counts of its decisions."""
+        decisions = decide_blocks(self.p, gain.scores)
+        state = self.values.count(decisions)
+        self.latest, value = self._score(state, decisions)
+        both = np.array([self.shortfall.sum(), self.latest.sum()])
         if best_of(both, np.array([self.value, value])) == 1:
-            self.gain, self.shortfall, self.value = gain, shortfall, value
-        return shortfall
+            self.gain, self.shortfall, self.value = gain, self.latest, value
+        return state
 
     def polish(self, passes: int = 3) -> None:
         """Coordinate ascent: move one class's score at a time while that helps."""
@@ -166,22 +174,24 @@ def maximise(p: Floats, problem: Problem, values: ClassCounts, limits: ClassCoun
     """Best gain matrix for a problem, from several starts and, with constraints, for many multipliers."""
     best = BestGain(p, problem, values, limits)
 
-    def ascended(multipliers: Floats, start: State, rounds: int) -> tuple[Floats, State, float]:
-        state, shortfall, reached = start, best.shortfall, -np.inf
-        for step in ascend(p, values, problem.lagrangian(multipliers), start, rounds):
-            state, shortfall, reached = step.state, best.add(step.gain, step.decisions), step.reached
-        return shortfall, state, reached
+    def ascended(multipliers: Floats, start: State, rounds: int) -> tuple[State, float]:
+        ascent = ascend(values, problem.lagrangian(multipliers), start, rounds)
+        return run_together([ascent], lambda gains: [best.add(gain) for gain in gains])[0]
+
+    def attempt(multipliers: Floats) -> Floats:
+        ascended(multipliers, state, min(FIRST, rounds))
+        return best.latest
 
     free = np.zeros(len(problem.constraints))
     ends = [ascended(free, start, min(FIRST, rounds)) for start in starts(p, values)]
-    state = max(ends, key=lambda end: end[2])[1]
+    state = max(ends, key=lambda end: end[1])[0]
     if rounds > FIRST:
-        state = ascended(free, state, rounds - FIRST)[1]
+        state = ascended(free, state, rounds - FIRST)[0]
     if best.shortfall.any():
         # Constraints are met by moving class scores from the unconstrained optimum, or by multipliers: try both.
         moved = copy(best)
         moved.polish()
-        search_multipliers(lambda m: ascended(m, state, min(FIRST, rounds))[0], free, best.shortfall)
+        search_multipliers(attempt, free, best.shortfall)
         best.polish()
         best.add(moved.gain)
     else:
