@@ -86,7 +86,7 @@ def measure(sizes: list[int], tools: list[str], rounds: int) -> pd.DataFrame:
             rows.append(
                 {"rows": size, "columns": columns, "classes": classes, "tool": tool, "seconds": clock, "cpu": cpu,
                  "limit": limit if tool == "evalign" else None, "rounds": rounds,
-                 "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+                 "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"}
             )  # fmt: skip
             print(rows[-1], flush=True)
     return pd.DataFrame(rows)

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 def main(source: Path, picture: Path) -> None:
     rows = pd.read_csv(source)
-    scores = rows.pivot_table(index=["table", "split"], columns="method", values="score").dropna()
+    scores = rows.pivot_table(index=["table", "split"], columns="method", values="score")
+    scores = scores.loc[:, scores.count() == scores.count().max()].dropna()  # tools that ran on every split
     by_table = scores.groupby("table").mean()
     ranks = by_table.rank(axis=1, ascending=False).mean()
     seconds = rows.pivot_table(index="table", columns="method", values="cpu_seconds").reindex(by_table.index).mean()
