@@ -1,6 +1,8 @@
 """Flatten a batch as a user has it into the arrays that `Objective` takes, after checking it; sums of such batches."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ from evalign._checks import counting_dtype, sum_by_label
 from evalign.confusion import Confusion, Task
 
 Weight = Tensor | int
+CACHED_ONES = 1 << 18  # entries up to which a tensor of ones is kept
 
 
 class FlatBatch(NamedTuple):
@@ -125,7 +128,7 @@ def flatten(
 
     shape = target.shape[:1] + target.shape[2:] if soft else target.shape
     if all_count or soft:
-        y, counted = target, torch.ones(shape, dtype=dtype, device=target.device)
+        y, counted = target, _ones(shape, dtype, target.device)
     else:
         y, counted = dense(target, ignore_index, dtype)
     if sample_weight is not None:
@@ -146,6 +149,19 @@ def flatten(
         own = weight[0] + (weight[1] - weight[0]) * y
     apart = (counted, weight) if task == "multiclass" and label_smoothing else None
     return FlatBatch(logits, y, counted * own, apart)
+
+
+def _ones(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Weights of 1, which no one changes: for small batches on a CPU always the same tensor."""
+    if device.type == "cpu" and not torch.compiler.is_compiling() and prod(shape) <= CACHED_ONES:
+        return _cached_ones(tuple(shape), dtype)
+    return torch.ones(shape, dtype=dtype, device=device)
+
+
+@lru_cache(16)
+def _cached_ones(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.ones(shape, dtype=dtype)
 
 
 def _classes_second(input: Tensor, target: Tensor, task: Task, class_dim: int) -> tuple[Tensor, Tensor]:

@@ -162,9 +162,10 @@ def block_forward(batch: Batch, points: Floats, with_losses: bool, start: int, s
         for r in range(ROWS):
             p = ONE / total[r]
             tau = (ONE + e_second[r]) * HALF * p
+            line = HALF + b * (scale[r] - ONE)  # through tau, on which the sweep had the top: p / tau is the scale
             above = ONE - low * (ONE - p) / (ONE - c * tau)
-            value = above if p > c * tau else HALF + b * (p / tau - ONE)
-            total_h[r] += value - (HALF + b * (scale[r] - ONE))  # the sweep had the top on the line through tau
+            value = above if p > c * tau else line
+            total_h[r] += value - line
             share[r] = weight[r] / total_h[r]
             largest[r] = value * share[r]
         if with_losses:
@@ -277,30 +278,31 @@ def block_backward(batch: Batch, points: Floats, by: By, start: int, stop: int, 
             for r in range(ROWS):
                 at_label[r], e_label[r] = ZERO, ZERO
         for r in range(ROWS):
-            p = ONE / total[r]
+            p, over, over_tau = ONE / total[r], scale[r], scale[r] * total[r]  # p / tau, 1 / tau
             tau = (ONE + e_second[r]) * HALF * p
-            gap = ONE - c * tau
-            loss, over = low * (ONE - p) / gap, p / tau
+            over_gap = ONE / (ONE - c * tau)
+            loss = low * (ONE - p) * over_gap
             beyond = p > c * tau
             value = ONE - loss if beyond else HALF + b * (over - ONE)
-            top_slope = low / gap if beyond else b / tau
-            by_tau = -c * loss / gap if beyond else -b * over / tau
-            line = b * scale[r]
+            top_slope = low * over_gap if beyond else b * over_tau
+            by_tau = -c * loss * over_gap if beyond else -b * over * over_tau
+            line = b * over
             total_h = sum_scaled[r] + sum_rest[r] - (line + (HALF - b)) + value
             x_label = e_label[r] * scale[r]
             label_scaled = b * x_label if x_label >= cut else a * x_label
             is_top = e_label[r] == ONE
             label_h = value if is_top else label_scaled + (HALF - b if x_label >= cut else ZERO)
             center = dot_rest[r] + dot_scaled[r] + (value - (line + (HALF - b))) * tops[r] + label_h * at_label[r]
-            center /= total_h
-            ratio = weight[r] / total_h
+            over_total = ONE / total_h
+            center *= over_total
+            ratio = weight[r] * over_total
             entropy = by_losses * weight[r]
             spread = entropy * smoothing / F(d)
             rest = dot_scaled[r] - line * tops[r] - center * (sum_scaled[r] - line)
             rest += ZERO if is_top else at_label[r] * label_scaled
             by_top = tops[r] - center + (at_label[r] if is_top else ZERO)
             through_tau = ratio * by_top * by_tau
-            half = HALF * p * (through_tau - ratio * rest / tau)
+            half = HALF * p * (through_tau - ratio * rest * over_tau)
             top_scaled = p * top_slope
             slope_e = (entropy - ratio * by_top * top_scaled - tau * through_tau) * p
             # What remains of the sums is reused for the second sweep.

@@ -39,17 +39,17 @@ def entropies(logits: Floats, yes: NDArray[Any], weight: Floats, p: Floats, q: F
     total = ZERO
     for i in range(logits.shape[0]):
         soft = (ONE - smoothing) * F(yes[i]) + HALF * smoothing
-        x = logits[i]
-        small, large = (q[i], p[i]) if x >= ZERO else (p[i], q[i])
-        each = (x if x > ZERO else ZERO) - x * soft + log1p(small / large)
+        x, yes_p, no_p = logits[i], p[i], q[i]
+        small, large = min(yes_p, no_p), max(yes_p, no_p)
+        each = weight[i] * (max(x, ZERO) - x * soft + log1p(small, large))
         # An ignored entry counts for nothing even where its loss is infinite.
-        total += ZERO if weight[i] == ZERO else weight[i] * each
+        total += each if weight[i] != ZERO else ZERO
     return float(total)
 
 
 @loop()
 def membership(p: Floats, q: Floats, weight: Floats, line: Floats, h: Floats) -> None:
-    """w H(p)."""
+    """w H(p), to another array than p or q: loops over arrays that overlap are not vectorised."""
     left, gap, tau, below, middle, above = line[0], line[1], line[2], line[3], line[4], line[5]
     for i in range(weight.shape[0]):
         value = HALF + middle * (p[i] - tau)
@@ -58,10 +58,12 @@ def membership(p: Floats, q: Floats, weight: Floats, line: Floats, h: Floats) ->
 
 
 @loop()
-def rise(p: F, q: F, line: Floats) -> F:
-    """The slope of the step."""
-    slope: F = line[5] if q < line[1] else line[4]
-    return line[3] if p < line[0] else slope
+def rises(p: Floats, q: Floats, line: Floats, slope: Floats, out: Floats) -> None:
+    """Add `slope` times h'(p) to `out`."""
+    left, gap, below, middle, above = line[0], line[1], line[3], line[4], line[5]
+    for i in range(slope.shape[0]):
+        rise = above if q[i] < gap else middle
+        out[i] += slope[i] * (below if p[i] < left else rise)
 
 
 @loop()
@@ -111,17 +113,28 @@ def column_backward(batch: Batch, lines: Floats, smoothing: F, by: By, start: in
     """dL/dz of entries start to stop; dL/dp = sum_g h'(p, tau_g) (dL/dpredicted_g + y dL/dtp_g)."""
     z, y, w = batch
     by_tp, by_predicted, by_losses = by
-    p, q = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    p, q, slope = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     for begin in range(start, stop, BLOCK):
         end = min(begin + BLOCK, stop)
-        logits, yes, weight, slope = z[begin:end], y[begin:end], w[begin:end], out[begin:end]
+        logits, yes, weight, gradient = z[begin:end], y[begin:end], w[begin:end], out[begin:end]
         probabilities(logits, weight, p, q)
-        slope[:] = ZERO
+        gradient[:] = ZERO
         for g in range(lines.shape[0]):
-            line, a, b = lines[g], by_predicted[g], by_tp[g]
+            a, b = by_predicted[g], by_tp[g]
             for i in range(end - begin):
-                slope[i] += rise(p[i], q[i], line) * (a + b * F(yes[i]))
-        finish(yes, weight, p, q, smoothing, by_losses, slope)
+                slope[i] = a + b * F(yes[i])
+            rises(p, q, lines[g], slope[: end - begin], gradient)
+        finish(yes, weight, p, q, smoothing, by_losses, gradient)
+
+
+@loop()
+def add_rows(values: Floats, yes: NDArray[Any], of_yes: Floats, of_all: Floats) -> None:
+    """Two sums at a time: LLVM does not vectorise a loop over more pointers."""
+    for r in range(values.shape[0]):
+        row, labels = values[r], yes[r]
+        for k in range(row.shape[0]):
+            of_yes[k] += row[k] * F(labels[k])
+            of_all[k] += row[k]
 
 
 @loop()
@@ -132,7 +145,8 @@ def entry_forward(
     z, y, w = batch[0].reshape(-1), batch[1].reshape(-1), batch[2].reshape(-1)
     d = sums.shape[1]
     rows = max(1, ENTRIES // d)
-    p, q, added = np.empty(rows * d, np.float32), np.empty(rows * d, np.float32), np.empty((4, d), np.float32)
+    p, q, h = np.empty(rows * d, np.float32), np.empty(rows * d, np.float32), np.empty(rows * d, np.float32)
+    added = np.empty((4, d), np.float32)
     losses = 0.0
     for begin in range(start, stop, rows):
         count = min(rows, stop - begin)
@@ -141,16 +155,11 @@ def entry_forward(
         probabilities(logits, weight, p, q)
         if with_losses:
             losses += entropies(logits, yes, weight, p, q, smoothing)
-        membership(p, q, weight, line, p)
+        membership(p, q, weight, line, h)
         added[:] = ZERO
-        for r in range(count):
-            h, w_row, y_row = p[r * d : (r + 1) * d], weight[r * d : (r + 1) * d], yes[r * d : (r + 1) * d]
-            for k in range(d):
-                label = F(y_row[k])
-                added[0, k] += h[k] * label
-                added[1, k] += h[k]
-                added[2, k] += w_row[k] * label
-                added[3, k] += w_row[k]
+        labels = yes.reshape(count, d)
+        add_rows(h[: b - a].reshape(count, d), labels, added[0], added[1])
+        add_rows(weight.reshape(count, d), labels, added[2], added[3])
         sums += added
     return losses
 
@@ -162,19 +171,19 @@ def entry_backward(batch: Batch, line: Floats, smoothing: F, by: By, start: int,
     by_tp, by_predicted, by_losses = by
     d = out.shape[1]
     rows = max(1, ENTRIES // d)
-    p, q = np.empty(rows * d, np.float32), np.empty(rows * d, np.float32)
+    p, q, slope = np.empty(rows * d, np.float32), np.empty(rows * d, np.float32), np.empty(rows * d, np.float32)
     for begin in range(start, stop, rows):
         count = min(rows, stop - begin)
         a, b = begin * d, (begin + count) * d
-        logits, yes, weight, slope = z[a:b], y[a:b], w[a:b], gradient[a:b]
+        logits, yes, weight, into = z[a:b], y[a:b], w[a:b], gradient[a:b]
         probabilities(logits, weight, p, q)
         for r in range(count):
-            into, y_row = slope[r * d : (r + 1) * d], yes[r * d : (r + 1) * d]
+            slopes, y_row = slope[r * d : (r + 1) * d], yes[r * d : (r + 1) * d]
             for k in range(d):
-                into[k] = by_predicted[k] + by_tp[k] * F(y_row[k])
-        for i in range(b - a):
-            slope[i] *= rise(p[i], q[i], line)
-        finish(yes, weight, p, q, smoothing, by_losses, slope)
+                slopes[k] = by_predicted[k] + by_tp[k] * F(y_row[k])
+        into[:] = ZERO
+        rises(p, q, line, slope[: b - a], into)
+        finish(yes, weight, p, q, smoothing, by_losses, into)
 
 
 @loop()
@@ -186,13 +195,16 @@ def derivatives(batch: Batch, line: Floats, pull: Floats, options: Floats, gradi
     row of weight 0 gets 0, whatever its score is.
     """
     z, y, w = batch
+    left, gap, below, middle, above = line[0], line[1], line[3], line[4], line[5]
     anchor, curved, floor, damping, smoothing = options[0], options[1], options[2], options[3], options[4]
     at_no, at_yes = pull[0], pull[1]
     for i in range(z.shape[0]):
         p, q = sigmoid(ZERO if w[i] == ZERO else z[i])
         yes = F(y[i])
         spread = p * q
-        by_metric = w[i] * spread * rise(p, q, line) * (at_no + yes * (at_yes - at_no))
+        rise = above if q < gap else middle
+        rise = below if p < left else rise
+        by_metric = w[i] * spread * rise * (at_no + yes * (at_yes - at_no))
         soft = (ONE - smoothing) * yes + HALF * smoothing
         bend = curved * spread
         gradient[i] = anchor * w[i] * (p - soft) + by_metric
@@ -212,10 +224,19 @@ def _planes(x: Tensor) -> NDArray[Any]:
     return x.contiguous().numpy()
 
 
+def _column(batch: tuple[Tensor, ...]) -> Batch:
+    z, y, w = (x.numpy().reshape(-1) for x in batch)
+    return z, y, w
+
+
 def column_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles, float]:
     """tp of every threshold, predicted of every threshold, (actual, total) of each column, and all cross-entropies."""
-    z, y, w = (_planes(x) for x in batch)
     table, e = _lines_table(settings.points, settings.thresholds), np.float32(settings.smoothing)
+    if batch[0].dim() == 2 and batch[0].shape[1] == 1:  # no more calls than it takes: these may be few entries
+        only, sums = _column(batch), np.zeros((1, 3, max(2, len(table))))
+        run_column = partial(column_forward, only, table, e, settings.losses)
+        return sums, summed(run_column, len(only[0]), len(only[0]) * len(table), sums[0])
+    z, y, w = (_planes(x) for x in batch)
     images, columns, size = z.shape
     sums = np.zeros((columns, 3, max(2, len(table))))
 
@@ -232,8 +253,14 @@ def column_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles,
 
 def column_gradient(batch: tuple[Tensor, ...], settings: Settings, by: By) -> Tensor:
     """dL/dlogits, shaped like the logits, from dL by the counts (L, G)."""
-    z, y, w = (_planes(x) for x in batch)
     table, e = _lines_table(settings.points, settings.thresholds), np.float32(settings.smoothing)
+    if batch[0].dim() == 2 and batch[0].shape[1] == 1:
+        only, found = _column(batch), torch.empty(batch[0].shape, dtype=batch[0].dtype)
+        run_column = partial(column_backward, only, table, e, (by[0][0], by[1][0], by[2]))
+        into = found.numpy().reshape(-1)
+        in_threads([partial(run_column, *part, into) for part in parts(len(into), len(into) * len(table))])
+        return found
+    z, y, w = (_planes(x) for x in batch)
     images, columns, size = z.shape
     found = torch.empty(z.shape, dtype=batch[0].dtype)
     out = found.numpy()

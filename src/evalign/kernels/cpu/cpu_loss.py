@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Batch = tuple[Tensor, Tensor, Tensor]  # logits, labels or shares, weights
-FEW = 96  # classes up to which blocks of rows are faster than single rows
+FEW = 64  # classes up to which blocks of rows are faster than single rows
 DENSE_CLASSES = 256  # classes up to which images are read in place
 SHORT_PLANE = 2048  # pixels below which a call for each column of an image costs more than a copy
 Saved = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -306,8 +306,8 @@ def metric_of(counts: Doubles, totals: Doubles, plan: Plan, slopes: Doubles) -> 
 
 def by_column(slopes: NDArray[Any]) -> NDArray[Any]:
     """Slopes by tp and predicted of the one column, (2, 1), from those by the counts of both its classes, (2, 2)."""
-    no, yes = slopes[:, :1], slopes[:, 1:]
-    return np.stack([yes[0] + no[0], yes[1] - no[1] - no[0]])
+    (tn, tp), (no, yes) = slopes.tolist()
+    return np.array([[tp + tn], [yes - no - tn]], slopes.dtype)
 
 
 def _settings(points: FivePoints, plan: Plan) -> Settings:

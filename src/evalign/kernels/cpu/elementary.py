@@ -51,14 +51,15 @@ def log(x: F) -> F:
     return found if x == x else x
 
 
-# log(1 + e) = 2 artanh(e / (2 + e)): a series in at most (1/3)^2
+# log(1 + e) = 2 artanh(e / (2 + e)): a series in at most (1/3)^2, of e = a / b by one division
 S1, S3, S5, S7, S9, S11, S13 = (F(2 / k) for k in (1, 3, 5, 7, 9, 11, 13))
 S15 = F(2 / 15)
 
 
 @loop()
-def log1p(e: F) -> F:
-    s = e / (F(2) + e)
+def log1p(a: F, b: F) -> F:
+    """log(1 + a / b) for 0 <= a <= b."""
+    s = a / (b + b + a)
     q = s * s
     return s * (S1 + q * (S3 + q * (S5 + q * (S7 + q * (S9 + q * (S11 + q * (S13 + q * S15)))))))
 

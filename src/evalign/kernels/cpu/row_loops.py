@@ -29,18 +29,20 @@ def first_two(bits: Ints) -> tuple[INT, INT]:
     top = LOWEST
     for j in range(bits.shape[0]):
         top = max(top, ordered(bits[j]))
-    first, next_top = NONE, LOWEST
+    count, next_top = INT(0), LOWEST
+    for j in range(bits.shape[0]):
+        key = ordered(bits[j])
+        count += INT(1) if key == top else INT(0)
+        next_top = max(next_top, LOWEST if key == top else key)
+    first, second = NONE, NONE
     for j in range(bits.shape[0]):
         key = ordered(bits[j])
         first = min(first, INT(j) if key == top else NONE)
-        next_top = max(next_top, LOWEST if key == top else key)
-    second = NONE
-    for j in range(bits.shape[0]):
-        key = ordered(bits[j])
-        second = min(second, INT(j) if key == top and INT(j) > first else NONE)
-    if second == NONE:
+        second = min(second, INT(j) if key == next_top else NONE)
+    if count > INT(1):
+        second = NONE
         for j in range(bits.shape[0]):
-            second = min(second, INT(j) if ordered(bits[j]) == next_top else NONE)
+            second = min(second, INT(j) if ordered(bits[j]) == top and INT(j) > first else NONE)
     return first, second
 
 
