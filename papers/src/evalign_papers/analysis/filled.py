@@ -17,7 +17,7 @@ from evalign_papers.engine.settings import PRINTED_BUDGET, RELEASED_BUDGET, redu
 State = Literal["not planned", "no config", "not run", "partial", "complete"]
 STATES: tuple[State, ...] = ("not planned", "no config", "not run", "partial", "complete")
 SUFFIX = ".report.json"
-BUDGETS, FEWEST_TRIALS = (PRINTED_BUDGET, RELEASED_BUDGET, "@larger"), 3
+BUDGETS, FEWEST_TRIALS = (PRINTED_BUDGET, RELEASED_BUDGET, "@larger-positive", "@larger"), 3
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,10 @@ def _cells(papers: Path, table: Table) -> Iterator[Number]:
 
 
 def report_path(papers: Path, row: Row, protocol: str, dataset: str) -> Path:
-    """The report of a row: of runs at several budgets the largest one that has three trials at least."""
+    """The report of a row: of runs at several budgets the largest one that has three trials at least.
+
+    Of two classes F1 may be that of the positive class (`@larger-positive`), which comes before macro F1.
+    """
     folder = papers / row.folder / protocol
     for budget in BUDGETS:
         path = folder / f"{dataset}.{row.cell}{budget}{SUFFIX}"

@@ -307,6 +307,8 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                     yield HERE / f"{where}{PRINTED_BUDGET}.json", at_printed_budget(config)
                     if (paper, name) == ("east", "creditcard") and cell != "dice":
                         yield from larger_budgets(where, config)
+                    if name == "adult" and cell == "f1":
+                        yield from positive_class(where, config)
 
 
 def larger_budgets(where: str, config: Config) -> Iterator[tuple[Path, Config]]:
@@ -316,8 +318,21 @@ def larger_budgets(where: str, config: Config) -> Iterator[tuple[Path, Config]]:
     larger = replace(full, cell=f"{where}@larger", grid=replace(full.grid, batch_size=(8192,)))
     yield HERE / f"{where}@larger.json", larger
     if config.method.options.get("metric") == "f1":
-        method = replace(config.method, options={**config.method.options, "average": "binary"})
-        yield HERE / f"{where}@larger-positive.json", replace(larger, cell=f"{where}@larger-positive", method=method)
+        yield HERE / f"{where}@larger-positive.json", of_positives(larger, f"{where}@larger-positive")
+
+
+def positive_class(where: str, config: Config) -> Iterator[tuple[Path, Config]]:
+    """Adult trained on the F1 of the positive class: the same budget, and one short run at a single point."""
+    assert config.training is not None
+    yield HERE / f"{where}@larger-positive.json", of_positives(config, f"{where}@larger-positive")
+    stages = tuple(replace(stage, epochs=120, patience=EAST_PATIENCE["adult"]) for stage in config.training.stages)
+    short = replace(config, grid=None, training=replace(config.training, stages=stages, batch_size=LARGER["adult"][0]))
+    yield HERE / f"{where}@short-positive.json", of_positives(short, f"{where}@short-positive")
+
+
+def of_positives(config: Config, cell: str) -> Config:
+    method = replace(config.method, options={**config.method.options, "average": "binary"})
+    return replace(config, cell=cell, method=method)
 
 
 def at_released_budget(config: Config) -> Config:
