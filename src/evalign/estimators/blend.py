@@ -28,6 +28,7 @@ from evalign.metrics import MetricFunction
 from evalign.storage import container
 from evalign.tables import TableEncoder
 from evalign.tables.encode import TreeTable
+from evalign.tables.split import split_rows
 
 CLASSES: dict[str, type[MetricClassifier]] = {
     "linear": EASTLinear,
@@ -44,7 +45,8 @@ PASSED_ON = ("metric", "average", "beta", "pos_label", "costs", "validation_frac
 PRIOR_ROWS = 100  # held-out rows at which weights are half way between equal ones and the best ones
 NEGLIGIBLE = 0.03  # a weight below which a member is dropped: it costs time to predict and changes little
 LARGE = 500_000  # rows x classes from which a product is shared among threads
-RESERVED = 0.12  # of a time limit, for encoding, the decision and what a member has begun
+RESERVED = 0.08  # of a time limit, for what a member has begun
+FEWEST = 1000  # rows that a time limit leaves of a larger table
 
 
 def blended(probabilities: Sequence[Floats], weights: Sequence[float]) -> Floats:
@@ -122,8 +124,9 @@ class EASTBlend(MetricClassifier):
     metric and the other parameters of every classifier: see `MetricClassifier`.
     preset: "quick" leaves the network out, "default" has all members, "best" grows more trees and trains two
         networks a fold for twice as long.
-    time_limit: seconds that `fit` may take. Members are sized and stopped by it; what does not fit is left out. The
-        model then depends on the machine's speed, without it on the seed alone.
+    time_limit: seconds that `fit` may take. Members are sized and stopped by it, or left out; of a table that is too
+        large for it a stratified sample is trained on. The model then depends on the machine's speed, without it on
+        the seed alone.
     recipe: "auto" is "cross_entropy", or "anchored" with decision="argmax", where training on the metric does help.
         Others are those of `EASTBooster` and `EASTClassifier`, which both get it.
     members: names of members to use, of "linear", "forest", "boost" and "network"; None is the preset's.
@@ -167,15 +170,16 @@ class EASTBlend(MetricClassifier):
         method `expect`, that is called first, with the estimated seconds. Ctrl-C ends training and keeps the members
         that are there.
         """
-        self._started = time.monotonic()
+        self._started, self._started_cpu = time.monotonic(), time.process_time()
         try:
             return super().fit(X, y, sample_weight, on_epoch=on_epoch)
         finally:
-            del self._started
+            for name in {"_started", "_started_cpu", "_slowdown", "_last"} & set(vars(self)):
+                delattr(self, name)
 
     def _label_model(self, k: int) -> Self:
         model = super()._label_model(k)
-        model._started = time.monotonic()
+        model._started, model._started_cpu = time.monotonic(), time.process_time()
         if self.time_limit is not None:
             left = self.time_limit * (1 - RESERVED) - self._elapsed
             model.time_limit = max(1e-3, left / (len(self.classes_) - k))
@@ -225,16 +229,50 @@ class EASTBlend(MetricClassifier):
         return {**{name: getattr(self, name) for name in PASSED_ON}, "recipe": recipe, "folds": folds,
                 "random_state": seed, "verbose": 0}  # fmt: skip
 
-    def _planned(self, data: TrainingRows) -> dict[str, tuple[MetricClassifier, float]]:
-        """Unfitted members in the order of training, with an estimate of their seconds on one core."""
+    @property
+    def _member_names(self) -> list[str]:
         names = list(PRESETS[self.preset] if self.members is None else self.members)
         if self.members is None and not is_installed("lightgbm"):
             names.remove("boost")
-        width = len(data.encoder(TableEncoder, numeric="both").feature_names_out)
-        shape = Shape(len(data.rows), data.fitted["n_features_in_"], width, data.classes, len(data.divisions))
+        return names
+
+    def _prepare(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> TrainingRows:
+        """Rows to train on: a stratified sample where the time limit does not allow for all."""
+        data = super()._prepare(X, y, sample_weight)
+        if self.time_limit is None:
+            return data
+        # Processes beside this one slow it down by the ratio of time that passed to time that was spent.
+        spent = time.process_time() - self._started_cpu
+        self._slowdown = max(1.0, self._elapsed / max(spent, 0.05))
+        left, labels = self.time_limit * (1 - RESERVED) - self._elapsed, 1 if data.labels is None else data.classes
+        rows, whole = len(data.rows), data
+        while rows > FEWEST:
+            shape = self._shape(data, 2 * data.fitted["n_features_in_"])
+            needed = labels * planning.least_seconds(self._member_names, self.preset, shape) * self._slowdown
+            if needed <= left * (1.5 if self.cores > 1 else 1.0):
+                break
+            rows = max(FEWEST, rows // 2)
+            keep = split_rows(whole.codes, 1 - rows / len(whole.rows), whole.seed)[0]
+            data = whole.sample(keep, len(whole.divisions), self.validation_fraction)
+        if self.verbose and data is not whole:
+            print(f"time limit: training on {len(data.rows)} of {len(whole.rows)} rows")
+        return data
+
+    @staticmethod
+    def _shape(data: TrainingRows, width: int) -> Shape:
+        return Shape(len(data.rows), data.fitted["n_features_in_"], width, data.classes, len(data.divisions))
+
+    def _planned(self, data: TrainingRows) -> dict[str, tuple[MetricClassifier, float]]:
+        """Unfitted members in the order of training, with an estimate of their seconds on one core."""
+        names = self._member_names
+        shape = self._shape(data, len(data.encoder(TableEncoder, numeric="both").feature_names_out))
         budget = None
+        self._last = None
         if self.time_limit is not None:
-            budget = max(0.05, (self.time_limit * (1 - RESERVED) - self._elapsed) * (0.8 if self.cores > 1 else 0.4))
+            slow = getattr(self, "_slowdown", 1.0)
+            self._last = self._started + self.time_limit * (1 - RESERVED) - slow * planning.decision_seconds(shape)
+            left = (self._last - time.monotonic()) / slow
+            budget = max(0.05, left * (0.8 if self.cores > 1 else 0.4))
         shared, planned = self._shared(data.seed), {}
         for name in names:
             options = planning.member_options(name, self.preset, shape, budget)
@@ -329,11 +367,10 @@ class EASTBlend(MetricClassifier):
 
     def _deadline(self, share: float) -> float | None:
         """When a member must end that may use this share of its lane's time left."""
-        if self.time_limit is None:
+        if self._last is None:
             return None
-        end = self._started + self.time_limit * (1 - RESERVED)
         now = time.monotonic()
-        return now + share * (end - now)
+        return now + share * (self._last - now)
 
     def _say_plan(self, planned: Mapping[str, tuple[Any, float]]) -> None:
         if self.verbose:

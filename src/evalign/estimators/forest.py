@@ -101,7 +101,7 @@ TYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
-STEP = 25  # trees of every fold between two looks at the clock
+STEP = 10  # trees of every fold between two looks at the clock
 LARGEST = float(np.finfo(np.float32).max)
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sklearn.utils.multiclass import type_of_target
 
 from evalign.tables import TableEncoder
-from evalign.tables.split import Division
+from evalign.tables.split import Division, fold_rows
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -93,6 +93,17 @@ class TrainingRows:
         weight = np.concatenate([division.valid_weight for division in self.divisions])
         costs = None if self.costs is None else self.costs[at]
         return HeldOutPredictions(p, labels[at], weight, self.rows[at], fold, costs)
+
+    def sample(self, places: Codes, folds: int, fraction: float) -> Self:
+        """Some of the distinct rows, divided anew."""
+        codes, weight = self.codes[places], self.weight[places]
+        labels = None if self.labels is None else self.labels[places]
+        costs = None if self.costs is None else self.costs[places]
+        divisions = fold_rows(codes, weight, folds, self.seed, fraction=fraction)
+        return replace(
+            self, rows=self.rows[places], codes=codes, weight=weight, divisions=divisions, labels=labels, costs=costs,
+            _cache={},
+        )  # fmt: skip
 
     def of_label(self, k: int) -> Self | None:
         """The binary problem of one label on the same folds; None if a fold would train on one class alone."""
