@@ -191,6 +191,15 @@ def test_fit_streams_a_folder(tmp_path, capsys):
     assert model.feature_names_in_.tolist() == FEATURES
 
 
+def test_a_constraint_that_a_stream_cannot_meet_exits_with_3(tmp_path):
+    folder, out = write(tmp_path / "data", people(500)), tmp_path / "run"
+    limits = ["--subject-to", "precision>=0.9999", "--subject-to", "recall>=0.9999"]
+    assert call("fit", folder, "--target", "sick", "--out", out, "--hidden", "4", "--epochs", "2", "-q", *limits) == 3
+    notes = json.loads((out / "result.json").read_text())["notes"]
+    assert any("nearest feasible" in note for note in notes)
+    assert sorted(path.name for path in out.iterdir()) == ["model.safetensors", "report.html", "result.json"]
+
+
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [

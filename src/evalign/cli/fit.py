@@ -12,7 +12,7 @@ import typer
 
 from evalign.cli import options as o
 from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Listener, Output, watch_interrupt
-from evalign.cli.run_files import CHECKPOINT, MODEL, Reading, RunFolder, Source
+from evalign.cli.run_files import CHECKPOINT, Reading, RunFolder, Source
 
 NAME = "fit"
 ROUNDS = 1000  # maximum of boosting rounds, the end of the progress bar
@@ -97,17 +97,16 @@ def command(
             from evalign.cli import stream as streaming
 
             fit = partial(streaming.run, by_default=to_network)
-        fit(source, folder, settings, output, interrupt)
+        fitted = fit(source, folder, settings, output, interrupt)
+    if fitted is not None and not fitted.decision_.feasible:  # a note has named the nearest feasible value
+        raise typer.Exit(EXIT_INFEASIBLE)
 
 
-def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output, interrupt: Interrupt) -> None:
-    """Train on a table in memory."""
-    import numpy as np
-
+def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output, interrupt: Interrupt) -> Any:
+    """Train on a table in memory; returns the model that was saved."""
     from evalign.cli import run_files as data
-    from evalign.cli.run_files import finish
     from evalign.comparison.aims import Judge
-    from evalign.comparison.run import Comparison, split
+    from evalign.comparison.run import split
     from evalign.training.batches import default_batch_size
     from evalign.training.recipes import find_recipe
 
@@ -123,44 +122,12 @@ def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output,
     del loaded  # the parts are copies, and the whole may be large
     with output.warnings_as_notes():
         trials, kept, why = train(judge, settings, *parts, output, interrupt)
-    comparison = Comparison(judge, interrupted=interrupt.pressed)
-    comparison.add(trials)
     model = trials[0].estimator
-    data.note_classes(judge, trials[0].truth, output.note)
-    for part in (model, *getattr(model, "members_", {}).values()):
-        if hasattr(part, "device"):
-            part.device = "auto"  # the saved model may be loaded on another machine
-    held_out, folds = len(np.unique(model.held_out_predictions_.rows)), len(np.unique(model.held_out_predictions_.fold))
-    if folds > 1 and kept == "network":
-        output.note(f"{folds} networks were trained, one per fold; predictions are their mean")
-    sizes = {
-        "test_from": str(source.test) if source.test else f"a stratified split, {source.share:g} of every class",
-        "training_and_validation_rows": len(parts[0]),
-        "validation_rows": held_out,
-        "test_rows": len(parts[1]),
-    }
-    how = "the same ones for all" if folds == 1 else f"each by one of {folds} folds"
-    protocol = (
-        f"{len(parts[1])} test rows, read once, at the end; every choice was made on the other {len(parts[0])}, of "
-        f"which {held_out} were held out for it, {how}. "
-        "The saved model is the one tested here."
-    )
-    rule = model.decision_.to_json()
-    epochs = next((row["epoch"] for row in reversed(model.history_) if row["best"]), None)
-    learned = {
-        "file": MODEL, "kind": kept, "chosen_because": why, "decision": rule, "temperature": model.temperature_,
-        "kept_epoch": epochs,
-    }  # fmt: skip
-    own = settings.decision_of(kept)
-    finish(
-        NAME, comparison, settings, facts, sizes, protocol, folder, output, decision=own, estimator=model,
-        model=learned, importance=importance(model, parts[0]), leaderboard=leaderboard(model), **details,
+    return data.finish_fit(
+        judge, trials, settings, facts, folder, output, interrupted=interrupt.pressed, kept=kept, why=why,
+        rows=len(parts[0]), importance=importance(model, parts[0]), leaderboard=leaderboard(model), **details,
+        test_from=str(source.test) if source.test else f"a stratified split, {source.share:g} of every class",
     )  # fmt: skip
-    if why is not None:
-        output.show(f"Kept:   {trials[0].contender.title}; {why}")
-    output.show(f"Model:  {folder.path / MODEL} (trained on the {len(parts[0])} rows outside the test set)")
-    if not model.decision_.feasible:  # the note above names the nearest feasible value
-        raise typer.Exit(EXIT_INFEASIBLE)
 
 
 def leaderboard(model: Any) -> list[dict[str, Any]]:

@@ -327,6 +327,53 @@ def finish(
     return result
 
 
+def finish_fit(
+    judge: "Judge", trials: list[Any], settings: Settings, data: dict[str, Any], folder: RunFolder, output: "Output", *,
+    interrupted: bool, rows: int, test_from: str, kept: str = "network", why: str | None = None, remark: str = "",
+    split: dict[str, Any] | None = None, **more: Any,
+) -> Any:  # fmt: skip
+    """Write what `evalign fit` writes, and return the saved model: the one of the first trial.
+
+    `rows` are those that were not tested on; `why` says for what reason a model was `kept` where there was a choice.
+    """
+    import numpy as np
+
+    from evalign.comparison.run import Comparison
+
+    model, tested = trials[0].estimator, len(trials[0].truth)
+    note_classes(judge, trials[0].truth, output.note)
+    for part in (model, *getattr(model, "members_", {}).values()):
+        if hasattr(part, "device"):
+            part.device = "auto"  # the saved model may be loaded on another machine
+    found = model.held_out_predictions_
+    held_out, folds = len(np.unique(found.rows)) or len(found.labels), len(np.unique(found.fold))
+    if folds > 1 and kept == "network":
+        output.note(f"{folds} networks were trained, one per fold; predictions are their mean")
+    sizes = {
+        "test_from": test_from, "training_and_validation_rows": rows, "validation_rows": held_out, "test_rows": tested,
+    }  # fmt: skip
+    how = f"each by one of {folds} folds" if folds > 1 else "the same ones for all"
+    protocol = (
+        f"{tested} test rows, read once, at the end; every choice was made on the other {rows}, of which {held_out} "
+        f"were held out for it, {how}. {remark}The saved model is the one tested here."
+    )
+    learned = {
+        "file": MODEL, "kind": kept, "chosen_because": why, "decision": model.decision_.to_json(),
+        "temperature": model.temperature_,
+        "kept_epoch": next((row["epoch"] for row in reversed(model.history_) if row["best"]), None),
+    }  # fmt: skip
+    comparison = Comparison(judge, interrupted=interrupted)
+    comparison.add(trials)
+    finish(
+        "fit", comparison, settings, data, sizes | (split or {}), protocol, folder, output,
+        decision=settings.decision_of(kept), estimator=model, model=learned, **more,
+    )  # fmt: skip
+    if why is not None:
+        output.show(f"Kept:   {trials[0].contender.title}; {why}")
+    output.show(f"Model:  {folder.path / MODEL} (trained on the {rows} rows outside the test set)")
+    return model
+
+
 def as_table(result: dict[str, Any]) -> Any:
     """Format the scores of a result as a table for the terminal."""
     from rich import box

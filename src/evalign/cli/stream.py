@@ -3,17 +3,18 @@
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from evalign.cli import run_files as data
 from evalign.cli.console import Interrupt, Output
 from evalign.cli.options import Settings
-from evalign.cli.run_files import CHECKPOINT, MODEL, RunFolder, finish
+from evalign.cli.run_files import CHECKPOINT, RunFolder
 from evalign.comparison import contenders
 from evalign.comparison.aims import Judge
 from evalign.comparison.contenders import Contender
-from evalign.comparison.run import Comparison, Trial
+from evalign.comparison.run import Trial
 from evalign.decision import Rule
 from evalign.streaming.fit_stream import Stream, fit_stream, probabilities
 from evalign.streaming.source import ParquetRows, own_rank, process_group, rank_count
@@ -24,32 +25,33 @@ from evalign.training.loop import Epoch
 def run(
     source: data.Source, folder: RunFolder, settings: Settings, output: Output, interrupt: Interrupt,
     by_default: bool = False,
-) -> None:  # fmt: skip
+) -> Any:  # fmt: skip
     """Collect statistics, train our network and cross-entropy, save; under torchrun the first rank writes.
 
-    `by_default` says that no model was asked for.
+    `by_default` says that no model was asked for. Returns the model that was saved, None on other ranks.
     """
     if source.test is not None or settings.model != "network":
         raise TableError("data read in passes needs --model network and no --test")
     if settings.folds not in (1, "auto"):
         raise TableError(f"data read in passes is not split into folds; remove --folds {settings.folds}")
-    with process_group(settings.device), output.warnings_as_notes():
+    with process_group(settings.device):
         rows = ParquetRows(source.path, source.target, source.drop)
         output.quiet = output.quiet or own_rank() > 0
         if by_default:
             output.note("a network is trained, because a blend needs the whole table in memory")
-        _run(rows, folder, settings, source.share, output, interrupt)
+        with output.warnings_as_notes():
+            stream, judge, trials = _train(rows, folder, settings, source.share, output, interrupt)
+        return None if own_rank() else _finish(stream, judge, trials, folder, settings, output, interrupt)
 
 
-def _run(
+def _train(
     source: ParquetRows, folder: RunFolder, settings: Settings, test_size: float, output: Output, interrupt: Interrupt
-) -> None:
+) -> tuple[Stream, Judge, list[Trial]]:
     output.say(f"{source.rows} rows in {len(source.files)} files: reading them once")
     stream = Stream.open(source, test_size=test_size, seed=settings.seed)
     output.say(f"first pass: {stream.survey.statistics.rows} rows to train on")
     judge = Judge(settings.aim(), stream.survey.classes)
-    counts = {str(label): count for label, count in stream.survey.labels.items()}
-    data.note_positive(judge, counts, output.note)
+    data.note_positive(judge, _counts(stream), output.note)
     own = settings.decision_of("network")
     options = settings.for_network()
     ours = replace(contenders.ours(judge, recipe=settings.recipe_of("network"), **options), decisions=(own,))
@@ -58,18 +60,11 @@ def _run(
     trials = [_trial(ours, stream, judge, folder, settings, output, interrupt)]
     if not interrupt.pressed:
         trials.append(_trial(rival, stream, judge, folder, settings, output, interrupt))
-    trials.append(_majority(stream, judge, trials[0]))
-    if own_rank() > 0:
-        return
-    model = trials[0].estimator
-    if constant := model.encoder_.constant_columns_:
-        output.note(f"constant columns carry no information: {quoted(constant)}")
-    data.note_classes(judge, trials[0].truth, output.note)
-    model.device = "auto"  # the saved model may be loaded on another machine
-    _finish(stream, judge, trials, folder, settings, output, interrupt)
-    for file in folder.path.glob(f"{CHECKPOINT}*"):
-        file.unlink()
-    output.show(f"Model:  {folder.path / MODEL} (trained on the rows outside the test set)")
+    return stream, judge, [*trials, _majority(stream, judge, trials[0])]
+
+
+def _counts(stream: Stream) -> dict[str, int]:
+    return {str(label): count for label, count in stream.survey.labels.items()}
 
 
 def _trial(
@@ -113,33 +108,19 @@ def _majority(stream: Stream, judge: Judge, like: Trial) -> Trial:
 def _finish(
     stream: Stream, judge: Judge, trials: list[Trial], folder: RunFolder, settings: Settings, output: Output,
     interrupt: Interrupt,
-) -> None:  # fmt: skip
-    source, model, truth = stream.source, trials[0].estimator, trials[0].truth
-    comparison = Comparison(judge, interrupted=interrupt.pressed)
-    comparison.add(trials)
+) -> Any:  # fmt: skip
+    source = stream.source
+    if constant := trials[0].estimator.encoder_.constant_columns_:
+        output.note(f"constant columns carry no information: {quoted(constant)}")
     facts = {
         "file": str(source.path), "files": len(source.files), "rows": source.rows, "features": len(source.features),
-        "target": source.target, "classes": {str(label): n for label, n in stream.survey.labels.items()},
+        "target": source.target, "classes": _counts(stream),
     }  # fmt: skip
-    held_out = len(model.held_out_predictions_.labels)
-    others = source.rows - len(truth)
-    sizes = {
-        "test_from": f"a hash of the row number, a share of {stream.parts.test:.3g}",
-        "training_and_validation_rows": others, "validation_rows": held_out,
-        "test_rows": len(truth), "ranks": rank_count(),
-    }  # fmt: skip
-    protocol = (
-        f"{len(truth)} test rows, read once, at the end; every choice was made on the other {others}, of which "
-        f"{held_out} were held out for it, the same ones for all. The data set was read in passes. "
-        "The saved model is the one tested here."
-    )
-    learned = {
-        "file": MODEL, "kind": "network", "chosen_because": None, "decision": model.decision_.to_json(),
-        "temperature": model.temperature_,
-        "kept_epoch": next((row["epoch"] for row in reversed(model.history_) if row["best"]), None),
-    }  # fmt: skip
-    own = settings.decision_of("network")
-    finish(
-        "fit", comparison, settings, facts, sizes, protocol, folder, output, decision=own, estimator=model,
-        model=learned,
+    model = data.finish_fit(
+        judge, trials, settings, facts, folder, output, interrupted=interrupt.pressed,
+        rows=source.rows - len(trials[0].truth), remark="The data set was read in passes. ",
+        test_from=f"a hash of the row number, a share of {stream.parts.test:.3g}", split={"ranks": rank_count()},
     )  # fmt: skip
+    for file in folder.path.glob(f"{CHECKPOINT}*"):
+        file.unlink()
+    return model
