@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from evalign import _checks, curves, membership, metrics
 from evalign._batch import FlatBatch, Sums, Weight, as_rows, blank, confusion_mass, dense, is_soft, rows_behind
@@ -165,7 +166,7 @@ class Objective:
         given, ignored = (weight, None) if isinstance(weight, Tensor) else (None, weight)
         if self.task == "binary":
             logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
-        if torch.compiler.is_compiling():
+        if is_compiling():
             follows = self.step.step == "annealed" and isinstance(temperature, Tensor)
             low, reach, _ = self.points(0.2 if follows else temperature)
             question = dispatch.Question(

@@ -52,10 +52,11 @@ def metric_loss(
 
 
 class MetricLoss(nn.Module):
-    """Any confusion-matrix metric as a loss; the module form of `metric_loss`, called as `loss(input, target)`.
+    """Any confusion-matrix metric as a loss, `MetricLoss("f1", anchor=1.0)`, called as `loss(input, target)`.
 
-    For a network that is trained from scratch start with `MetricLoss(metric, anchor=1.0)`: the metric alone gives a
-    small gradient where the network is sure and wrong (docs/guides/batches.md has the measurements).
+    The module form of `metric_loss`. Keep the anchor, a cross-entropy term, when you train a network from scratch: the
+    metric alone gives a small gradient where the network is sure and wrong (docs/guides/batches.md measures it). Its
+    default is 0, so that the loss is 1 - metric and nothing else.
 
     Parameters
     ----------
@@ -99,7 +100,7 @@ class MetricLoss(nn.Module):
 
     Every option may be set later, as in `loss.anchor = 0.5`; it is checked as if it had been given.
 
-    >>> loss = MetricLoss("f1")
+    >>> loss = MetricLoss("f1", anchor=1.0)
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]], requires_grad=True)
     >>> loss(logits, torch.tensor([0, 1, 2])).backward()
     >>> logits.grad.isfinite().all()

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 pytest.importorskip("triton")
 
 from evalign import MetricLoss
-from evalign.kernels import private_apis
+from evalign.kernels import dispatch, private_apis
 from evalign.kernels.gpu import launch as triton_launch
 from evalign.kernels.gpu import loss_plans
 
@@ -101,6 +101,43 @@ def test_a_second_derivative_is_that_of_the_eager_form(shape, options, monkeypat
         found.append((first.detach(), second))
     assert found[1][1].abs() > 1e-6
     torch.testing.assert_close(found[0], found[1], rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "options"), KINDS[:5])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_operator_of_compiled_graphs_gives_value_gradient_and_shapes(shape, options, weighted, monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    options = {"anchor": 1.0, "label_smoothing": 0.1, **options}
+    loss = MetricLoss("f1", **options).to(DEVICE)
+    generator = torch.Generator().manual_seed(0)
+    z = (2 * torch.randn(shape, generator=generator)).to(DEVICE).requires_grad_()
+    labels = (shape[0], *shape[2:]) if loss.task == "multiclass" else shape
+    y = torch.randint(0, shape[1] if loss.task == "multiclass" else 2, labels, generator=generator).to(DEVICE)
+    y.reshape(-1)[0] = -100
+    weight = torch.rand(labels, generator=generator).to(DEVICE) if weighted else None
+    asked, graph = [], dispatch.loss_in_graph
+
+    def record(*given):
+        asked.append(given)
+        return graph(*given)
+
+    with monkeypatch.context() as patch:  # the way that dynamo goes, without it
+        patch.setattr(dispatch, "loss_in_graph", record)
+        patch.setattr(dispatch, "is_fused_whole", lambda z: True)
+        patch.setattr("evalign._objective.is_compiling", lambda: True)
+        value = loss.objective(*loss.flat(z, y, weight)[:3], loss._temperature)
+    (gradient,) = torch.autograd.grad(-1.7 * value, z)
+    eager = MetricLoss("f1", backend="eager", **options).to(DEVICE)
+    expected = eager(z, y, weight)
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+    (slope,) = torch.autograd.grad(-1.7 * expected, z)
+    torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-5 * slope.abs().max().item())
+    (*batch, temperature, question), module = asked[0], dispatch.backend(z)
+    arranged = module.arranged(*batch, bool(question.thresholds))
+    found = torch.ops.evalign.fused_loss(*arranged, temperature, *question)
+    told = module.saved_like(arranged[0], columns=bool(question.thresholds), two_classes=question.two_classes)
+    assert [(x.shape, x.dtype) for x in found[1:]] == [(x.shape, x.dtype) for x in told]
 
 
 def test_what_is_saved_may_be_moved(fused):

@@ -343,7 +343,8 @@ def forward(
     logits: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of a batch as `arranged` returns it, and two tensors that `backward` needs; without autograd."""
-    loss, saved, *more = _prepare(logits, y, weight, points, plan).forward(logits, y, weight, points.temperature)
+    batch = _contiguous(logits, y, weight, bool(plan.thresholds))
+    loss, saved, *more = _prepare(*batch, points, plan).forward(*batch, points.temperature)
     return loss, saved, more[0] if more else saved.new_empty(0)
 
 
@@ -351,10 +352,11 @@ def backward(
     logits: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan, saved: Tensor, more: Tensor,
     by_loss: Tensor,
 ) -> Tensor:  # fmt: skip
-    prepared, batch = _prepare(logits, y, weight, points, plan), (logits, y, weight, points.temperature)
+    batch = _contiguous(logits, y, weight, bool(plan.thresholds))
+    prepared = _prepare(*batch, points, plan)
     if isinstance(prepared, LongRowLoss):
-        return prepared.backward(*batch, saved, more, by_loss)
-    return prepared.backward(*batch, saved, by_loss)
+        return prepared.backward(*batch, points.temperature, saved, more, by_loss)
+    return prepared.backward(*batch, points.temperature, saved, by_loss)
 
 
 def saved_like(logits: Tensor, *, columns: bool, two_classes: bool) -> tuple[Tensor, Tensor]:

@@ -115,16 +115,16 @@ def workspace(z: Tensor, counters: int, size: int) -> Workspace:
     """
     device = z.get_device()
     if device < 0 or private_apis.is_capturing():
-        return _new_workspace(z.device, counters, size, -1)
+        return new_workspace(z.device, counters, size)
     owner = device, private_apis.raw_stream(device)
     found = _workspaces.get(owner)
     if found is None or found[1] < counters or found[2] < size:
         counters = max(counters, 32)
-        found = _workspaces[owner] = _new_workspace(z.device, counters, size, owner[1]), counters, size
+        found = _workspaces[owner] = new_workspace(z.device, counters, size, owner[1]), counters, size
     return found[0]
 
 
-def _new_workspace(device: torch.device, counters: int, size: int, stream: int) -> Workspace:
+def new_workspace(device: torch.device, counters: int, size: int, stream: int = -1) -> Workspace:
     zeros = torch.zeros(counters, dtype=torch.int64, device=device)
     floats = torch.empty(size, dtype=torch.float32, device=device)
     return Workspace(zeros, floats, zeros.data_ptr(), floats.data_ptr(), stream)

@@ -15,7 +15,7 @@ from torch import Tensor, is_grad_enabled
 from evalign.kernels.gpu.column_kernels import column_counts_kernel, column_gradient_kernel
 from evalign.kernels.gpu.dense_kernels import KEPT_CLASSES, dense_gradient_kernel, dense_loss_kernel
 from evalign.kernels.gpu.device_functions import GROUP
-from evalign.kernels.gpu.launch import Launch, Launcher, cdiv, next_power_of_2, workspace
+from evalign.kernels.gpu.launch import Launch, Launcher, cdiv, new_workspace, next_power_of_2, workspace
 from evalign.kernels.gpu.row_kernels import loss_kernel, tile_gradient_kernel
 from evalign.kernels.plan import Eager, Plan, Settings, twice_differentiable
 from evalign.kernels.private_apis import allocator, device_queries, fast_apply
@@ -95,10 +95,13 @@ class LossPlan:
         return _fused_node(z, (self, y, weight, temperature, eager))  # type: ignore[no-any-return]
 
     def forward(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, ...]:
-        """The loss of a batch, and what `backward` needs; without autograd."""
+        """The loss of a batch, and what `backward` needs; without autograd.
+
+        For compiled graphs, which do not allow that an operator keeps memory: the workspace is a new one.
+        """
         with torch.cuda.device(self.device):  # -1 is none
             loss, saved = self.new_loss(), self.new_saved()
-            counters, floats, *_ = workspace(z, self.counters, self.size)
+            counters, floats, *_ = new_workspace(z.device, self.counters, self.size)
             self.front(*_pointers(z, y, weight, temperature), floats, counters, floats, loss, saved)
         return loss, saved
 
