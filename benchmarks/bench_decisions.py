@@ -3,6 +3,7 @@
     python benchmarks/bench_decisions.py --data-dir DIR --jobs 16 --minutes 7  # cells that are not stored yet
     python benchmarks/bench_decisions.py --part shifts --data-dir DIR          # the same for changed class shares
     python benchmarks/bench_decisions.py --time     # seconds at (1e6, 2), (1e5, 100), (1e5, 1000)
+    python benchmarks/bench_decisions.py --large 10000000 2   # a rule of generated batches: seconds and peak memory
     python benchmarks/bench_decisions.py --summary  # tables of what is stored, and a picture
 
 A cell is a table, a model and a split of 75/25. Five folds of the training part give held-out probabilities, a model
@@ -25,7 +26,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ from evalign.decision.shift import class_shares, reweighted
 RESULTS = Path(__file__).with_name("results") / "bench_decisions.csv"
 SHIFT_RESULTS = RESULTS.with_name("bench_decisions_shifts.csv")
 TIMES = RESULTS.with_name("bench_decisions_time.csv")
+LARGE_TIMES = RESULTS.with_name("bench_decisions_large.csv")
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "decisions.png"
 PAPERS = ("mammography", "adult", "creditcard", "yeast", "shuttle", "letter")
 MOST = 20_000  # rows of a table
@@ -469,6 +471,40 @@ def times(out: Path, repeats: int = 3) -> None:
                 pd.DataFrame([row]).to_csv(out, mode="a", header=not out.exists(), index=False)
 
 
+def large(rows: int, classes: int, out: Path) -> None:
+    """Seconds and peak memory of `learn_from_batches` on batches that are generated anew in every pass."""
+    import resource
+
+    size = max(1, 10**7 // classes)
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(size, classes)).astype(np.float32) * 1.5 - 0.02 * np.arange(classes, dtype=np.float32)
+    base = np.exp(logits - logits.max(axis=1, keepdims=True))
+    del logits
+    passes = 0
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        nonlocal passes
+        passes += 1
+        for k in range(-(-rows // size)):  # every batch has class shares of its own
+            own = np.random.default_rng([1, k])
+            p = base[: min(size, rows - k * size)] * np.exp(0.2 * own.normal(size=classes)).astype(np.float32)
+            p /= p.sum(axis=1, keepdims=True)
+            below = p.cumsum(axis=1) < own.random((len(p), 1), dtype=np.float32)
+            yield p, below.sum(axis=1).clip(max=classes - 1)
+
+    for _ in batches():
+        pass
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    began, cpu = time.perf_counter(), time.process_time()
+    rule = decision.learn_from_batches(batches, "f1")
+    row = {"rows": rows, "classes": classes, "kind": rule.kind, "value": rule.value, "passes": passes - 1,
+           "seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu, "start_mib": start,
+           "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+           "array_mib": rows * classes * 8 / 2**20, "cores": os.cpu_count(), "numpy": np.__version__}  # fmt: skip
+    print(row, flush=True)
+    pd.DataFrame([row]).to_csv(out, mode="a", header=not out.exists(), index=False, float_format="%.6g")
+
+
 def differences(table: pd.DataFrame, against: str) -> pd.DataFrame:
     """Mean over tables of (rule - against), and its error: Nadeau and Bengio's within tables, all tables pooled.
 
@@ -568,6 +604,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--time", action="store_true", help="only the times, into bench_decisions_time.csv")
+    parser.add_argument(
+        "--large", type=int, nargs=2, metavar=("ROWS", "CLASSES"), help="into bench_decisions_large.csv"
+    )
     parser.add_argument("--summary", action="store_true", help="only the tables and the picture")
     parser.add_argument("--picture", type=Path, default=PICTURE)
     args = parser.parse_args()
@@ -575,7 +614,9 @@ def main() -> None:
         summary([RESULTS, SHIFT_RESULTS] if args.out is None else [args.out], args.picture)
         return
     args.out = args.out or (SHIFT_RESULTS if args.part == "shifts" else RESULTS)
-    if args.time:
+    if args.large:
+        large(args.large[0], args.large[1], args.out.with_name(LARGE_TIMES.name))
+    elif args.time:
         times(args.out.with_name(TIMES.name))
     else:
         run(args)

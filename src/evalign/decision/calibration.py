@@ -22,6 +22,7 @@ from evalign.decision.rule import (
 RIDGE = 0.5  # of log slope and offsets: a prior of standard deviation 1.4 around "already calibrated"
 FOLDS = 5
 STEEPEST = 30.0  # largest log slope: beyond it every probability is 0 or 1
+BLOCK = 2**18  # probabilities handled at a time, so that temporary arrays fit into a cache
 SAMPLE = 2**23  # probabilities used in a fit; of larger arrays a stratified sample of rows
 
 
@@ -121,39 +122,58 @@ def fit_calibration(
     if p.size > SAMPLE:
         part = balanced_folds(p, y, -(-p.size // SAMPLE)) == 0
         p, y, weight = p[part], y[part], weight[part]
-    size, rows = p.shape[1], np.arange(len(y))
+    size = p.shape[1]
     z = logit(p, floor) if multilabel else np.log(np.maximum(p, floor))
+    step = max(1, BLOCK // size)
+    blocks = [slice(i, i + step) for i in range(0, len(y), step)]
     if multilabel:
-        sign = np.where(y == 1, 1.0, -1.0)
 
-        def label_loss(x: Floats) -> tuple[float, Floats]:
-            slopes = np.exp(np.minimum(x[:size], STEEPEST))
-            scores = slopes * z + x[size:]
-            value = float(weight @ np.logaddexp(0.0, -sign * scores).sum(axis=1))
-            residual = weight[:, None] * (expit(scores) - y)
-            return value, np.concatenate([slopes * (residual * z).sum(axis=0), residual.sum(axis=0)])
+        def label_loss(x: Floats, *, curvature: bool = False) -> tuple[float, Floats]:
+            slopes, value, found = np.exp(np.minimum(x[:size], STEEPEST)), 0.0, np.zeros(2 * size)
+            for b in blocks:
+                scores = slopes * z[b] + x[size:]
+                value += float(weight[b] @ np.logaddexp(0.0, np.where(y[b] == 1, -scores, scores)).sum(axis=1))
+                q = expit(scores)
+                own = weight[b, None] * (q * (1 - q) if curvature else q - y[b])
+                steps = slopes * z[b]
+                found += np.concatenate([(own * (steps**2 if curvature else steps)).sum(axis=0), own.sum(axis=0)])
+            return value, found
 
         best = _minimise(label_loss, 2 * size, weight.sum(), ridge)
         return Calibration(tuple(np.exp(-best[:size])), tuple(best[size:]), floor, True)
 
-    def class_loss(x: Floats) -> tuple[float, Floats]:
-        slope = np.exp(np.minimum(x[0], STEEPEST))
-        q = np.asarray(softmax(slope * z + x[1:], axis=1))
-        value = -float(weight @ np.log(np.maximum(q[rows, y], 1e-300)))
-        q[rows, y] -= 1
-        q *= weight[:, None]
-        return value, np.concatenate([[slope * np.vdot(q, z)], q.sum(axis=0)])
+    def class_loss(x: Floats, *, curvature: bool = False) -> tuple[float, Floats]:
+        slope, value, found = np.exp(np.minimum(x[0], STEEPEST)), 0.0, np.zeros(1 + size)
+        for b in blocks:
+            q = np.asarray(softmax(slope * z[b] + x[1:], axis=1))
+            rows = np.arange(len(q))
+            value -= float(weight[b] @ np.log(np.maximum(q[rows, y[b]], 1e-300)))
+            if curvature:
+                mean = (q * z[b]).sum(axis=1)
+                found[0] += slope**2 * float(weight[b] @ ((q * z[b] ** 2).sum(axis=1) - mean**2))
+                found[1:] += weight[b] @ (q * (1 - q))
+                continue
+            q[rows, y[b]] -= 1
+            q *= weight[b, None]
+            found[0] += slope * np.vdot(q, z[b])
+            found[1:] += q.sum(axis=0)
+        return value, found
 
     best = _minimise(class_loss, 1 + size, weight.sum(), ridge)
     return Calibration(float(np.exp(-best[0])), tuple(best[1:]), floor, False)
 
 
-def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int, scale: float, ridge: float) -> Floats:
-    """Minimiser of (loss(x) + ridge / 2 |x|^2) / scale, from 0."""
+def _minimise(loss: Callable[..., tuple[float, Floats]], size: int, scale: float, ridge: float) -> Floats:
+    """Minimiser of (loss(x) + ridge / 2 |x|^2) / scale, from 0.
 
-    def objective(x: Floats) -> tuple[float, Floats]:
-        value, slope = loss(x)
-        return (value + ridge / 2 * float(x @ x)) / scale, (slope + ridge * x) / scale
+    Parameters are scaled by the curvature at 0: offsets of rare and frequent classes differ in it by their shares, and
+    L-BFGS would need hundreds of rounds for many classes.
+    """
+    unit = np.sqrt(scale / (np.maximum(loss(np.zeros(size), curvature=True)[1], 0.0) + ridge))
+
+    def objective(u: Floats) -> tuple[float, Floats]:
+        value, slope = loss(unit * u)
+        return (value + ridge / 2 * float((unit * u) @ (unit * u))) / scale, unit * (slope + ridge * unit * u) / scale
 
     found = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options={"gtol": 1e-7, "ftol": 1e-14})
-    return np.asarray(found.x, dtype=np.float64).round(10)  # beyond that digits depend on the order of rows
+    return np.asarray(unit * found.x, dtype=np.float64).round(10)  # beyond that digits depend on the order of rows

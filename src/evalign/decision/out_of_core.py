@@ -25,6 +25,7 @@ from evalign.metrics import Average, Beta, MetricFunction
 
 DISTINCT = 2**20  # probabilities of two classes that are told apart
 CHUNK = 2**16  # rows of a Parquet file read at a time
+PIECE = 2**18  # probabilities counted at a time
 Batch = tuple[Floats, Labels | None, Floats]
 Sums = tuple[NDArray[Any], ...]
 
@@ -57,10 +58,12 @@ class Batches:
         batches: Iterable[Any] = self.source() if callable(self.source) else self.source
         for batch in batches:
             parts = batch if isinstance(batch, tuple) else (batch,)
-            p = as_probabilities(parts[0])
-            labels = None if len(parts) < 2 or parts[1] is None else as_labels(parts[1], p, "multiclass")
-            if len(p):
-                yield p, labels, as_weights(parts[2] if len(parts) > 2 else None, p)
+            columns = parts[0].shape[1] if np.ndim(parts[0]) == 2 else 2
+            step = max(1, PIECE // max(columns, 1))
+            for i in range(0, len(parts[0]), step):  # pieces that fit into a cache
+                own = [None if part is None else part[i : i + step] for part in (*parts, None, None)[:3]]
+                p = as_probabilities(own[0])
+                yield p, None if own[1] is None else as_labels(own[1], p, "multiclass"), as_weights(own[2], p)
 
     def of_columns(self, columns: dict[str, Any]) -> Batch:
         """Batch of the columns of a file."""
@@ -229,6 +232,7 @@ class BatchedCounts(ClassCounts):
         self.batches, self.calibration, self.classes, self.reads_matrix = batches, calibration, classes, reads_matrix
         actual, total, rows, weighted = batches.total(partial(_actual_sums, calibration))
         self.prior, self.actual, self.total = actual / rows, torch.from_numpy(weighted), float(total)
+        self.rows = int(rows)
         self.present = present_classes(weighted, np.array([float(total) / float(rows)]))
         self.expected, self.width = True, classes * (classes if reads_matrix else 2)
 

@@ -25,7 +25,7 @@ class ClassCounts:
 
     def __init__(self, target: Floats | Labels, weight: Floats, classes: int, *, reads_matrix: bool) -> None:
         self.target, self.weight, self.classes, self.reads_matrix = target, weight, classes, reads_matrix
-        self.expected = target.ndim == 2
+        self.expected, self.rows = target.ndim == 2, len(target)
         actual = weight @ target if self.expected else np.bincount(target, weight, classes)
         self.actual, self.total = torch.from_numpy(np.asarray(actual, dtype=np.float64)), float(weight.sum())
         self.present = present_classes(self.actual.numpy(), weight) if self.expected else None

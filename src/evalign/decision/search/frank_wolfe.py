@@ -16,7 +16,8 @@ from evalign.metrics import MetricFunction
 
 # Step sizes of the line search: an even grid, and a geometric one for small steps.
 STEPS = np.unique(np.concatenate([np.linspace(0.05, 1.0, 20), 0.5 ** np.arange(5, 14)]))
-ENOUGH = 1e-7  # relative gain of a round below which the ascent stops
+ENOUGH, ENOUGH_LARGE = 1e-7, 1e-5  # relative gain of a round below which the ascent stops; of many probabilities
+LARGE = 2**22  # probabilities above which a relative gain of 1e-5 is not worth a pass
 FIRST = 6  # rounds from every start; only the best start continues
 POLISH = 2**22  # rows x classes x classes above which single rows no longer matter and no polish is done
 
@@ -97,7 +98,7 @@ def ascend(counts: ClassCounts, objective: MetricFunction, start: State, rounds:
         towards = (yield Gain.of(torch.autograd.grad(value, x)[0].numpy())) - state
         values = _values(counts, objective, state + STEPS[:, None, None] * towards)
         k = int(values.argmax())
-        if values[k] <= reached + ENOUGH * abs(reached):
+        if values[k] <= reached + (ENOUGH_LARGE if counts.rows * counts.classes > LARGE else ENOUGH) * abs(reached):
             break
         state, reached = state + STEPS[k] * towards, float(values[k])
     return state, reached
