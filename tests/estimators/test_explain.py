@@ -7,7 +7,8 @@ from sklearn.calibration import calibration_curve
 from sklearn.datasets import make_classification
 from sklearn.metrics import f1_score, precision_score, recall_score
 
-from evalign import EASTBlend
+from evalign import EASTBlend, EASTBooster
+from evalign.estimators.forest import EASTForest
 from evalign.estimators.linear import EASTLinear
 
 
@@ -59,3 +60,22 @@ def test_importance_finds_the_columns_that_matter(model, table, as_array):
     assert np.array_equal(np.asarray(before), np.asarray(X))  # the table is left as it was
     with pytest.raises(ValueError, match="the table that fit was given"):
         model.importance(X[:50])
+
+
+def test_feature_importances_are_those_of_a_sample_in_the_order_of_the_columns(model, table):
+    found = model.feature_importances_
+    assert found.shape == (4,)
+    assert found[:2].max() > 0.1
+    assert np.abs(found[2:]).max() < 0.05
+    assert model.feature_importances_ is found  # computed once
+    assert not hasattr(EASTLinear(), "feature_importances_")
+    sample = model.importance().set_index("column").importance[list(table[0].columns)]
+    np.testing.assert_array_equal(found, sample)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(EASTForest, "trees"), (EASTBooster, "rounds")])
+def test_n_estimators_is_another_name(kind, name, table):
+    one, other = kind(**{name: 7}, random_state=0), kind(n_estimators=7, random_state=0)
+    np.testing.assert_array_equal(*(model.fit(*table).predict_proba(table[0]) for model in (one, other)))
+    with pytest.raises(ValueError, match="must lie in"):
+        kind(n_estimators=0).fit(*table)

@@ -128,6 +128,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         held = self.held_out_predictions_
         with few_threads(1):  # small products, which more threads only slow down
             self.learn_decision(held if self.confidence is None else held.counted())
+        self._keep_explained_rows(data.X)
         if not self.multilabel_:
             self._keep_reference(
                 held.probabilities, held.labels, held.weight, lambda some: _safe_indexing(data.X, held.rows[some])

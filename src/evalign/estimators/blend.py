@@ -174,7 +174,7 @@ class EASTBlend(MetricClassifier):
         try:
             return super().fit(X, y, sample_weight, on_epoch=on_epoch)
         finally:
-            for name in {"_started", "_started_cpu", "_slowdown", "_last"} & set(vars(self)):
+            for name in {"_started", "_started_cpu", "_last"} & set(vars(self)):
                 delattr(self, name)
 
     def _label_model(self, k: int) -> Self:
@@ -241,9 +241,6 @@ class EASTBlend(MetricClassifier):
         data = super()._prepare(X, y, sample_weight)
         if self.time_limit is None:
             return data
-        # Processes beside this one slow it down by the ratio of time that passed to time that was spent.
-        spent = time.process_time() - self._started_cpu
-        self._slowdown = max(1.0, self._elapsed / max(spent, 0.05))
         left, labels = self.time_limit * (1 - RESERVED) - self._elapsed, 1 if data.labels is None else data.classes
         rows, whole = len(data.rows), data
         while rows > FEWEST:
@@ -269,7 +266,7 @@ class EASTBlend(MetricClassifier):
         budget = None
         self._last = None
         if self.time_limit is not None:
-            slow = getattr(self, "_slowdown", 1.0)
+            slow = self._slowdown
             self._last = self._started + self.time_limit * (1 - RESERVED) - slow * planning.decision_seconds(shape)
             left = (self._last - time.monotonic()) / slow
             budget = max(0.05, left * (0.8 if self.cores > 1 else 0.4))
@@ -292,6 +289,11 @@ class EASTBlend(MetricClassifier):
     @property
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
+
+    @property
+    def _slowdown(self) -> float:
+        """Time that passed by time that was spent: how much processes beside this one slow it down."""
+        return max(1.0, self._elapsed / max(time.process_time() - self._started_cpu, 0.02))
 
     def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
         planned = self._planned(data)

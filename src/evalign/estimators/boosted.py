@@ -54,7 +54,7 @@ class EASTBooster(MetricClassifier):
         `BoostRecipe`. "cross_entropy" uses the library's own objective, which is several times as fast; `floor` and the
         choice of `columns` then have no part in it.
     library: "lightgbm" or "xgboost"; both come with the extra `boost`.
-    rounds: at most so many trees for a score.
+    rounds: at most so many trees for a score; `n_estimators` is another name.
     patience: rounds without a better `monitor` on held-out rows after which growing ends.
     monitor: "score" (the metric of hard decisions), "loss" (what is minimised) or "entropy".
     learning_rate, leaves, l2: of the trees, as in LightGBM.
@@ -80,6 +80,7 @@ class EASTBooster(MetricClassifier):
     recipe: str | BoostRecipe = "anchored"
     library: Literal["lightgbm", "xgboost"] = "lightgbm"
     rounds: int = 1000
+    n_estimators: int | None = None
     patience: int = 30
     monitor: Monitor = "loss"
     learning_rate: float = 0.1
@@ -100,9 +101,9 @@ class EASTBooster(MetricClassifier):
         self.columns_ = STOCK_COLUMNS if self.columns == "auto" else float(self.columns)
         fitted = cross_fit(
             data.encoded(TreeTable), data.codes, data.divisions,
-            self._tree_options(data.seed, self.columns_, self.cores),
-            categorical=self.encoder_.categorical, library=self.library, rounds=self.rounds, patience=self.patience,
-            score=self._score_matrix, on_round=on_round,
+            self._tree_options(data.seed, self.columns_, self.cores), categorical=self.encoder_.categorical,
+            library=self.library, rounds=self._most_rounds, patience=self.patience, score=self._score_matrix,
+            on_round=on_round,
         )  # fmt: skip
         self.trees_: list[Trees] = fitted.trees
         self.start_, self.rounds_ = fitted.start, fitted.rounds
@@ -147,8 +148,8 @@ class EASTBooster(MetricClassifier):
         checks.check_choice("library", self.library, LIBRARIES)
         checks.check_choice("monitor", self.monitor, MONITORS)
         find_recipe(self.recipe)
-        for name, low in (("folds", 1), ("rounds", 1), ("patience", 1), ("leaves", 2), ("min_rows", 1)):
-            checks.check_number(name, getattr(self, name), low=low)
+        for name, low in (("folds", 1), ("_most_rounds", 1), ("patience", 1), ("leaves", 2), ("min_rows", 1)):
+            checks.check_number(name.removeprefix("_most_"), getattr(self, name), low=low)
         checks.check_number("learning_rate", self.learning_rate, low=0.0, open_low=True)
         checks.check_number("l2", self.l2, low=0.0)
         checks.check_number("floor", self.floor, low=0.0)
@@ -169,7 +170,7 @@ class EASTBooster(MetricClassifier):
             growers = [library.grower(*fold, self._tree_options(seed + i, share, each)) for i, fold in enumerate(folds)]
             try:
                 trained = train_folds(
-                    growers, folds, self._objective(), self.start_, rounds=self.rounds, patience=self.patience,
+                    growers, folds, self._objective(), self.start_, rounds=self._most_rounds, patience=self.patience,
                     monitor=self.monitor, learning_rate=self.learning_rate, on_round=on_round, threads=threads,
                 )  # fmt: skip
             except KeyboardInterrupt:
@@ -203,6 +204,10 @@ class EASTBooster(MetricClassifier):
             beta=self._beta, step=recipe.step, temperature=cooled, anchor=recipe.anchor, metric_weight=recipe.metric,
             floor=self.floor,
         )  # fmt: skip
+
+    @property
+    def _most_rounds(self) -> int:
+        return self.rounds if self.n_estimators is None else self.n_estimators
 
     def _tree_options(self, seed: int, columns: float, threads: int) -> TreeOptions:
         return TreeOptions(

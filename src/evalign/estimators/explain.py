@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from sklearn.calibration import calibration_curve
 from sklearn.inspection import permutation_importance
 from sklearn.metrics import precision_recall_fscore_support
+from sklearn.utils import _safe_indexing
 
+EXPLAINED = 500  # held-out rows that are kept for feature importances
 LEAST = 1e-5  # of a probability: trees give 0 to what they have not seen, and one such row would decide alone
 
 
@@ -71,42 +73,65 @@ class Explaining:
         )
         return pd.DataFrame({"probability": mean, "share": share})
 
-    def importance(self, X: Any, *, repeats: int = 3, rows: int = 2000, random_state: int = 0) -> pd.DataFrame:
+    def importance(self, X: Any = None, *, repeats: int = 3, rows: int = 2000, random_state: int = 0) -> pd.DataFrame:
         """How much the held-out metric falls when a column is shuffled among the held-out rows of a fold.
 
-        `X` is the table that `fit` was given. Rows are predicted by the model of the fold that held them out. `rows`
-        bounds how many are looked at, `repeats` is how often a column is shuffled. The mean and the standard deviation
-        are returned, largest mean first.
+        `X` is the table that `fit` was given; None is the sample of it that was kept. Rows are predicted by the model
+        of the fold that held them out. `rows` bounds how many are looked at, `repeats` is how often a column is
+        shuffled. The mean and the standard deviation are returned, largest mean first.
         """
         held_out, generator = self.held_out_predictions_, np.random.default_rng(random_state)
-        if not len(held_out.rows):
-            raise ValueError("rows of a stream are not kept; use sklearn.inspection.permutation_importance")
-        table = X if isinstance(X, pd.DataFrame) else pd.DataFrame(np.asarray(X))
-        if len(table) <= held_out.rows.max():
-            raise ValueError(f"X must be the table that fit was given, got {len(table)} rows")
-        looked_at = np.sort(generator.permutation(len(held_out.rows))[:rows])
-        folds = [looked_at[held_out.fold[looked_at] == fold] for fold in np.unique(held_out.fold)]
-        names = list(table.columns)
+        if X is None:
+            looked_at, sample = self._explained_rows
+        else:
+            if not len(held_out.rows):
+                raise ValueError("rows of a stream are not kept; use sklearn.inspection.permutation_importance")
+            if len(X) <= held_out.rows.max():
+                raise ValueError(f"X must be the table that fit was given, got {len(X)} rows")
+            looked_at = np.sort(generator.permutation(len(held_out.rows))[:rows])
+            sample = _safe_indexing(X, held_out.rows[looked_at])
+        table = sample if isinstance(sample, pd.DataFrame) else pd.DataFrame(np.asarray(sample))
+        folds = [(fold, np.flatnonzero(held_out.fold[looked_at] == fold)) for fold in np.unique(held_out.fold)]
+        truth, weight = held_out.labels[looked_at], held_out.weight[looked_at]
+        costs = None if held_out.costs is None else held_out.costs[looked_at]
 
         def score(column: int | None) -> float:
-            predicted = np.zeros_like(held_out.labels)
-            for fold, places in enumerate(folds):
-                part = table.iloc[held_out.rows[places]]
+            predicted = np.zeros_like(truth)
+            for fold, places in folds:
+                part = table.iloc[places]
                 if column is not None:
+                    part = part.copy()
                     shuffled = part.iloc[generator.permutation(len(part)), column].set_axis(part.index)
-                    part = part.assign(**{str(names[column]): shuffled}) if isinstance(X, pd.DataFrame) else part.copy()
-                    if not isinstance(X, pd.DataFrame):
-                        part[names[column]] = shuffled
-                given = part if isinstance(X, pd.DataFrame) else part.to_numpy()
-                predicted[places] = self._decide_held_out(self._mean_probabilities(given, fold), places)
-            at = looked_at
-            costs = None if held_out.costs is None else held_out.costs[at]
-            return float(self._score_codes(predicted[at], held_out.labels[at], held_out.weight[at], costs))
+                    part.isetitem(column, shuffled.array)
+                given = part if isinstance(sample, pd.DataFrame) else part.to_numpy()
+                predicted[places] = self._decide_held_out(self._mean_probabilities(given, fold), looked_at[places])
+            return float(self._score_codes(predicted, truth, weight, costs))
 
         whole = score(None)
-        drops = np.array([[whole - score(column) for _ in range(repeats)] for column in range(len(names))])
-        found = pd.DataFrame({"column": names, "importance": drops.mean(axis=1), "deviation": drops.std(axis=1)})
+        drops = np.array([[whole - score(column) for _ in range(repeats)] for column in range(table.shape[1])])
+        found = pd.DataFrame(
+            {"column": list(table.columns), "importance": drops.mean(axis=1), "deviation": drops.std(axis=1)}
+        )
         return found.sort_values("importance", ascending=False, ignore_index=True)
+
+    def _keep_explained_rows(self, X: Any) -> None:
+        """Keep a sample of the held-out rows for `importance`; files do not have it."""
+        rows = self.held_out_predictions_.rows
+        places = np.sort(np.random.default_rng(0).permutation(len(rows))[:EXPLAINED])
+        self._explained_rows = places, _safe_indexing(X, rows[places])
+        if hasattr(self, "_importances"):
+            del self._importances
+
+    @property
+    def feature_importances_(self) -> NDArray[np.float64]:
+        """`importance` of each column in the order of the table, on up to 500 held-out rows; after `fit` only."""
+        if not hasattr(self, "_explained_rows"):
+            raise AttributeError("feature_importances_ is known after fit only; files do not keep held-out rows")
+        if not hasattr(self, "_importances"):
+            columns = list(pd.DataFrame(self._explained_rows[1]).columns)
+            self._importances = self.importance().set_index("column").importance[columns].to_numpy()
+        found: NDArray[np.float64] = self._importances
+        return found
 
     def permutation_importances(
         self, X: Any, y: Any, *, repeats: int = 5, random_state: int = 0

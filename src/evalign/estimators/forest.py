@@ -116,7 +116,7 @@ class EASTForest(MetricClassifier):
     Parameters
     ----------
     metric and the other parameters of every classifier: see `MetricClassifier`.
-    trees: of every fold.
+    trees: of every fold; `n_estimators` is another name.
     columns: share of the columns that a node tries.
     min_rows: rows of a leaf at least.
 
@@ -132,6 +132,7 @@ class EASTForest(MetricClassifier):
     FORMAT = "evalign.forest"
 
     trees: int = 200
+    n_estimators: int | None = None
     columns: float = 1.0
     min_rows: int = 1
 
@@ -168,7 +169,7 @@ class EASTForest(MetricClassifier):
 
     def _check_options(self) -> None:
         self._check_metric_and_decision()
-        for name in ("trees", "min_rows", "folds"):
+        for name in ("trees", "min_rows", "folds", *(() if self.n_estimators is None else ("n_estimators",))):
             checks.check_number(name, getattr(self, name), low=1)
         checks.check_number("columns", self.columns, low=0.0, high=1.0, open_low=True)
 
@@ -183,10 +184,11 @@ class EASTForest(MetricClassifier):
         """A forest for each fold, all of them grown in steps: whenever it ends, the folds have about as many trees."""
         forests = [self._forest(seed + i) for i in range(len(divisions))]
         started = time.monotonic()
-        for step, trees in enumerate(range(min(STEP, self.trees), self.trees + STEP, STEP), start=1):
+        most = self.trees if self.n_estimators is None else self.n_estimators
+        for step, trees in enumerate(range(min(STEP, most), most + STEP, STEP), start=1):
             try:
                 for forest, own in zip(forests, divisions, strict=True):
-                    forest.set_params(n_estimators=min(trees, self.trees))
+                    forest.set_params(n_estimators=min(trees, most))
                     forest.fit(x[own.train], codes[own.train], own.train_weight)
                 unknown, seconds = float("nan"), time.monotonic() - started
                 on_epoch(Epoch(step, "trees", 0.0, 0.0, unknown, unknown, unknown, unknown, seconds=seconds))
@@ -198,7 +200,7 @@ class EASTForest(MetricClassifier):
 
     def _forest(self, seed: int) -> ExtraTreesClassifier:
         return ExtraTreesClassifier(
-            self.trees, max_features=float(self.columns), min_samples_leaf=self.min_rows, n_jobs=self.n_jobs,
+            max_features=float(self.columns), min_samples_leaf=self.min_rows, n_jobs=self.n_jobs,
             random_state=seed % 2**31, warm_start=True,
         )  # fmt: skip
 
