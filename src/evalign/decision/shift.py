@@ -125,7 +125,8 @@ def find_shift(
     4. Are the new rows a mixture of the held-out classes in these shares? The largest Kolmogorov-Smirnov distance
        over the features (Wasserstein over the calibrated probabilities, where no features are kept) and their
        maximum mean discrepancy, against bootstrap samples of such a mixture. Where a few held-out rows stand for most
-       of the new ones, or there are less than 10 new rows a class, this cannot be told, and nothing is adapted.
+       of the new ones, or there are less than 10 new rows a class, this cannot be told, and nothing is adapted; nor
+       is it where the features are closer to the held-out rows as they are than to the mixture.
 
     >>> rng = np.random.default_rng(0)
     >>> def sample(n, share):
@@ -158,7 +159,11 @@ def find_shift(
     p_shares = _changed_means(q, new, random)
     changed = p_shares < LEVEL
     shares = class_shares(calibration(p_new), before)[0] if changed else before
-    p_fit, worst = _fit(reference, q, new, view, before, shares, changed, random)
+    p_fit, worst, better = _fit(reference, q, new, view, before, shares, changed, random)
+    disputed = changed and not better
+    if disputed:
+        changed, shares = False, before
+        p_fit, worst, _ = _fit(reference, q, new, view, before, before, False, random)
     known: dict[str, Any] = {
         "classes": names, "before": tuple(before.tolist()), "shares": tuple(shares.tolist()), "rows": total,
         "p_shares": p_shares, "p_fit": p_fit,
@@ -187,7 +192,13 @@ def find_shift(
     if changed:
         reason = f"Class shares changed (p = {p_shares:.2g} of equal means, {total} rows), and nothing else that shows."
         return Shift("shares", reason=reason, **known)
-    return Shift("none", reason=f"No evidence that class shares changed (p = {p_shares:.3g}, {total} rows).", **known)
+    reason = f"No evidence that class shares changed (p = {p_shares:.3g}, {total} rows)."
+    if disputed:
+        reason = (
+            f"The mean probabilities changed (p = {p_shares:.2g}, {total} rows), but the features agree more with the "
+            "old class shares than with those that this would mean: decisions stay as they were."
+        )
+    return Shift("none", reason=reason, **known)
 
 
 def reweighted(q: Floats, ratios: Floats) -> Floats:
@@ -276,8 +287,12 @@ def _log_odds(shares: Floats) -> Floats:
 def _fit(
     reference: Reference, q: Floats, new: Floats, view: Floats | None, before: Floats, shares: Floats, changed: bool,
     random: np.random.Generator,
-) -> tuple[float, str]:  # fmt: skip
-    """p-value of "the new rows are held-out classes mixed in other shares", and the column that fits worst."""
+) -> tuple[float, str, bool]:  # fmt: skip
+    """p-value of "the new rows are held-out classes mixed in these shares", and the column that fits worst.
+
+    The last value says whether features fit these shares better than those of before. Held-out probabilities come from
+    models of folds, and their means may differ from those of the model in use where no class share has changed.
+    """
     n, m, y = len(reference.y), len(new), reference.y
     if view is None or reference.features is None:
         old, others, distance, what = q, new, _area, "probability of class"
@@ -287,7 +302,7 @@ def _fit(
         told = [j for j in range(old.shape[1]) if _varied(old[:, j])]
         old, others = old[:, told], others[:, told]
         if not told:
-            return 1.0, "no feature varies"
+            return 1.0, "no feature varies", True
     waves = _waves(old, others, random)
 
     def apart(of: Floats, columns: Floats, signed: Floats) -> Floats:
@@ -304,14 +319,17 @@ def _fit(
     signed = weights / weights.sum(axis=1, keepdims=True) - new_times / m
     null = apart(waves[:n], old, signed)
     usual = np.maximum(np.quantile(null, 0.9, axis=0), 2 / m if distance is _height else 1e-3)
-    weights = np.concatenate([held / held.sum(), np.full(m, -1 / m)])[None]
-    found = apart(waves, np.concatenate([old, others]), weights)[0]
+    mixtures = np.stack([held / held.sum(), np.full(n, 1 / n)])
+    signed = np.concatenate([mixtures, np.full((2, m), -1 / m)], axis=1)
+    found, unchanged = apart(waves, np.concatenate([old, others]), signed)
+    better = bool(distance is _area or ((found / usual) ** 2).sum() < ((unchanged / usual) ** 2).sum())
     worst = int((found / usual).argmax())
     most = float(found[worst] / usual[worst]) - (ALLOWED if distance is _area else 0.0)
     p_value = (1 + ((null / usual).max(axis=1) >= most).sum()) / (1 + DRAWS)
     if worst == old.shape[1]:
-        return float(p_value), f"the joint distribution of {what} columns differs"
-    return float(p_value), f"{what} {worst if distance is _area else told[worst]} differs most, by {found[worst]:.2g}"
+        return float(p_value), f"the joint distribution of {what} columns differs", better
+    column = worst if distance is _area else told[worst]
+    return float(p_value), f"{what} {column} differs most, by {found[worst]:.2g}", better
 
 
 def _waves(old: Floats, new: Floats, random: np.random.Generator, size: int = 256) -> Floats:
