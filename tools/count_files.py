@@ -2,14 +2,16 @@
 
     python tools/count_files.py loss | fit | command [--list]
 
-A file counts once, when Python enters one of its functions; compiled loops and module imports do not count. The loss is
-counted on its second call, as in a training loop: the first one also imports and compiles.
+A file counts once, when Python enters one of its functions; compiled loops and module imports do not count. The loss
+and the command are counted on their second call: the first one also imports, registers and compiles.
 """
 
 import argparse
+import inspect
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -25,14 +27,16 @@ def entered(action: Callable[[], object]) -> list[str]:
     seen: set[str] = set()
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_name != "<module>":
+        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function, no body of a module or class
             seen.add(frame.f_code.co_filename)
 
     sys.setprofile(look)
+    threading.setprofile(look)  # members of a blend train in threads
     try:
         action()
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)
     return sorted(str(Path(name).relative_to(SOURCE)) for name in seen if name.startswith(SOURCE))
 
 
@@ -68,7 +72,17 @@ def command() -> list[str]:
         data.write_text("\n".join(["a,b,c,d,label", *rows]) + "\n")
 
         def run() -> None:
-            arguments = ["fit", str(data), "--target", "label", "--metric", "f1", "--out", str(Path(folder) / "run")]
+            arguments = [
+                "fit",
+                str(data),
+                "--target",
+                "label",
+                "--metric",
+                "f1",
+                "--out",
+                str(Path(folder) / "run"),
+                "--force",
+            ]
             sys.argv = ["evalign", *arguments]
             try:
                 main()
@@ -76,6 +90,7 @@ def command() -> list[str]:
                 if end.code:
                     raise RuntimeError(f"evalign fit ended with {end.code}") from end
 
+        run()
         return entered(run)
 
 
