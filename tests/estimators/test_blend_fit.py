@@ -211,3 +211,12 @@ def test_the_linear_member_takes_text_gaps_and_a_class_without_weight(tmp_path):
     assert p[:, 2].max() == 0.0
     loaded = EASTLinear.load(model.save(tmp_path / "m"))
     np.testing.assert_array_equal(loaded.predict_proba(table), p)
+
+
+@pytest.mark.parametrize(("installed", "library"), [(("xgboost",), "xgboost"), ((), None)])
+def test_without_lightgbm_xgboost_boosts_and_without_both_nothing_does(monkeypatch, installed, library):
+    monkeypatch.setattr("evalign.estimators.blend.is_installed", lambda name: name in installed)
+    X, y = make_classification(200, 5, random_state=0)
+    model = EASTBlend(preset="quick", weights="equal", forest={"trees": 5}, boost={"rounds": 5}, random_state=0)
+    members = model.fit(X, y).members_
+    assert (members["boost"].library if "boost" in members else None) == library

@@ -31,7 +31,7 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from evalign.decision import calibrated, plug_in, tuned
-from evalign.decision.calibrated import DECISIONS
+from evalign.decision.learned import DECISIONS
 from evalign.estimators.decided import MetricDecision
 
 

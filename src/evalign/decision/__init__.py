@@ -4,16 +4,15 @@
 labels. All take constraints and return a `Rule`, which predicts and is saved as JSON.
 """
 
-from evalign.decision.calibrated import calibrated, joint_rule, learn_rule
 from evalign.decision.calibration import fit_temperature
 from evalign.decision.certified import unit_weights
 from evalign.decision.constraints import Constraint, parse_constraint, parse_constraints
 from evalign.decision.export import json_schema, numpy_source
+from evalign.decision.learned import calibrated, joint_rule, learn_rule, tuned
 from evalign.decision.out_of_core import learn_from_batches
 from evalign.decision.plug_in import expected_confusion, plug_in
 from evalign.decision.rule import REJECTED, Rule
 from evalign.decision.shift import Reference, Shift, find_shift
-from evalign.decision.tuned import tuned
 from evalign.decision.worth import Worth, assess
 
 __all__ = [

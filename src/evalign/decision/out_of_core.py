@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evalign.decision.calibrated import learn_rule
 from evalign.decision.calibration import SAMPLE, Calibration, fit_calibration
+from evalign.decision.learned import learn_rule
 from evalign.decision.plug_in import gain_rule
 from evalign.decision.rule import Floats, Labels, Rule, as_labels, as_probabilities, as_weights, decide_blocks
 from evalign.decision.search.counts import ClassCounts, State

@@ -25,9 +25,8 @@ from evalign.decision.rule import (
 )
 from evalign.decision.search.counts import ClassCounts
 from evalign.decision.search.frank_wolfe import Gain, maximise
-from evalign.decision.search.label_thresholds import LabelCounts, best_thresholds
 from evalign.decision.search.problem import SLACK, Problem, present_classes
-from evalign.decision.search.thresholds import ThresholdSweep
+from evalign.decision.search.thresholds import LabelCounts, ThresholdSweep, best_thresholds
 from evalign.metrics import Average, Beta, MetricFunction
 
 Calibrate = bool | Literal["auto"]

@@ -10,7 +10,7 @@ import torch
 from scipy.special import expit
 
 from evalign.confusion import Confusion
-from evalign.decision.calibrated import calibrated
+from evalign.decision.learned import calibrated
 from evalign.decision.rule import BLOCK, Floats, Labels, Rule, as_labels, as_probabilities, logit
 from evalign.decision.search.problem import Problem
 from evalign.decision.search.thresholds import ThresholdSweep

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from evalign import _checks as checks
-from evalign.boosting.growth import is_installed
+from evalign.boosting.growth import LIBRARIES, is_installed
 from evalign.estimators import planning
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.boosted import EASTBooster
@@ -129,7 +129,8 @@ class EASTBlend(MetricClassifier):
         the seed alone.
     recipe: "auto" is "cross_entropy", or "anchored" with decision="argmax", where training on the metric does help.
         Others are those of `EASTBooster` and `EASTClassifier`, which both get it.
-    members: names of members to use, of "linear", "forest", "boost" and "network"; None is the preset's.
+    members: names of members to use, of "linear", "forest", "boost" and "network"; None is the preset's. Boosted trees
+        need LightGBM or XGBoost (`pip install evalign[boost]`), and are left out without either.
     weights: "auto", or "equal" for the plain mean.
     folds: of every member; "auto" is 5, on more than 20,000 rows 3, and on more than 60,000 rows one division where it
         holds out 100 rows or more of each class.
@@ -232,7 +233,7 @@ class EASTBlend(MetricClassifier):
     @property
     def _member_names(self) -> list[str]:
         names = list(PRESETS[self.preset] if self.members is None else self.members)
-        if self.members is None and not is_installed("lightgbm"):
+        if self.members is None and not any(map(is_installed, LIBRARIES)):
             names.remove("boost")
         return names
 
@@ -273,6 +274,8 @@ class EASTBlend(MetricClassifier):
         shared, planned = self._shared(data.seed), {}
         for name in names:
             options = planning.member_options(name, self.preset, shape, budget)
+            if name == "boost" and not is_installed("lightgbm"):
+                options["library"] = "xgboost"
             given = {**options, **(getattr(self, name) or {})}
             seconds = planning.estimated_seconds(name, given, shape)
             planned[name] = (make_member(name, shared, given), seconds)

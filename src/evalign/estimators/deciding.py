@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from evalign import _checks as checks
 from evalign import metrics
 from evalign.confusion import Confusion
-from evalign.decision.calibrated import DECISIONS, Decision, joint_rule, learn_rule
 from evalign.decision.calibration import fit_calibration
 from evalign.decision.constraints import parse_constraints
 from evalign.decision.costs import COST, Costs, cheapest, cost_metric, mean_cost
+from evalign.decision.learned import DECISIONS, Decision, joint_rule, learn_rule
 from evalign.decision.plug_in import plug_in
 from evalign.decision.rule import REJECTED, Floats, Labels, Rule
 from evalign.decision.shift import Reference, Shift, find_shift, given_shares, reweighted, sampled_rows

@@ -10,8 +10,7 @@ import torch
 
 from evalign.decision.rule import Floats, Labels, decide_blocks
 from evalign.decision.search.counts import ClassCounts, OffsetSweep, State
-from evalign.decision.search.problem import SLACK, Problem
-from evalign.decision.search.refine import best_of, coarse_to_fine
+from evalign.decision.search.problem import SLACK, Problem, best_of, coarse_to_fine
 from evalign.metrics import MetricFunction
 
 # Step sizes of the line search: an even grid, and a geometric one for small steps.
