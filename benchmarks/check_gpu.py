@@ -204,7 +204,11 @@ def graph_errors(metric: str) -> list[float]:
 
 
 def compiled_errors() -> dict[str, list[float]]:
-    """A compiled graph, which holds the fused loss as one operator, against the fused loss; weights, and half."""
+    """A compiled graph, which holds the fused loss as one operator, against the fused loss; weights, and half.
+
+    The same kernels run. In bfloat16 many classes tie, and there the eager form has another gradient: one that was
+    traced in its place fails.
+    """
     found = {}
     for name, shape in {"rows": (1000, 50), "long rows": (64, 1500), "images": (2, 19, 40, 40), "binary": (3000,),
                         "multilabel": (500, 12), "bfloat16": (1000, 50)}.items():  # fmt: skip
@@ -218,8 +222,6 @@ def compiled_errors() -> dict[str, list[float]]:
         for weight in (None, torch.rand(labels, device="cuda")):
             value, gradient = value_and_gradient(built, z, y, weight)
             expected, slope = value_and_gradient(plain, z, y, weight)
-            if gradient.dtype != torch.float32:  # two gradients that round to neighbours
-                gradient, slope = (torch.where((gradient - slope).abs() <= 2**-7 * slope.abs(), slope, gradient), slope)
             worst = (gradient - slope).abs().max() / slope.abs().max()
             found[f"{name}, weights: {weight is not None}"] = [(value - expected).abs().item(), worst.item()]
     return found
