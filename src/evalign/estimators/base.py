@@ -22,6 +22,7 @@ from sklearn.utils.validation import (
     column_or_1d,
     validate_data,
 )
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from evalign import _checks as checks
 from evalign import decision, metrics
@@ -29,8 +30,8 @@ from evalign.confusion import Confusion
 from evalign.decision import REJECTED, Rule
 from evalign.decision.costs import cost_metric
 from evalign.estimators.deciding import Deciding
-from evalign.estimators.explain import Explaining
-from evalign.estimators.planning import OnEpoch, few_threads
+from evalign.estimators.explain import EXPLAINED, Explaining
+from evalign.estimators.planning import OnEpoch, few_threads, loud
 from evalign.estimators.rows import (
     Codes,
     Floats,
@@ -44,7 +45,6 @@ from evalign.metrics import MetricFunction
 from evalign.storage import container
 from evalign.tables.encode import as_table
 from evalign.tables.split import distinct_rows, fold_rows
-from evalign.training.loop import Epoch
 
 Arrays = dict[str, torch.Tensor]
 
@@ -126,9 +126,11 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         with nullcontext() if self.n_jobs == -1 else few_threads(self.cores):
             self.fit_prepared(data, on_epoch)
         held = self.held_out_predictions_
-        with few_threads(1):  # small products, which more threads only slow down
+        with threadpool_limits(1):  # small products, which more threads only slow down
             self.learn_decision(held if self.confidence is None else held.counted())
-        self._keep_explained_rows(data.X)
+        rows = self.held_out_predictions_.rows
+        places = np.sort(np.random.default_rng(0).permutation(len(rows))[:EXPLAINED])
+        self._explained_rows = places, _safe_indexing(data.X, rows[places])
         if not self.multilabel_:
             self._keep_reference(
                 held.probabilities, held.labels, held.weight, lambda some: _safe_indexing(data.X, held.rows[some])
@@ -184,16 +186,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
 
     def _listener(self, on_epoch: OnEpoch | None) -> OnEpoch:
         """`on_epoch`, and with `verbose` a line for every step of training."""
-
-        def listen(epoch: Epoch) -> None:
-            if self.verbose:
-                known = {self.metric_name: epoch.score, "loss": epoch.loss}
-                values = ", ".join(f"{name} {value:.4f}" for name, value in known.items() if value == value)
-                print(f"{epoch.stage} {epoch.epoch}: {values or f'{epoch.seconds:.1f} s'}")
-            if on_epoch is not None:
-                on_epoch(epoch)
-
-        return listen
+        return loud(on_epoch, self.metric_name) if self.verbose else on_epoch or (lambda epoch: None)
 
     def learn_decision(self, held_out: HeldOutPredictions) -> Self:
         """Learn `decision_` from probabilities of rows that were held out of training."""

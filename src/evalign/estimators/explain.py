@@ -32,6 +32,8 @@ class Explaining:
     class_order: Any
     _mean_probabilities: Any
     _score_codes: Any
+    _explained_rows: tuple[NDArray[np.int64], Any]  # places among the held-out rows, and their features
+    _importances: tuple[Any, NDArray[np.float64]]
 
     def class_scores(self) -> pd.DataFrame:
         """Precision, recall and F1 of every class on the held-out rows, decided by the learned rule.
@@ -114,23 +116,16 @@ class Explaining:
         )
         return found.sort_values("importance", ascending=False, ignore_index=True)
 
-    def _keep_explained_rows(self, X: Any) -> None:
-        """Keep a sample of the held-out rows for `importance`; files do not have it."""
-        rows = self.held_out_predictions_.rows
-        places = np.sort(np.random.default_rng(0).permutation(len(rows))[:EXPLAINED])
-        self._explained_rows = places, _safe_indexing(X, rows[places])
-        if hasattr(self, "_importances"):
-            del self._importances
-
     @property
     def feature_importances_(self) -> NDArray[np.float64]:
         """`importance` of each column in the order of the table, on up to 500 held-out rows; after `fit` only."""
         if not hasattr(self, "_explained_rows"):
             raise AttributeError("feature_importances_ is known after fit only; files do not keep held-out rows")
-        if not hasattr(self, "_importances"):
+        if not hasattr(self, "_importances") or self._importances[0] is not self._explained_rows:
             columns = list(pd.DataFrame(self._explained_rows[1]).columns)
-            self._importances = self.importance().set_index("column").importance[columns].to_numpy()
-        found: NDArray[np.float64] = self._importances
+            values = self.importance().set_index("column").importance[columns].to_numpy()
+            self._importances = self._explained_rows, values
+        found: NDArray[np.float64] = self._importances[1]
         return found
 
     def permutation_importances(

@@ -164,6 +164,19 @@ def clock(on_epoch: OnEpoch | None, until: float | None, stop: threading.Event, 
     return call
 
 
+def loud(on_epoch: OnEpoch | None, metric: str) -> OnEpoch:
+    """A callback that prints a line for every step of training, and then calls `on_epoch`."""
+
+    def call(epoch: Epoch) -> None:
+        known = {metric: epoch.score, "loss": epoch.loss}
+        values = ", ".join(f"{name} {value:.4f}" for name, value in known.items() if not math.isnan(value))
+        print(f"{epoch.stage} {epoch.epoch}: {values or f'{epoch.seconds:.1f} s'}")
+        if on_epoch is not None:
+            on_epoch(epoch)
+
+    return call
+
+
 def side_by_side(lanes: Sequence[Callable[[], None]], stop: threading.Event) -> None:
     """Run every lane in a thread of its own; Ctrl-C asks all of them to stop, an error of one ends the others.
 
