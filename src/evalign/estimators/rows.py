@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from sklearn.utils.multiclass import type_of_target
 
 from evalign.tables import TableEncoder
@@ -117,7 +118,8 @@ class TrainingRows:
 
 def is_multilabel(y: Any) -> bool:
     """Whether y is 0/1 of shape (n, L) with two labels or more."""
-    if len(shape := np.shape(y)) != 2 or shape[1] < 2:
+    y = y if issparse(y) else np.asarray(y)
+    if len(shape := y.shape) != 2 or shape[1] < 2:
         return False
     if type_of_target(y) != "multilabel-indicator":
         raise ValueError(
