@@ -14,6 +14,7 @@ from sklearn.datasets import load_iris
 
 from evalign import EASTClassifier, metrics
 from evalign.estimators.linear import EASTLinear
+from evalign.storage import container
 
 FAST = {"hidden": (8,), "epochs": 4, "learning_rate": 1e-2, "random_state": 0}
 
@@ -96,6 +97,17 @@ def test_truncated_foreign_and_future_files_are_refused(saved, tmp_path):
     save_file({"w": np.zeros(3, np.float32)}, foreign, metadata={"evalign": future})
     with pytest.raises(ValueError, match=r"version 99.*reads version 1"):
         EASTClassifier.load(foreign)
+
+
+def test_a_model_with_other_parts_is_refused_in_one_sentence(saved, tmp_path):
+    _, path = saved
+    arrays, fitted = container.read(path, EASTClassifier.FORMAT)
+    params = fitted["params"]
+    for changed in ({"params": {}}, {"params": {**params, "tomorrow": 1}}):
+        container.write(tmp_path / "other.safetensors", EASTClassifier.FORMAT, arrays, fitted | changed)
+        with pytest.raises(ValueError, match="was saved by another evalign") as caught:
+            EASTClassifier.load(tmp_path / "other.safetensors")
+        assert "\n" not in str(caught.value)
 
 
 def test_a_pickle_is_not_executed(tmp_path):

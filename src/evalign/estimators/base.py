@@ -278,7 +278,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote; nothing in the file is executed."""
-        return cls.from_content(*container.read(Path(path), cls.FORMAT))
+        return container.load(Path(path), cls.FORMAT, cls.from_content)
 
     def content(self) -> tuple[Arrays, dict[str, Any]]:
         """The fitted model as arrays and JSON."""

@@ -6,9 +6,9 @@ executes nothing.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from safetensors.torch import save
 from evalign.storage import write_atomically
 
 VERSION = 1
+Model = TypeVar("Model")
 
 
 def write(path: Path, format: str, arrays: dict[str, torch.Tensor], fitted: dict[str, Any]) -> Path:
@@ -44,6 +45,15 @@ def read(path: Path, format: str) -> tuple[dict[str, torch.Tensor], dict[str, An
     if header.get("sha256") != _checksum(arrays, text):
         raise ValueError(f"{path} is damaged: its checksum does not match its content; fit and save it again")
     return arrays, json.loads(text)
+
+
+def load(path: Path, format: str, build: Callable[[dict[str, torch.Tensor], dict[str, Any]], Model]) -> Model:
+    """The model that `build` makes of what `write` wrote; one with other parts than this version has is refused."""
+    content = read(path, format)
+    try:
+        return build(*content)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} was saved by another evalign ({error}); load it with that, or fit again") from None
 
 
 def format_of(path: Path) -> Any:
