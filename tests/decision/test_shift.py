@@ -152,3 +152,16 @@ def test_refuses_shares_that_rest_on_a_few_held_out_rows():
     assert found.kind == "other"
     assert "rests on" in found.reason
     assert find_shift(known, known.p[common][:400], known.features[common][:400], intervals=False).kind == "none"
+
+
+def test_features_veto_shares_that_only_another_model_suggests():
+    rng = np.random.default_rng(9)
+    X, y = sample(rng, 1500, (0.7, 0.3))
+    known = Reference.of(posterior(X, (0.7, 0.3)), y, features=X)
+    X_new, _ = sample(rng, 500, (0.7, 0.3))
+    biased = posterior(X_new, (0.5, 0.5))  # a model that gives the second class more
+    assert find_shift(known, biased, intervals=False).kind == "shares"  # probabilities alone cannot tell
+    found = find_shift(known, biased, X_new, intervals=False)
+    assert found.kind == "none"
+    assert "features agree more with the old class shares" in found.reason
+    assert found.shares == found.before
