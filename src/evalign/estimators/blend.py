@@ -45,7 +45,8 @@ PASSED_ON = ("metric", "average", "beta", "pos_label", "costs", "validation_frac
 PRIOR_ROWS = 100  # held-out rows at which weights are half way between equal ones and the best ones
 NEGLIGIBLE = 0.03  # a weight below which a member is dropped: it costs time to predict and changes little
 LARGE = 500_000  # rows x classes from which a product is shared among threads
-RESERVED = 0.08  # of a time limit, for what a member has begun
+RESERVED = 0.08  # of a time limit, for a long step that a member has begun
+LAST_STEP = 0.1  # seconds that a member may take after its time
 FEWEST = 1000  # rows that a time limit leaves of a larger table
 
 
@@ -268,7 +269,8 @@ class EASTBlend(MetricClassifier):
         self._last = None
         if self.time_limit is not None:
             slow = self._slowdown
-            self._last = self._started + self.time_limit * (1 - RESERVED) - slow * planning.decision_seconds(shape)
+            late = slow * (LAST_STEP + planning.decision_seconds(shape))
+            self._last = self._started + self.time_limit * (1 - RESERVED) - late
             left = (self._last - time.monotonic()) / slow
             budget = max(0.05, left * (0.8 if self.cores > 1 else 0.4))
         shared, planned = self._shared(data.seed), {}
