@@ -134,3 +134,16 @@ def test_ray_dataset_on_two_workers(tmp_path, classes):
         np.testing.assert_array_equal(found.predict(p), expected.predict(p))
     finally:
         ray.shutdown()
+
+
+def test_memory_is_that_of_a_sample_not_of_all_rows(monkeypatch):
+    import tracemalloc
+
+    monkeypatch.setattr(out_of_core, "SAMPLE", 2**15)
+    p, y = np.random.default_rng(0).dirichlet(np.ones(50), size=2000), np.arange(2000) % 50
+    learn_from_batches([(p, y)], "f1", rounds=1)  # imports and caches
+    tracemalloc.start()
+    learn_from_batches(lambda: ((p.copy(), y) for _ in range(40)), "f1", rounds=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * p.nbytes  # of 40 batches

@@ -219,7 +219,7 @@ def _sample(batches: Batches, rows: float, classes: int) -> tuple[Floats, Labels
     def taken(batch: Batch) -> Sums:
         p, y, weight = batch
         assert y is not None
-        return p[::step], y[::step], weight[::step]
+        return p[::step].copy(), y[::step].copy(), weight[::step].copy()  # a view would keep the whole batch
 
     p, y, weight = zip(*batches.map(taken), strict=True)
     return np.concatenate(p), np.concatenate(y), np.concatenate(weight)
