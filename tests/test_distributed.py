@@ -15,6 +15,8 @@ from evalign.accumulation import accumulate
 from evalign.distributed import Sync, resolve
 from ranks import on_ranks
 
+pytestmark = pytest.mark.slow
+
 ROWS, CLASSES, FEATURES = 24, 4, 5
 CASES = {
     "f1": {"metric": "f1"},

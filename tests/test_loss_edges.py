@@ -152,6 +152,7 @@ def test_autocast_does_not_round_the_counts(task, backend):
     torch.testing.assert_close(gradient, expected_gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_million_float16_pixels_are_counted_to_float_precision(backend):
     generator = torch.Generator().manual_seed(6)

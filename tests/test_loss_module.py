@@ -132,6 +132,7 @@ def test_a_compiled_graph_holds_the_fused_loss_as_one_operator(task, shape):
         torch.testing.assert_close(compiled(z, y), loss(z, y))
 
 
+@pytest.mark.slow
 @torch_own_warnings
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_inductor_gives_the_eager_loss():

@@ -261,6 +261,7 @@ def test_counts_of_a_far_temperature_are_forgotten(temperature, forgotten):
     assert torch.allclose(value, alone, atol=1e-9, rtol=0) == forgotten
 
 
+@pytest.mark.slow
 @torch_own_warnings
 @pytest.mark.parametrize("task", TASKS)
 def test_a_compiled_loss_remembers_the_same_without_being_compiled_anew(task):

@@ -137,6 +137,7 @@ def part_of_ranks(rank, ranks):
     return loss.item(), z.grad / ranks  # DDP averages gradients
 
 
+@pytest.mark.slow
 def test_ranks_rank_the_rows_of_all(tmp_path):
     z, y = one_percent(4, n=40, share=0.3)
     z.requires_grad_()

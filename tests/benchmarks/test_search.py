@@ -23,6 +23,7 @@ def search(monkeypatch, tmp_path):
     return search_recipe, tmp_path
 
 
+@pytest.mark.slow
 def test_averages_are_searched_as_one_stack_and_no_neighbour_is_felt(search):
     module, folder = search
     configs = list(module.GRIDS["averages"]())

@@ -25,6 +25,7 @@ def test_params_reach_lightgbm_and_leave_it_as_it_was(search):
     assert (lightgbm.Booster, lightgbm.Dataset) == before
 
 
+@pytest.mark.slow
 def test_held_out_rows_are_in_one_order_whatever_the_folds(search):
     rng = np.random.default_rng(0)
     X = pd.DataFrame(rng.normal(size=(120, 2)))

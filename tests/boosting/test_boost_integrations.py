@@ -130,6 +130,7 @@ def test_multiclass_metrics_train_in_both():
     assert objective.score(booster.predict(data, output_margin=True), y) > 0.95
 
 
+@pytest.mark.slow
 def test_multilabel_metrics_train_in_both():
     X, Y = make_multilabel_classification(300, 10, n_classes=3, random_state=0)
     objective = with_lightgbm.MetricObjective("f1", task="multilabel")

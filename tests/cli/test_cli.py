@@ -147,6 +147,7 @@ def test_scores_are_scikit_learns(fitted: Path, folder: Path, call: Call) -> Non
     assert [value for value, _, _ in detail["recall"]] == pytest.approx(each[1], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_fit_prints_the_honest_table(folder: Path, call: Call, tmp_path: Path) -> None:
     said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)
     assert said.code == 0, said.err
@@ -173,6 +174,7 @@ def test_same_seed_same_result_other_seed_other_split(folder: Path, call: Call, 
     assert tables[0] != tables[2]
 
 
+@pytest.mark.slow
 def test_beta_by_label_positive_and_average(folder: Path, call: Call, tmp_path: Path) -> None:
     said = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "a", *FAST, "--json",
                 "--metric", "fbeta", "--beta", "emu=5", "--beta", "dog=2")  # fmt: skip
@@ -194,6 +196,7 @@ def test_beta_by_label_positive_and_average(folder: Path, call: Call, tmp_path: 
     assert [curve["contender"] for curve in result["curves"]] == ["ours", "cross_entropy"]
 
 
+@pytest.mark.slow
 def test_counting_the_frequent_class_is_noted(call: Call, tmp_path: Path) -> None:
     two = animals(200, 5)
     two["kind"] = np.where(two["kind"] == "emu", "emu", "other")
@@ -261,6 +264,7 @@ def test_folds_are_taken_and_told(folder: Path, call: Call, tmp_path: Path) -> N
     assert any(note.startswith("2 networks were trained") for note in result["notes"])
 
 
+@pytest.mark.slow
 def test_constant_column_works_with_a_note(folder: Path, call: Call, tmp_path: Path) -> None:
     animals(200, 0).assign(planet="earth").to_csv(tmp_path / "a.csv", index=False)
     said = call("fit", tmp_path / "a.csv", "-t", "kind", "-o", tmp_path / "run", *FAST)

@@ -86,6 +86,7 @@ def test_finds_changed_shares_and_covers_them(features):
     assert found.to_json()["kind"] == "shares"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [True, False])
 def test_level_of_both_tests_where_nothing_changed(features):
     kinds = []

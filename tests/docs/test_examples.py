@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, about their own parts
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the libraries, about their own parts
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 

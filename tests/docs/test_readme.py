@@ -104,6 +104,7 @@ def test_the_loss_alone_imports_neither_pandas_nor_scikit_learn():
     assert shown.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_plain_loop_example_runs():
     shown = subprocess.run(
         [sys.executable, ROOT / "examples" / "plain_loop.py"], capture_output=True, text=True, check=True

@@ -9,6 +9,8 @@ from evalign.estimators.blend import EASTBlend
 from evalign.estimators.forest import EASTForest
 from evalign.estimators.linear import EASTLinear
 
+pytestmark = pytest.mark.slow
+
 # Leaves of ten rows: in pure ones no class weight has a say, and the checks give scikit-learn's forests large ones too.
 SMALL = {"boost": {"rounds": 15}, "forest": {"trees": 15, "min_rows": 10, "columns": 1.0}, "n_jobs": 1}
 NETWORK = {"hidden": (32,), "dropout": 0.0, "epochs": 40, "learning_rate": 1e-2}

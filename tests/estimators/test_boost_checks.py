@@ -7,6 +7,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from evalign.estimators.boosted import EASTBooster
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"rounds": 15, "n_jobs": 1}
 
 

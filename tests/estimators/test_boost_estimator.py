@@ -186,6 +186,7 @@ def test_beta_by_label_and_constraints_reach_the_objective_and_the_rule(rare):
     assert small(decision="argmax").fit(X, y).decision_.kind == "argmax"
 
 
+@pytest.mark.slow
 def test_every_recipe_and_user_metrics_train():
     X, y = load_breast_cancer(return_X_y=True)
     for recipe in ("anchored", "paper", "btg", "cross_entropy", BoostRecipe("mine", "", anchor=0.1, metric=1.0)):

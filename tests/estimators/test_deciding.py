@@ -154,6 +154,7 @@ def forest():
     return EASTForest("f1", pos_label="fine", trees=40, random_state=0).fit(X, y)
 
 
+@pytest.mark.slow
 def test_every_classifier_adapts_and_its_file_too(forest, tmp_path):
     from evalign.estimators.boosted import EASTBooster
 

@@ -7,6 +7,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from evalign.estimators.network import EASTClassifier
 
+pytestmark = pytest.mark.slow
+
 # One asks that labels be those of the largest probability, the other that a class whose rows weigh next to nothing is
 # hardly predicted; a rule for macro F1 may name it all the same, since each class counts alike.
 DECIDED_BY_ARGMAX = ("check_classifiers_train", "check_class_weight_classifiers")

@@ -70,6 +70,7 @@ def test_rule_is_learned_from_out_of_fold_probabilities(two_classes):
     assert (model.predict(X) == LogisticRegression().fit(X, y).predict(X)).all()
 
 
+@pytest.mark.slow
 def test_beside_scikit_learns_tuned_threshold(two_classes):
     """Six splits: within noise of TunedThresholdClassifierCV, and above the threshold 1/2."""
     X, y = two_classes

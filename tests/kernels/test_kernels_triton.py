@@ -60,6 +60,7 @@ def assert_close(found, wanted, rtol=2e-5):
         torch.testing.assert_close(ours.double(), theirs, rtol=rtol, atol=rtol * size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 3, 16, 41, 257, 1271, 5000])
 @pytest.mark.parametrize("n", [1, 5, 130])
 def test_rows_of_any_shape(n, d):
@@ -146,6 +147,7 @@ def test_columns(shape, thresholds):
         assert_close([x.cpu() for x in found], [x.double() for x in wanted])
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_a_gpu():
     # The interpreter takes programs that the compiler refuses, such as a name that changes its shape in a loop.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -16,7 +16,7 @@ from evalign.kernels.plan import FivePoints, Plan, closed_form
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter computes masked entries too, and says so where they are nan.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 def batch(n, d, task="multiclass", seed=0):

@@ -275,6 +275,7 @@ def test_tables_of_all_kinds_are_learned_and_saved(frame, options, tmp_path):
     assert np.isfinite(model.predict_proba(odd)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"network": "embedding", "ensemble": 2}, {"network": "periodic", "ensemble": 2, "sharing": "rank_one"}],

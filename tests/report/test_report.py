@@ -187,6 +187,7 @@ def test_many_classes_are_kept_readable() -> None:
 # -- in a browser -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_browser
 def test_browser_shows_the_table_and_no_error(binary: tuple[Comparison, dict[str, Any]], tmp_path: Path) -> None:
     page = tmp_path / "report.html"
@@ -223,6 +224,7 @@ def test_page_fits_a_phone_and_is_readable_in_the_dark(
 AXE = Path(os.environ.get("EVALIGN_AXE", ROOT / ".cache/axe/node_modules/axe-core/axe.min.js"))
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: npm install --prefix .cache/axe axe-core")
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -39,6 +39,8 @@ KILLED = """
 import sys
 sys.path[:0] = {tests!r}
 from test_streaming_runs import fitted
+
+pytestmark = pytest.mark.slow
 fitted({folder!r}, {checkpoint!r})
 """
 

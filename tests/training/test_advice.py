@@ -114,6 +114,7 @@ def test_the_command_refuses_in_one_line(table, capsys):
     assert said(capsys, "advise", table, "--target", "nothing")[0] == 2
 
 
+@pytest.mark.slow
 def test_fit_says_which_class_a_batch_will_usually_miss(tmp_path, capsys):
     rng = np.random.default_rng(0)
     y = np.array(["common"] * 597 + ["rare"] * 3)

@@ -93,6 +93,7 @@ def test_a_tiny_table_from_the_command_line(tiny, tmp_path):
     assert "6/6" in listed.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -172,6 +173,7 @@ def test_trials_that_are_not_stacked_are_run_side_by_side(tiny, tmp_path):
     assert results(tiny) == results(whole)
 
 
+@pytest.mark.slow
 def test_single_trials_add_to_one_report_in_any_order(tiny):
     path = tiny / "btg/tiny/honest/synthetic_5.ccs.json"
     config = replace(Cell(path).config, trials=4)
