@@ -35,12 +35,12 @@ from streams import people, write
 
 FEATURES = ["age", "income", "job", "owner", "rooms", "always"]
 OBJECTIVE = Objective("f1", "multiclass", StepChoice("annealed"))
+pytestmark = pytest.mark.slow
+
 KILLED = """
 import sys
 sys.path[:0] = {tests!r}
 from test_streaming_runs import fitted
-
-pytestmark = pytest.mark.slow
 fitted({folder!r}, {checkpoint!r})
 """
 
