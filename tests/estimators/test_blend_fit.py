@@ -66,23 +66,21 @@ def test_weights_are_copies():
 def test_time_limits_are_kept(limit):
     X, y = make_classification(3000, 12, n_informative=6, n_classes=4, random_state=0)
     EASTBlend(**SMALL).fit(X[:200], y[:200])  # imports and compiles
-    started, started_cpu = time.perf_counter(), time.process_time()
-    model = EASTBlend("f1", time_limit=limit, random_state=0).fit(X, y)
-    seconds, spent = time.perf_counter() - started, time.process_time() - started_cpu
-    # Other processes may be running beside a test: they slow down the last step that a member has begun.
-    slowdown = max(1.0, seconds / spent)
-    assert seconds < 1.1 * limit + 0.3 * slowdown
+    started = time.process_time()
+    model = EASTBlend("f1", time_limit=limit, n_jobs=2, random_state=0).fit(X, y)
+    # Seconds of CPU: other processes may be running beside a test. `benchmarks/bench_fit.py` looks at the clock.
+    assert time.process_time() - started < 2 * (1.1 * limit + 0.3)
     assert model.score(X, y) > 0.5
 
 
 @pytest.mark.slow
 def test_a_time_limit_samples_rows_of_a_large_table():
     X, y = make_classification(80_000, 20, n_informative=6, n_classes=4, random_state=0)
-    model = EASTBlend("f1", time_limit=3.0, random_state=0)
+    model = EASTBlend("f1", time_limit=3.0, n_jobs=2, random_state=0)
     model.fit(X[:500], y[:500])  # imports
     started = time.process_time()
     held_out = model.fit(X, y).held_out_predictions_
-    assert time.process_time() - started < 2 * 1.1 * 3.0  # of two cores
+    assert time.process_time() - started < 2 * (1.1 * 3.0 + 0.3)  # of two cores
     assert len(held_out.rows) < 0.2 * 80_000
     shares = np.bincount(held_out.labels) / len(held_out.labels)
     np.testing.assert_allclose(shares, np.bincount(y) / len(y), atol=0.02)
