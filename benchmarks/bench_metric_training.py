@@ -17,16 +17,14 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import argparse
 import math
-import multiprocessing
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from bench_quality import load
+from bench_quality import finished, load
 from matplotlib.figure import Figure
 from sklearn.datasets import make_classification
 
@@ -219,20 +217,10 @@ def main() -> None:
     done = {tuple(row[name] for name in KEY) for row in rows}
     waiting = [key for key in keys(options.data_dir, options.seeds) if key not in done]
     print(f"{len(waiting)} cells to run", flush=True)
-    started = time.monotonic()
-    with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(cell, options.data_dir, key): key for key in waiting}
-        for future in as_completed(futures):
-            if future.cancelled():
-                continue
-            if future.exception() is not None:
-                print("failed:", futures[future], future.exception(), flush=True)
-                continue
-            rows.extend(future.result())
-            write_atomically(options.out, pd.DataFrame(rows).to_csv(index=False))
-            if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
-                for other in futures:
-                    other.cancel()
+    cells = [(options.data_dir, key) for key in waiting]
+    for found in finished(cell, cells, options.jobs, options.minutes):
+        rows.extend(found)
+        write_atomically(options.out, pd.DataFrame(rows).to_csv(index=False))
     print(summary(pd.DataFrame(rows)))
 
 

@@ -22,7 +22,7 @@ import platform
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.util import find_spec
 from pathlib import Path
@@ -238,6 +238,25 @@ def missing(options: argparse.Namespace, stored: pd.DataFrame) -> Iterator[tuple
                     yield name, split, method
 
 
+def finished(
+    run: Callable[..., Any], cells: Iterable[tuple[Any, ...]], jobs: int, minutes: float | None
+) -> Iterator[Any]:
+    """Results of `run(*cell)` in processes, as they come. A failure is printed; nothing starts after `minutes`."""
+    started = time.monotonic()
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(run, *one): one for one in cells}
+        for future in as_completed(futures):
+            if future.cancelled():
+                continue
+            if future.exception() is None:
+                yield future.result()
+            else:
+                print("failed:", futures[future], future.exception(), flush=True)
+            if minutes is not None and time.monotonic() - started > 60 * minutes:
+                for other in futures:
+                    other.cancel()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
@@ -254,27 +273,16 @@ def main() -> None:
     if options.summary:
         print(summary(stored[stored.method.isin(options.methods)]))
         return
-    started, waiting = time.monotonic(), list(missing(options, stored))
+    waiting = list(missing(options, stored))
     print(f"{len(waiting)} cells to run, {len(stored)} stored", flush=True)
-    context = multiprocessing.get_context("spawn")
     rows: list[Any] = stored.to_dict("records")
-    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
-        futures = {
-            pool.submit(cell, options.data_dir, *one, options.max_rows): one for one in waiting
-        }  # fmt: skip
-        for future in as_completed(futures):
-            if future.cancelled():
-                continue
-            if future.exception() is not None:
-                print("failed:", futures[future], future.exception(), flush=True)
-                continue
-            rows.append(future.result())
-            write_atomically(options.out, pd.DataFrame(rows).to_csv(index=False))
-            print(" ".join(str(value) for value in rows[-1].values()), flush=True)
-            if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
-                for other in futures:
-                    other.cancel()
-    print(summary(pd.DataFrame(rows)))
+    cells = [(options.data_dir, *one, options.max_rows) for one in waiting]
+    for row in finished(cell, cells, options.jobs, options.minutes):
+        rows.append(row)
+        write_atomically(options.out, pd.DataFrame(rows).to_csv(index=False))
+        print(" ".join(str(value) for value in row.values()), flush=True)
+    if any(row["method"] == OURS for row in rows):
+        print(summary(pd.DataFrame(rows)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The metric objective of boosted trees: first and second derivative of a whole table by its raw scores."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -377,5 +378,6 @@ class RoundObjective(ScoreObjective):
         scores, y, weight = self._read(first, second, sample_weight)
         return self.gradient(scores, y, weight, round=self._rounds.next(scores))
 
+    @abstractmethod
     def _read(self, first: Any, second: Any, weight: Any) -> tuple[Array, Array, Array | None]:
-        raise NotImplementedError
+        """Scores, labels and weights from the arguments of the library."""

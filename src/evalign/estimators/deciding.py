@@ -1,5 +1,6 @@
 """Deciding: parameters, decision rules, costs and `adapt` that `MetricDecision` and every classifier share."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -118,9 +119,9 @@ class Deciding(DecisionParameters):
     view_: FeatureView | None
     shift_: Shift
 
+    @abstractmethod
     def _decision_probabilities(self, X: Any) -> Floats:
         """Probabilities with classes in the order of the rule."""
-        raise NotImplementedError
 
     def _check_decision(self) -> None:
         if not callable(self.metric) and self.metric != COST:
