@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalign import Confusion, membership, steps
+from evalign import Confusion, MetricLoss, membership, steps
 from reference import loops
 
 VECTORS = ("tp", "fp", "fn", "tn", "actual", "predicted")
@@ -265,3 +265,17 @@ def test_repr_and_one_vs_rest():
     assert rest.tp.tolist() == [[3, 1], [3, 0], [1, 2]]
     assert rest.actual.tolist() == [[3, 1], [4, 0], [1, 3]]
     assert rest.predicted.tolist() == [[3, 1], [3, 1], [2, 2]]
+
+
+def test_outcomes_stay_known_to_a_metric_function_and_to_every_threshold():
+    """One-vs-rest problems of five classes: labels are smoothed among five outcomes."""
+    seen = []
+
+    def metric(c):
+        seen.append(c.outcomes)
+        return c.tp.sum() / c.total.sum()
+
+    counts = torch.ones(2, 3)
+    c = Confusion(counts, counts, counts, counts, multilabel=True, outcomes=5)
+    MetricLoss(metric).objective.score(c)
+    assert [*seen, *(part.outcomes for part in c.unbind())] == [5, 5, 5]

@@ -89,7 +89,8 @@ def run(loss, z, y):
 
 
 COMPILED = [("f1", t) for t in TASKS] + [("auroc", "binary"), ("mcc", "multilabel")]
-COMPILED += [(m, "multiclass") for m in ("mcc", "gmean", "quadratic_kappa", recall_of_2)]
+COMPILED += [(m, "multiclass") for m in ("mcc", "gmean", recall_of_2)]
+COMPILED += [pytest.param("quadratic_kappa", "multiclass", marks=pytest.mark.slow)]
 
 
 @torch_own_warnings
@@ -107,6 +108,7 @@ SHAPES = [("multiclass", (30, 4)), ("multiclass", (9, 120)), ("multiclass", (2, 
           ("multilabel", (30, 4)), ("multilabel", (2, 3, 50, 50)), ("shares", (30, 4))]  # fmt: skip
 
 
+@pytest.mark.slow
 @torch_own_warnings
 @pytest.mark.parametrize(("task", "shape"), SHAPES)
 def test_a_compiled_graph_holds_the_fused_loss_as_one_operator(task, shape):

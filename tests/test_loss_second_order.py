@@ -5,6 +5,10 @@ import torch
 from torch.autograd.functional import hessian, hvp
 
 from evalign import MetricLoss
+from evalign._checks import represents
+from evalign._objective import Objective
+from evalign._options import LossOptions
+from evalign.kernels.cpu import compilation
 from test_losses import batch
 
 KINDS = [
@@ -59,10 +63,38 @@ def test_gradgradcheck_of_the_default_backend(task):
     assert torch.autograd.gradgradcheck(lambda z: loss(z, y), z.requires_grad_())
 
 
-def test_a_remembered_batch_refuses_a_second_derivative():
+@pytest.mark.parametrize("task", ["multiclass", "binary"])
+@pytest.mark.parametrize("options", [{}, {"anchor": 1.0, "label_smoothing": 0.1}])
+def test_a_remembered_batch_has_the_second_derivative_of_the_eager_form(task, options):
+    z, y = batch(task)
+    seconds = []
+    for backend in ("auto", "eager"):
+        loss = MetricLoss("f1", task=task, memory=0.5, backend=backend, **options)
+        loss(-0.5 * z.float(), y)  # to be remembered
+        w = torch.ones((), requires_grad=True)
+        (first,) = torch.autograd.grad(loss(w * z.float(), y), w, create_graph=True)
+        seconds.append(torch.autograd.grad(first, w)[0])
+    assert seconds[1].abs() > 1e-4
+    torch.testing.assert_close(seconds[0], seconds[1], rtol=1e-3, atol=1e-5)
+
+
+def test_counts_that_were_summed_over_ranks_have_the_second_derivative_of_the_eager_form():
+    """Two ranks with the same rows: counts are doubled, and so is their gradient, of which DDP takes the mean."""
+    if not compilation.available():
+        pytest.skip("needs numba")
     z, y = batch("multiclass")
-    loss = MetricLoss("f1", memory=0.5)
-    w = torch.ones((), requires_grad=True)
-    (first,) = torch.autograd.grad(loss(w * z.float(), y), w, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(first, w)
+    fused, eager = (Objective.of(LossOptions("f1", anchor=1.0, backend=b)) for b in ("auto", "eager"))
+
+    def doubled(vector):
+        vector *= 2
+        return 2.0, 2.0
+
+    def of_both(w):
+        sums = eager.sums(w * z.float(), y, torch.ones(len(y)))
+        return eager.of_sums(sums.with_vector(represents(2 * sums.vector.detach(), sums.vector, 2.0)))
+
+    w = torch.ones(())
+    expected = hessian(of_both, w)
+    found = hessian(lambda w: fused.whole(w * z.float(), y, torch.ones(len(y)), 0.2, None, doubled), w)
+    assert expected.abs() > 1e-4
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)

@@ -71,7 +71,7 @@ def scikit(name, y, predicted, *, beta=1.0, **options):
 
 @pytest.mark.parametrize("average", AVERAGES)
 @pytest.mark.parametrize("name", loops.CLASS_SCORES)
-@settings(max_examples=100)
+@settings(max_examples=25)
 @given(data=labellings(), zero_division=zero_divisions, beta=betas)
 def test_class_scores_are_scikit_learns(name, average, data, zero_division, beta):
     y, predicted, w, c = data
@@ -150,7 +150,7 @@ def test_one_class_with_weights_that_round_still_has_a_share_of_1():
 
 @pytest.mark.parametrize("average", AVERAGES)
 @pytest.mark.parametrize("name", ["f1", "fbeta", "precision", "recall", "jaccard"])
-@settings(max_examples=100)
+@settings(max_examples=25)
 @given(data=labellings(labels=3), zero_division=zero_divisions, beta=betas)
 def test_multilabel_class_scores_are_scikit_learns(name, average, data, zero_division, beta):
     y, predicted, w, _ = data

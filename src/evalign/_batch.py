@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evalign import _checks
-from evalign._checks import counting_dtype, sum_by_label
+from evalign._checks import counting_dtype, is_soft, sum_by_label
 from evalign.confusion import Confusion, Task
 
 Weight = Tensor | int
@@ -68,19 +68,9 @@ def as_rows(logits: Tensor, y: Tensor, weight: Weight) -> tuple[Tensor, Tensor, 
     return rows_of_images(logits), y, weight
 
 
-def blank(logits: Tensor, weight: Tensor) -> Tensor:
-    """Logits with 0 in place of what is ignored, which may be nan."""
-    return torch.where((weight if weight.dim() == logits.dim() else weight[:, None]) == 0, 0.0, logits)
-
-
 def confusion_mass(y: Tensor, weight: Tensor) -> Tensor:
     """The sum of all soft labels (M, C), each with the weight of its row."""
     return (y * weight[:, None]).sum()
-
-
-def is_soft(task: Task, y: Tensor) -> bool:
-    """Whether flat labels are shares of every class."""
-    return task == "multiclass" and y.dim() > 1
 
 
 def flatten(
@@ -280,17 +270,9 @@ class Sums:
         vectors = counts[: (3 + c.multilabel) * size].reshape(-1, *shape)
         tp, actual, predicted = vectors[0], vectors[1], vectors[2]
         matrix = counts[3 * size :].reshape(c._matrix.shape) if isinstance(c._matrix, Tensor) else None
-        confusion = Confusion(
-            tp,
-            actual,
-            predicted,
-            vectors[3] if c.multilabel else actual.sum(-1),
-            present=actual > 0,
-            multilabel=c.multilabel,
-            matrix=matrix,
-            outcomes=c.outcomes,
-        )
-        return replace(self, confusion=confusion)
+        total = vectors[3] if c.multilabel else actual.sum(-1)
+        given = {"tp": tp, "actual": actual, "predicted": predicted, "total": total}
+        return replace(self, confusion=c.replaced(**given, present=actual > 0, matrix=matrix))
 
     @property
     def rows_behind_classes(self) -> Tensor:

@@ -11,45 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What other libraries call a metric -> our name, or what to pass.
-SYNONYMS = {
-    "acc": "accuracy",
-    "accuracy_score": "accuracy",
-    "ap": "average_precision",
-    "auc": "auroc",
-    "auprc": "average_precision",
-    "average_precision_score": "average_precision",
-    "bacc": "balanced_accuracy",
-    "balanced_accuracy_score": "balanced_accuracy",
-    "cohen_kappa_score": "cohen_kappa",
-    "dice_score": "dice",
-    "f1_macro": "f1",
-    "f1_micro": "f1",
-    "f1_score": "f1",
-    "f1_weighted": "f1",
-    "f2": "fbeta",
-    "f_beta": "fbeta",
-    "fbeta_score": "fbeta",
-    "iou": "jaccard",
-    "jaccard_index": "jaccard",
-    "jaccard_score": "jaccard",
-    "kappa": "cohen_kappa",
-    "macro_f1": "f1",
-    "matthews": "mcc",
-    "matthews_corrcoef": "mcc",
-    "micro_f1": "f1",
-    "miou": "jaccard",
-    "ppv": "precision",
-    "precision_score": "precision",
-    "qwk": "quadratic_kappa",
-    "recall_score": "recall",
-    "roc_auc": "auroc",
-    "roc_auc_score": "auroc",
-    "sensitivity": "recall",
-    "tnr": "specificity",
-    "tpr": "recall",
-    "weighted_f1": "f1",
+# Our name of a metric -> what other libraries call it.
+_OTHER_NAMES = {
+    "accuracy": "acc accuracy_score",
+    "auroc": "auc roc_auc roc_auc_score",
+    "average_precision": "ap auprc average_precision_score",
+    "balanced_accuracy": "bacc balanced_accuracy_score",
+    "cohen_kappa": "cohen_kappa_score kappa",
+    "dice": "dice_score",
+    "f1": "f1_macro f1_micro f1_score f1_weighted macro_f1 micro_f1 weighted_f1",
+    "fbeta": "f2 f_beta fbeta_score",
+    "jaccard": "iou jaccard_index jaccard_score miou",
+    "mcc": "matthews matthews_corrcoef",
+    "precision": "ppv precision_score",
+    "quadratic_kappa": "qwk",
+    "recall": "recall_score sensitivity tpr",
+    "specificity": "tnr",
 }
+SYNONYMS = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
 _AVERAGE_WORDS = ("macro", "micro", "weighted")
 
 
@@ -342,3 +321,13 @@ class _Represents(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
         (scale,) = ctx.saved_tensors
         return None, grad * scale, None
+
+
+def blank(logits: Tensor, weight: Tensor) -> Tensor:
+    """Logits with 0 in place of what is ignored, which may be nan."""
+    return torch.where((weight if weight.dim() == logits.dim() else weight[:, None]) == 0, 0.0, logits)
+
+
+def is_soft(task: str, y: Tensor) -> bool:
+    """Whether flat labels are shares of every class."""
+    return task == "multiclass" and y.dim() > 1

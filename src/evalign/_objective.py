@@ -10,14 +10,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from evalign import _checks, curves, membership, metrics
-from evalign._batch import FlatBatch, Sums, Weight, as_rows, blank, confusion_mass, dense, is_soft, rows_behind
-from evalign._checks import counting_dtype, finite_gradient, safe_divide
+from evalign._batch import FlatBatch, Sums, Weight, as_rows, confusion_mass, dense, rows_behind
+from evalign._checks import blank, counting_dtype, finite_gradient, is_soft, represents, safe_divide
 from evalign._options import Backend, LossOptions
 from evalign.confusion import Confusion, Task
 from evalign.kernels import dispatch
@@ -61,13 +63,9 @@ class Objective:
         named = isinstance(self.metric, str) and not self.is_ranking and self.anchor_term == "cross_entropy"
         plain = self.alpha is None and not self.smooth and self.include_background
         closed = named and plain and has_closed_form(str(self.metric), multilabel=self.task == "multilabel")
-        derived = {
-            "_fusible": auto and any_threshold and self.step.step in ("annealed", "linear"),
-            "_closed": auto and closed,
-            "_taus": () if self.task == "multiclass" else taus,
-            "_plans": {},
-        }
-        self.__dict__.update(derived)
+        fusible = auto and any_threshold and self.step.step in ("annealed", "linear")
+        taus = () if self.task == "multiclass" else taus
+        self.__dict__.update(_fusible=fusible, _closed=auto and closed, _taus=taus, _plans={})
 
     @classmethod
     def of(cls, options: LossOptions) -> "Objective":
@@ -89,15 +87,9 @@ class Objective:
         return self.metric in curves.RANKINGS and not isinstance(self.thresholds, tuple)
 
     def __call__(
-        self,
-        logits: Tensor,
-        y: Tensor,
-        weight: Weight,
-        temperature: float | Tensor = 0.2,
-        beta: Beta | None = None,
-        *,
-        smoothing_weights: SmoothingWeights | None = None,
-    ) -> Tensor:
+        self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor = 0.2, beta: Beta | None = None,
+        *, smoothing_weights: SmoothingWeights | None = None,
+    ) -> Tensor:  # fmt: skip
         beta = self.beta if beta is None else beta
         if smoothing_weights is None and self.is_whole(logits, y, weight, temperature, beta):
             return self.whole(logits, y, weight, temperature, beta)
@@ -175,19 +167,35 @@ class Objective:
             )  # fmt: skip
             return dispatch.loss_in_graph(logits, y, given, temperature if follows else None, question)
         plan = self.plan(logits.shape[1] if self.task == "multiclass" else 2, beta, ignored)
-        eager = None
-        if hook is None:
-            eager = partial(self._eager_loss, temperature=temperature, beta=beta, ignored=ignored)
-        return fused_loss(logits, y, given, self.points(temperature), plan, hook, eager)
+        recorded: list[Any] = []
+
+        def recording(vector: NDArray[np.float64]) -> tuple[float, float]:
+            scales = hook(vector) if hook is not None else (1.0, 1.0)
+            recorded[:] = vector.copy(), *scales
+            return scales
+
+        eager = partial(self._eager_loss, temperature=temperature, beta=beta, ignored=ignored, recorded=recorded)
+        hooked = None if hook is None else recording
+        return fused_loss(logits, y, given, self.points(temperature), plan, hooked, eager)
 
     def _eager_loss(
-        self, logits: Tensor, y: Tensor, weight: Any, temperature: float | Tensor, beta: Any, ignored: int | None
+        self, logits: Tensor, y: Tensor, weight: Any, temperature: Any, beta: Any, ignored: Any, recorded: list[Any]
     ) -> tuple[Tensor]:
-        """The output of `fused_loss` by operations that can be differentiated twice."""
+        """The output of `fused_loss` by operations that can be differentiated twice.
+
+        What a hook made of the sums is `recorded`, with the scales of the gradient by counts and by cross-entropies.
+        """
         weight = ignored if weight is None else weight
         if self.task == "binary":
             logits, y, weight = (x[:, 0] if isinstance(x, Tensor) else x for x in (logits, y, weight))
-        return (replace(self, backend="eager")(logits, y, weight, temperature, beta),)
+        eager = replace(self, backend="eager")
+        if not recorded:
+            return (eager(logits, y, weight, temperature, beta),)
+        sums = eager.sums(logits, y, weight, temperature)
+        total, by_counts, by_losses = recorded
+        scale = torch.full(total.shape, by_counts)
+        scale[-2:] = by_losses
+        return (eager.of_sums(sums.with_vector(represents(torch.from_numpy(total), sums.vector, scale)), beta),)
 
     def _eager_counts(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
@@ -230,15 +238,9 @@ class Objective:
         return found
 
     def sums(
-        self,
-        logits: Tensor,
-        y: Tensor,
-        weight: Weight,
-        temperature: float | Tensor = 0.2,
-        *,
-        rows: bool = False,
+        self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor = 0.2, *, rows: bool = False,
         smoothing_weights: SmoothingWeights | None = None,
-    ) -> Sums:
+    ) -> Sums:  # fmt: skip
         """What a batch adds to the loss of many; with the `rows` of each class, which weights hide from a memory."""
         if self.is_ranking:
             raise ValueError(
@@ -296,7 +298,8 @@ class Objective:
     def _fused(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
     ) -> tuple[Confusion, Tensor | None]:
-        settings = self._settings(temperature)
+        wanted = bool(self.anchor) and self.anchor_term == "cross_entropy"
+        settings = Settings(self.points(temperature), self.label_smoothing, wanted, self._taus)
         if not dispatch.is_fused(logits):  # torch's own operations look at ignored rows too
             logits = blank(logits, weight)
         eager = partial(self._eager_counts, temperature=temperature)
@@ -318,10 +321,6 @@ class Objective:
             matrix=None if multilabel else lambda: self.confusion(logits, y, weight, temperature).matrix,
         )  # fmt: skip
         return confusion, entropy
-
-    def _settings(self, temperature: float | Tensor) -> Settings:
-        losses = bool(self.anchor) and self.anchor_term == "cross_entropy"
-        return Settings(self.points(temperature), self.label_smoothing, losses, self._taus)
 
     def points(self, temperature: float | Tensor) -> FivePoints:
         if self.step.step == "annealed" and isinstance(temperature, Tensor) and temperature.is_cuda:
@@ -410,11 +409,7 @@ class Objective:
         counts already (a network that diverged) stays one.
         """
         assert callable(self.metric)
-        tp, predicted = finite_gradient(c.tp), finite_gradient(c.predicted)
-        guarded = Confusion(
-            tp, c.actual, predicted, c.total, present=c.present, multilabel=c.multilabel, matrix=c._matrix
-        )
-        score = self.metric(guarded)
+        score = self.metric(c.replaced(tp=finite_gradient(c.tp), predicted=finite_gradient(c.predicted)))
         if not isinstance(score, Tensor) or score.dim():
             got = f"shape {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
             raise ValueError(f"a metric function must return one scalar tensor, got {got}; average over the classes")

@@ -6,7 +6,7 @@ total, so that is all that is kept: O(n d) time and O(d) state.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -99,16 +99,9 @@ class Confusion:
         matrix = None
         if isinstance(self._matrix, Tensor) and isinstance(other._matrix, Tensor):
             matrix = self._matrix + other._matrix
-        return Confusion(
-            self.tp + other.tp,
-            self.actual + other.actual,
-            self.predicted + other.predicted,
-            self.total + other.total,
-            present=present,
-            multilabel=self.multilabel,
-            matrix=matrix,
-            outcomes=self.outcomes,
-        )
+        tp, actual = self.tp + other.tp, self.actual + other.actual
+        predicted, total = self.predicted + other.predicted, self.total + other.total
+        return self.replaced(tp=tp, actual=actual, predicted=predicted, total=total, present=present, matrix=matrix)
 
     def __radd__(self, other: object) -> "Confusion":  # so that sum() works, which starts from 0
         return self if other == 0 else NotImplemented
@@ -123,19 +116,13 @@ class Confusion:
             present = self.present
             if present is not None and present.dim() == self.tp.dim():
                 present = present[i]
-            yield Confusion(
-                self.tp[i],
-                self.actual[i],
-                self.predicted[i],
-                self.total[i],
-                present=present,
-                multilabel=self.multilabel,
-            )
+            tp, actual, predicted, total = self.tp[i], self.actual[i], self.predicted[i], self.total[i]
+            yield self.replaced(tp=tp, actual=actual, predicted=predicted, total=total, present=present, matrix=None)
 
-    def with_predictions(self, tp: Tensor, predicted: Tensor) -> "Confusion":
-        """The same labels, predicted otherwise; a matrix is not kept."""
-        kind = {"present": self.present, "multilabel": self.multilabel, "outcomes": self.outcomes}
-        return Confusion(tp, self.actual, predicted, self.total, **kind)  # type: ignore[arg-type]
+    def replaced(self, **changes: Any) -> "Confusion":
+        """The same kind of counts, with other values of the constructor's arguments."""
+        names = ("tp", "actual", "predicted", "total", "present", "multilabel", "outcomes")
+        return Confusion(**{"matrix": self._matrix} | {name: getattr(self, name) for name in names} | changes)
 
     def one_vs_rest(self) -> "Confusion":
         """Every class as a two-class problem of its own: vectors of shape (..., C, 2)."""
@@ -155,16 +142,8 @@ class Confusion:
         total = self.total if self.multilabel else self.total.unsqueeze(-1)
         built = self._matrix
         matrix = None if built is None else lambda: keep * self.matrix + spread * self.predicted.unsqueeze(-2)
-        return Confusion(
-            keep * self.tp + spread * self.predicted,
-            keep * self.actual + spread * total,
-            self.predicted,
-            self.total,
-            present=self.present,
-            multilabel=self.multilabel,
-            matrix=matrix,
-            outcomes=self.outcomes,
-        )
+        tp, actual = keep * self.tp + spread * self.predicted, keep * self.actual + spread * total
+        return self.replaced(tp=tp, actual=actual, matrix=matrix)
 
     @classmethod
     def hard(

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from evalign import _checks
 from evalign._batch import Sums
 from evalign._checks import represents, safe_divide
-from evalign.confusion import Confusion
 
 ROWS_OF_RAREST = 100.0  # takes the bias out of the value; training did not tell it from 300 (docs/research/batches.md)
 SAME_TEMPERATURE = 1.25  # counts of a temperature further away than this factor are of another loss
@@ -41,6 +40,7 @@ class Memory(nn.Module):
         sums of weights). Then the counts of every class are scaled to them, and label counts have no noise.
     rows: number of rows in the whole data set; only multilabel problems need it, beside `labels`.
 
+    >>> from evalign import Confusion
     >>> memory = Memory(decay=0.5)
     >>> c = Confusion.soft(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 1]))
     >>> sums = Sums(c, torch.tensor(0.0), torch.tensor(2.0))
@@ -103,7 +103,7 @@ class Memory(nn.Module):
         """The same by one compiled loop, for sums that are no tensors: tp, actual and predicted of every class, the
         cross-entropies, and the sum of weights, which are all 1. In place; what the slopes of counts are multiplied by.
         """
-        from evalign.kernels.cpu.cpu_loss import remember
+        from evalign.kernels.cpu.count_loops import remember
 
         counts = vector[:-2]
         rows = counts[counts.size // 3 : 2 * counts.size // 3]
@@ -194,8 +194,5 @@ def _scaled_to(sums: Sums, labels: Tensor, rows: float | None) -> Sums:
     matrix = None
     if isinstance(c._matrix, Tensor):
         matrix = yes.unsqueeze(-1) * c._matrix
-    known = Confusion(
-        tp, torch.where(c.actual > 0, actual, 0.0), tp + no * c.fp, c.total,
-        present=c.present, multilabel=c.multilabel, matrix=matrix, outcomes=c.outcomes,
-    )  # fmt: skip
+    known = c.replaced(tp=tp, actual=torch.where(c.actual > 0, actual, 0.0), predicted=tp + no * c.fp, matrix=matrix)
     return Sums(known, sums.entropy, sums.weight, sums.rows)

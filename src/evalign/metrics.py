@@ -289,10 +289,8 @@ def _smoothed(c: Confusion, *, name: str, average: Average, smooth: float, first
     """A metric averaged over the classes from `first` on, `smooth` added to both parts of each quotient."""
     top, bottom = (part[..., first:] + smooth for part in quotient(name, c, **options))
     present = None if smooth or c.present is None else c.present[..., first:]
-    kept = Confusion(
-        c.tp[..., first:], c.actual[..., first:], c.predicted[..., first:], c.total, present=present,
-        multilabel=c.multilabel,
-    )  # fmt: skip
+    tp, actual, predicted = (x[..., first:] for x in (c.tp, c.actual, c.predicted))
+    kept = c.replaced(tp=tp, actual=actual, predicted=predicted, present=present, matrix=None)
     return _average(kept, top, bottom, average, 0.0)
 
 

@@ -67,14 +67,15 @@ def is_fused_whole(z: Tensor) -> bool:
     """Whether `fused_loss` takes these logits: also as an operator of a graph that `torch.compile` makes."""
     if not is_compiling():
         return is_fused(z)
-    return z.dtype in GPU_DTYPES[:1] and is_dynamo_compiling() and _takes_graphs(z.device.type)
+    dtypes = GPU_DTYPES if z.is_cuda else GPU_DTYPES[:1]
+    return z.dtype in dtypes and is_dynamo_compiling() and _takes_graphs(z.device.type)
 
 
 @constant_when_traced
 def _takes_graphs(device: str) -> bool:
-    # An exported program must run where evalign is not. On a GPU the eager form is traced until the operator has been
-    # held against it there (`benchmarks/check_gpu.py --checks torch.compile`).
-    return device == "cpu" and not torch.compiler.is_exporting() and compilation.wait()
+    if torch.compiler.is_exporting():  # an exported program must run where evalign is not
+        return False
+    return has_triton() if device == "cuda" else device == "cpu" and compilation.wait()
 
 
 def backend(z: Tensor) -> ModuleType:

@@ -208,32 +208,14 @@ def slopes(counts_like: Tensor, tp: Tensor | None, predicted: Tensor | None, los
 Eager = Callable[[Tensor, Tensor, Any], Sequence[Tensor]]
 
 
-class NoSecondDerivative(torch.autograd.Function):
-    """A gradient that depends on its sources in a way that no one wrote down: differentiating it is an error."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *sources: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise RuntimeError(
-            "a fused loss with memory or ranks has no second derivative; take it from MetricLoss(..., backend='eager')"
-        )
-
-
 def twice_differentiable(
     gradient: Tensor, batch: tuple[Tensor, Tensor, Tensor | None], by: Sequence[Tensor | None], eager: Eager | None
 ) -> Tensor:
-    """`gradient`; under `create_graph=True` the same by the eager form, which has a graph, or one that raises.
-
-    An error must stand on every path to a source: to the logits as autograd knows them, and to what comes from above.
-    """
+    """`gradient`; under `create_graph=True` the same by the eager form, which has a graph."""
     if not torch.is_grad_enabled():
         return gradient
     if eager is None:
-        sources = [x for x in (batch[0], *by) if x is not None]
-        return NoSecondDerivative.apply(gradient, *sources)  # type: ignore[no-any-return, no-untyped-call]
+        raise RuntimeError("create_graph=True needs the `eager` form of a fused loss")
     pairs = [(out, slope) for out, slope in zip(eager(*batch), by, strict=True) if slope is not None]
     outputs, slopes_given = zip(*pairs, strict=True)
     return torch.autograd.grad(outputs, batch[0], slopes_given, create_graph=True)[0]

@@ -2,29 +2,76 @@
 
 They take rows (M, C) of few classes, and images (N, C, S), which they read in place: a row of few classes does not fill
 a vector register, so a block has the classes in the outer loop, the rows in the inner one, and selections in place of
-branches. Labels are whole numbers, or `shares` of every class, shaped like the logits: of the two, one is empty.
+branches. Labels are whole numbers (M,), or shares of every class, shaped like the logits.
 
-With e_j = exp(z_j - max z), p / tau = 2 e_j / (1 + e_second): below c tau the step needs no sum of exponentials, so
-one sweep gives this sum, the sum of h and the cross-entropy (formulas: `kernels.reference`). Nothing is saved for the
-backward pass, which derives a row's sums again. The largest entry is where e = 1, and the second largest where
-e = e_second; entries that tie share what goes through the threshold.
+With e_j = exp(z_j - max z), x_j = p_j / tau = 2 e_j / (1 + e_second): below c tau the step needs no sum of
+exponentials, so one sweep gives the sum of x, which is 1 / tau, and the sum of h (formulas: `kernels.reference`).
+Nothing is saved for the backward pass, which derives a row's sums again. Entries that tie for second place share what
+goes through the threshold.
 """
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign.kernels.cpu.compilation import loop
-from evalign.kernels.cpu.elementary import HALF, ONE, ZERO, exp, log
+from evalign.kernels.cpu.compilation import ORDERED, loop
 
 F = np.float32
-TWO = F(2)
-MINUS = F(-np.inf)
+INT = np.int32
+ZERO, HALF, ONE, TWO, MINUS = F(0), F(0.5), F(1), F(2), F(-np.inf)
 ROWS = 128  # of a block: 19 classes take a third of the L1 cache
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
-Labels = NDArray[np.int64]
-Batch = tuple[Floats, Labels, Floats, Floats]  # logits, labels, weights, shares
+Ints = NDArray[np.int32]
+Labels = NDArray[Any]  # whole numbers, or shares
 By = tuple[Floats, Floats, F]  # dL by tp, by predicted, by the sum of cross-entropies
+
+# exp and log of float32 in plain arithmetic, which compiles to vector instructions, unlike libm.
+LOG2_E, LN2_HIGH, LN2_LOW = F(1.4426950408889634), F(0.693359375), F(-2.12194440e-4)
+SMALLEST = F(-88)  # exp of less counts as 0
+# Of the minimax polynomial of exp(r) for |r| <= ln 2 / 2 that begins with 1 + r: wrong by 3e-9 at most
+C2, C3, C4, C5, C6 = (F(c) for c in (0.49999993, 0.1666652, 0.04166839, 0.00836875, 0.00138146))
+SHIFT = F(3 << 22)  # a sum with it is rounded to a whole number, which its last bits hold
+SQRT_HALF = F(0.707106781186547524)
+L1, L2, L3, L4, L5, L6, L7, L8, L9 = (
+    F(c)
+    for c in (3.3333331174e-1, -2.4999993993e-1, 2.0000714765e-1, -1.6668057665e-1, 1.4249322787e-1,
+              -1.2420140846e-1, 1.1676998740e-1, -1.1514610310e-1, 7.0376836292e-2)
+)  # fmt: skip
+BIAS = INT(127)
+
+
+@loop(ORDERED)
+def exp(t: F) -> F:
+    """exp(t) for t <= 0, within 1 ulp down to the smallest normal number; nan stays nan.
+
+    t = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for exp(r), and 2^n by its bits, which are 0 for n = -127.
+    """
+    x = SMALLEST if t < SMALLEST else t
+    shifted = x * LOG2_E + SHIFT
+    n = shifted - SHIFT
+    r = (x - n * LN2_HIGH) - n * LN2_LOW
+    power = (((((C6 * r + C5) * r + C4) * r + C3) * r + C2) * r + ONE) * r + ONE
+    scaled: np.float32 = power * np.int32((np.float32(shifted).view(np.int32) + BIAS) << np.int32(23)).view(np.float32)
+    return scaled
+
+
+@loop()
+def log(x: F) -> F:
+    """log(x) of a normal x > 0, within 2 ulp; nan stays nan.
+
+    As in Cephes: x = 2^n m with m between sqrt(1/2) and sqrt(2), and a polynomial in m - 1.
+    """
+    bits = np.float32(x).view(np.int32)
+    n = F((bits >> np.int32(23)) - np.int32(126))
+    m = np.int32((bits & np.int32(0x007FFFFF)) | np.int32(0x3F000000)).view(np.float32)
+    small = m < SQRT_HALF
+    n = n - ONE if small else n
+    m = (m + m if small else m) - ONE
+    power = ((((((((L9 * m + L8) * m + L7) * m + L6) * m + L5) * m + L4) * m + L3) * m + L2) * m + L1) * m * m * m
+    found: np.float32 = (power + n * LN2_LOW - HALF * m * m) + m + n * LN2_HIGH
+    return found if x == x else x
 
 
 @loop()
@@ -63,34 +110,50 @@ def store_block(x: Floats, image: int, place: int, count: int, weight: Floats, o
 
 
 @loop()
+def labels_of_block(y: Labels, d: int) -> Labels:
+    """A buffer: labels (ROWS,), or shares (C, ROWS)."""
+    if y.ndim == 1:
+        return np.zeros(ROWS, np.int32)
+    return np.zeros((d, ROWS), np.float32)
+
+
+@loop()
 def load_labels(
-    y: Labels, w: Floats, shares: Floats, image: int, place: int, at: int, count: int, label: Labels, weight: Floats,
-    part: Floats,
-) -> None:  # fmt: skip
-    """Labels and weights of a block; of shares, their part of the row to `part` (C, ROWS) and its mass as weight."""
+    y: Labels, w: Floats, image: int, place: int, at: int, count: int, label: Labels, weight: Floats
+) -> None:
+    """Labels and weights of a block; of shares, their part of the row, and its mass in the weight."""
     weights = w[at : at + count]
     for r in range(count):
         weight[r] = weights[r]
     for r in range(count, ROWS):
-        weight[r], label[r] = ZERO, 0
-    if shares.size == 0:
+        weight[r] = ZERO
+    if y.ndim == 1:
         labels = y[at : at + count]
         for r in range(count):
-            label[r] = labels[r]
-        return
-    load_block(shares, image, place, count, weight, part)
-    mass = np.zeros(ROWS, np.float32)
-    for j in range(part.shape[0]):
-        row = part[j]
+            label[r] = INT(labels[r])
+    else:
+        load_block(y, image, place, count, weight, label)
+        mass = np.zeros(ROWS, np.float32)
+        for j in range(label.shape[0]):
+            row = label[j]
+            for r in range(ROWS):
+                mass[r] += row[r]
         for r in range(ROWS):
-            mass[r] += row[r]
-    for r in range(ROWS):
-        weight[r] *= mass[r]
-        mass[r] = ONE / mass[r] if mass[r] != ZERO else ZERO
-    for j in range(part.shape[0]):
-        row = part[j]
-        for r in range(ROWS):
-            row[r] *= mass[r]
+            weight[r] *= mass[r]
+            mass[r] = ONE / mass[r] if mass[r] != ZERO else ZERO
+        for j in range(label.shape[0]):
+            row = label[j]
+            for r in range(ROWS):
+                row[r] *= mass[r]
+
+
+@loop()
+def share_of(label: Labels, j: int, r: int) -> F:
+    """What row r of a block has of class j."""
+    if label.ndim == 1:
+        return ONE if label[r] == INT(j) else ZERO
+    share: np.float32 = label[j, r]
+    return share
 
 
 @loop()
@@ -107,16 +170,16 @@ def two_largest(x: Floats, largest: Floats, runner_up: Floats) -> None:
 
 
 @loop()
-def expected_logits(x: Floats, label: Labels, part: Floats, largest: Floats, smoothing: F, target: Floats) -> None:
+def expected_logits(x: Floats, label: Labels, largest: Floats, smoothing: F, target: Floats) -> None:
     """The logit of the label less the largest, the mean of them by shares, or of smoothed labels."""
-    if part.size == 0:
+    for r in range(ROWS):
+        target[r] = ZERO
+    if label.ndim == 1:
         for r in range(ROWS):
             target[r] = (ONE - smoothing) * (x[label[r], r] - largest[r])
     else:
-        for r in range(ROWS):
-            target[r] = ZERO
         for j in range(x.shape[0]):
-            row, own = x[j], part[j]
+            row, own = x[j], label[j]
             for r in range(ROWS):
                 target[r] += (ONE - smoothing) * own[r] * (row[r] - largest[r])
     if smoothing != ZERO:
@@ -127,211 +190,172 @@ def expected_logits(x: Floats, label: Labels, part: Floats, largest: Floats, smo
 
 
 @loop()
-def block_forward(batch: Batch, points: Floats, with_losses: bool, start: int, stop: int, sums: Doubles) -> float:
+def exponentials(x: Floats, largest: Floats, second: Floats, scale: Floats, total: Floats) -> None:
+    """Replace logits, and the second largest of every row, by x; write the x of the largest, and the sum of all."""
+    for r in range(ROWS):
+        second[r] = exp(second[r] - largest[r])
+        scale[r] = TWO / (ONE + second[r])
+        second[r] *= scale[r]
+        total[r] = ZERO
+    for j in range(x.shape[0]):
+        row = x[j]
+        for r in range(ROWS):
+            over = exp(row[r] - largest[r]) * scale[r]
+            total[r] += over
+            row[r] = over
+
+
+@loop()
+def row_shares(weight: Floats, scale: Floats, total: Floats, total_h: Floats, points: Floats, at_top: Floats) -> None:
+    """Replace the sum of h, which has the top on the line through tau, by w / sum; write h of the top, times that."""
+    b, low, c = points[1], points[2], points[4]
+    for r in range(weight.shape[0]):
+        tau, over = ONE / total[r], scale[r]
+        line = HALF + b * (over - ONE)
+        above = ONE - low * (ONE - over * tau) / (ONE - c * tau)
+        value = above if over > c else line
+        share = weight[r] / (total_h[r] + value - line)
+        total_h[r] = share
+        at_top[r] = value * share
+
+
+@loop()
+def entropies(weight: Floats, scale: Floats, total: Floats, target: Floats) -> float:
+    added = ZERO
+    for r in range(weight.shape[0]):
+        each = weight[r] * (log(total[r] / scale[r]) - target[r])
+        added += each if weight[r] != ZERO else ZERO
+    return float(added)
+
+
+@loop()
+def row_slopes(
+    weight: Floats, scale: Floats, second: Floats, total: Floats, sums: Floats, points: Floats, by_losses: F, d: int
+) -> None:
+    """Replace sums of rows by the numbers of which their gradients are made.
+
+    Sums (6, M): of x h'(x) and of h - x h'(x), the same times the slopes, the slopes at the top, entries in second
+    place. Numbers (8, M): factors of the slope and of 1 times x h'(x), x h'(x) at the top, the factor of x, what is
+    added at the top, and at the second place, and what is subtracted times the label's share, and everywhere.
+    """
+    b, low, c, smoothing = points[1], points[2], points[4], points[5]
+    flat = HALF - b
+    for r in range(weight.shape[0]):
+        tau, over = ONE / total[r], scale[r]
+        over_gap = ONE / (ONE - c * tau)
+        loss = low * (ONE - over * tau) * over_gap
+        line, beyond = b * over, over > c
+        rise = ONE - loss - (line + flat) if beyond else ZERO  # what the top has beyond the line
+        top_scaled = low * over * tau * over_gap if beyond else line
+        by_tau = c * loss * over_gap * tau if beyond else line
+        sum_scaled, dot_scaled, tops, tied = sums[0, r], sums[2, r], sums[4, r], second[r] == over
+        over_total = ONE / (sum_scaled + sums[1, r] + rise)
+        center = (dot_scaled + sums[3, r] + rise * tops) * over_total
+        each, own = weight[r] * over_total, by_losses * weight[r]
+        by_top = tops - center
+        through_tau = each * by_top * by_tau
+        half = -HALF * (through_tau + each * (dot_scaled - line * tops - center * (sum_scaled - line)))
+        at_second = (half + half if tied else half) * second[r] / sums[5, r]
+        sums[0, r], sums[1, r], sums[2, r] = each, each * center, top_scaled
+        sums[3, r] = (own - each * by_top * top_scaled + through_tau) * tau
+        sums[4, r], sums[5, r] = ZERO if tied else half * over, at_second
+        sums[6, r], sums[7, r] = own * (ONE - smoothing), own * smoothing / F(d)
+
+
+@loop()
+def block_forward(
+    z: Floats, y: Labels, w: Floats, points: Floats, with_losses: bool, start: int, stop: int, sums: Doubles
+) -> float:
     """Add tp, actual, predicted of rows start to stop to `sums` (3, C); return the sum of their cross-entropies."""
-    z, y, w, shares = batch
-    a, b, low, cut, c, smoothing = points[0], points[1], points[2], points[3], points[4], points[5]
+    a, b, cut, smoothing = points[0], points[1], points[3], points[5]
     d, size = z.shape[1], z.size // z.shape[1] if z.ndim == 2 else z.shape[z.ndim - 1]
-    x, label = np.empty((d, ROWS), np.float32), np.zeros(ROWS, np.int64)
-    part = np.empty((d if shares.size else 0, ROWS), np.float32)
-    s = np.empty((8, ROWS), np.float32)
-    weight, largest, e_second, scale, total, total_h, target, share = s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]
+    x, label = np.empty((d, ROWS), np.float32), labels_of_block(y, d)
+    s = np.empty((7, ROWS), np.float32)
+    weight, largest, scale, second, total, share, target = s[0], s[1], s[2], s[3], s[4], s[5], s[6]
     losses = 0.0
     at = start
     while at < stop:
         image, place = at // size, at % size
         count = min(ROWS, stop - at, size - place)
-        load_labels(y, w, shares, image, place, at, count, label, weight, part)
+        load_labels(y, w, image, place, at, count, label, weight)
         load_block(z, image, place, count, weight, x)
         at += count
-        two_largest(x, largest, e_second)
-        for r in range(ROWS):
-            e_second[r] = exp(e_second[r] - largest[r])
-            scale[r] = TWO / (ONE + e_second[r])
-            total[r], total_h[r] = ZERO, ZERO
+        two_largest(x, largest, second)
         if with_losses:
-            expected_logits(x, label, part, largest, smoothing, target)
+            expected_logits(x, label, largest, smoothing, target)
+        exponentials(x, largest, second, scale, total)
+        for r in range(ROWS):
+            share[r] = ZERO
         for j in range(d):
             row = x[j]
             for r in range(ROWS):
-                e = exp(row[r] - largest[r])
-                over = e * scale[r]
-                total[r] += e
-                total_h[r] += HALF + b * (over - ONE) if over >= cut else a * over
-                row[r] = e
-        for r in range(ROWS):
-            p = ONE / total[r]
-            tau = (ONE + e_second[r]) * HALF * p
-            line = HALF + b * (scale[r] - ONE)  # through tau, on which the sweep had the top: p / tau is the scale
-            above = ONE - low * (ONE - p) / (ONE - c * tau)
-            value = above if p > c * tau else line
-            total_h[r] += value - line
-            share[r] = weight[r] / total_h[r]
-            largest[r] = value * share[r]
+                over = row[r]
+                share[r] += HALF + b * (over - ONE) if over >= cut else a * over
         if with_losses:
-            block = ZERO
-            for r in range(ROWS):
-                block += weight[r] * (log(total[r]) - target[r])
-            losses += float(block)
+            losses += entropies(weight, scale, total, target)
+        row_shares(weight, scale, total, share, points, largest)
         for j in range(d):
-            row, predicted = x[j], ZERO
+            row, tp, actual, predicted = x[j], ZERO, ZERO, ZERO
             for r in range(ROWS):
-                over = row[r] * scale[r]
+                over, at_top, own = row[r], largest[r], share_of(label, j, r)
                 h = share[r] * (HALF + b * (over - ONE) if over >= cut else a * over)
-                at_top = largest[r]
-                h = at_top if row[r] == ONE else h
+                h = at_top if over == scale[r] else h
                 predicted += h
-                row[r] = h
+                tp += h * own
+                actual += weight[r] * own
+            sums[0, j] += tp
+            sums[1, j] += actual
             sums[2, j] += predicted
-        if shares.size == 0:
-            for r in range(count):
-                sums[0, label[r]] += x[label[r], r]
-                sums[1, label[r]] += weight[r]
-        else:
-            for j in range(d):
-                row, own, tp, actual = x[j], part[j], ZERO, ZERO
-                for r in range(ROWS):
-                    tp += row[r] * own[r]
-                    actual += weight[r] * own[r]
-                sums[0, j] += tp
-                sums[1, j] += actual
     return losses
 
 
 @loop()
-def add_shares(
-    row: Floats, own: Floats, by_tp: F, scale: Floats, a: F, b: F, cut: F, dot_scaled: Floats, dot_rest: Floats,
-    tops: Floats,
-) -> None:  # fmt: skip
-    """Add what the shares of a class have of the slopes to the sums of `block_backward`."""
-    for r in range(ROWS):
-        over, slope = row[r] * scale[r], by_tp * own[r]
-        dot_scaled[r] += slope * (b * over if over >= cut else a * over)
-        dot_rest[r] += slope * (HALF - b) if over >= cut else ZERO
-    for r in range(ROWS):
-        tops[r] += by_tp * own[r] if row[r] == ONE else ZERO
-
-
-@loop()
-def slopes_of_shares(
-    row: Floats, own: Floats, by_tp: F, scale: Floats, a: F, b: F, cut: F, ratio: Floats, top_scaled: Floats,
-    entropy: Floats,
-) -> None:  # fmt: skip
-    """dL/dz through the shares of a class, in their place."""
-    for r in range(ROWS):
-        over, at_top = row[r] * scale[r], top_scaled[r]
-        scaled = b * over if over >= cut else a * over
-        scaled = at_top if row[r] == ONE else scaled
-        own[r] *= by_tp * ratio[r] * scaled + entropy[r]
-
-
-@loop()
-def block_backward(batch: Batch, points: Floats, by: By, start: int, stop: int, out: Floats) -> None:
+def block_backward(z: Floats, y: Labels, w: Floats, points: Floats, by: By, start: int, stop: int, out: Floats) -> None:
     """dL/dz of rows start to stop, to `out`, shaped like the logits."""
-    z, y, w, shares = batch
     by_tp, by_predicted, by_losses = by
-    a, b, low, cut, c, smoothing = points[0], points[1], points[2], points[3], points[4], points[5]
+    a, b, cut = points[0], points[1], points[3]
     d, size = z.shape[1], z.size // z.shape[1] if z.ndim == 2 else z.shape[z.ndim - 1]
-    x, label = np.empty((d, ROWS), np.float32), np.zeros(ROWS, np.int64)
-    part = np.empty((d if shares.size else 0, ROWS), np.float32)
-    s = np.empty((17, ROWS), np.float32)
-    weight, largest, e_second, scale, total, sum_rest = s[0], s[1], s[2], s[3], s[4], s[5]
-    dot_rest, dot_scaled, sum_scaled, tops, seconds, at_label = s[6], s[7], s[8], s[9], s[10], s[11]
-    e_label, mean, factor, at_top, at_second = s[12], s[13], s[14], s[15], s[16]
+    x, label = np.empty((d, ROWS), np.float32), labels_of_block(y, d)
+    s, of = np.empty((5, ROWS), np.float32), np.empty((8, ROWS), np.float32)
+    weight, scale, second, total, largest = s[0], s[1], s[2], s[3], s[4]
+    sum_scaled, sum_flat, dot_scaled, dot_flat, tops, seconds = of[0], of[1], of[2], of[3], of[4], of[5]
+    flat = HALF - b  # h = b x + flat on the line through tau
     at = start
     while at < stop:
         image, place = at // size, at % size
         count = min(ROWS, stop - at, size - place)
-        load_labels(y, w, shares, image, place, at, count, label, weight, part)
+        load_labels(y, w, image, place, at, count, label, weight)
         load_block(z, image, place, count, weight, x)
         at += count
-        two_largest(x, largest, e_second)
-        for r in range(ROWS):
-            e_second[r] = exp(e_second[r] - largest[r])
-            scale[r] = TWO / (ONE + e_second[r])
-            total[r], sum_rest[r], dot_rest[r], dot_scaled[r] = ZERO, ZERO, ZERO, ZERO
-            sum_scaled[r], tops[r], seconds[r] = ZERO, ZERO, ZERO
-        for j in range(d):
-            row, slope = x[j], by_predicted[j]
+        two_largest(x, largest, second)
+        exponentials(x, largest, second, scale, total)
+        of[:] = ZERO
+        for j in range(0, d, 2):  # two classes at a time: the loop waits for its stores
+            k = j + 1 if j + 1 < d else j
+            row, of_all, of_own = x[j], by_predicted[j], by_tp[j]
+            next_row, of_next, own_next, twice = x[k], by_predicted[k], by_tp[k], ZERO if k == j else ONE
             for r in range(ROWS):
-                e = exp(row[r] - largest[r])
-                row[r] = e
-                total[r] += e
-                tops[r] += slope if e == ONE else ZERO
-            # One loop with all seven sums is not vectorised: LLVM gives up on that many pointers.
-            for r in range(ROWS):
-                over = row[r] * scale[r]
+                over, slope = row[r], of_all + of_own * share_of(label, j, r)
+                then, next_slope = next_row[r], of_next + own_next * share_of(label, k, r)
                 scaled = b * over if over >= cut else a * over
-                sum_scaled[r] += scaled
-                dot_scaled[r] += scaled * slope
-                seconds[r] += ONE if row[r] == e_second[r] else ZERO
-            for r in range(ROWS):
-                rest = HALF - b if row[r] * scale[r] >= cut else ZERO
-                sum_rest[r] += rest
-                dot_rest[r] += rest * slope
-            if shares.size > 0:
-                add_shares(row, part[j], by_tp[j], scale, a, b, cut, dot_scaled, dot_rest, tops)
-        if shares.size == 0:
-            for r in range(ROWS):
-                at_label[r], e_label[r] = by_tp[label[r]], x[label[r], r]
-        else:  # the sums have them
-            for r in range(ROWS):
-                at_label[r], e_label[r] = ZERO, ZERO
-        for r in range(ROWS):
-            p, over, over_tau = ONE / total[r], scale[r], scale[r] * total[r]  # p / tau, 1 / tau
-            tau = (ONE + e_second[r]) * HALF * p
-            over_gap = ONE / (ONE - c * tau)
-            loss = low * (ONE - p) * over_gap
-            beyond = p > c * tau
-            value = ONE - loss if beyond else HALF + b * (over - ONE)
-            top_slope = low * over_gap if beyond else b * over_tau
-            by_tau = -c * loss * over_gap if beyond else -b * over * over_tau
-            line = b * over
-            total_h = sum_scaled[r] + sum_rest[r] - (line + (HALF - b)) + value
-            x_label = e_label[r] * scale[r]
-            label_scaled = b * x_label if x_label >= cut else a * x_label
-            is_top = e_label[r] == ONE
-            label_h = value if is_top else label_scaled + (HALF - b if x_label >= cut else ZERO)
-            center = dot_rest[r] + dot_scaled[r] + (value - (line + (HALF - b))) * tops[r] + label_h * at_label[r]
-            over_total = ONE / total_h
-            center *= over_total
-            ratio = weight[r] * over_total
-            entropy = by_losses * weight[r]
-            spread = entropy * smoothing / F(d)
-            rest = dot_scaled[r] - line * tops[r] - center * (sum_scaled[r] - line)
-            rest += ZERO if is_top else at_label[r] * label_scaled
-            by_top = tops[r] - center + (at_label[r] if is_top else ZERO)
-            through_tau = ratio * by_top * by_tau
-            half = HALF * p * (through_tau - ratio * rest * over_tau)
-            top_scaled = p * top_slope
-            slope_e = (entropy - ratio * by_top * top_scaled - tau * through_tau) * p
-            # What remains of the sums is reused for the second sweep.
-            total[r], mean[r], factor[r], sum_rest[r] = ratio, ratio * center, slope_e, -spread
-            dot_rest[r], at_top[r] = top_scaled, half - spread
-            both = TWO * half if e_second[r] == ONE else half * e_second[r]
-            at_second[r] = both / seconds[r] - spread
-            tops[r] = ratio * at_label[r] * (top_scaled if is_top else label_scaled) - entropy * (ONE - smoothing)
+                next_scaled = twice * (b * then if then >= cut else a * then)
+                beside = flat if over >= cut else ZERO
+                next_beside = twice * flat if then >= cut else ZERO
+                sum_scaled[r] += scaled + next_scaled
+                sum_flat[r] += beside + next_beside
+                dot_scaled[r] += scaled * slope + next_scaled * next_slope
+                dot_flat[r] += beside * slope + next_beside * next_slope
+                tops[r] += (slope if over == scale[r] else ZERO) + (twice * next_slope if then == scale[r] else ZERO)
+                seconds[r] += (ONE if over == second[r] else ZERO) + (twice if then == second[r] else ZERO)
+        row_slopes(weight, scale, second, total, of, points, by_losses, d)
         for j in range(d):
-            row, slope = x[j], by_predicted[j]
-            if shares.size > 0:
-                slopes_of_shares(row, part[j], by_tp[j], scale, a, b, cut, total, dot_rest, tops)
+            row, of_all, of_own = x[j], by_predicted[j], by_tp[j]
             for r in range(ROWS):
-                e, top_scaled = row[r], dot_rest[r]
-                over = e * scale[r]
+                over, own, top_scaled, first, then = row[r], share_of(label, j, r), of[2, r], of[4, r], of[5, r]
                 scaled = b * over if over >= cut else a * over
-                scaled = top_scaled if e == ONE else scaled
-                dot_scaled[r] = (slope * total[r] - mean[r]) * scaled + e * factor[r]
-            for r in range(ROWS):
-                e, first, second, offset = row[r], at_top[r], at_second[r], sum_rest[r]
-                offset = first if e == ONE else offset
-                offset = second if e == e_second[r] else offset
-                row[r] = dot_scaled[r] + offset
-        if shares.size == 0:
-            for r in range(count):
-                x[label[r], r] += tops[r]
-        else:
-            for j in range(d):
-                row, own = x[j], part[j]
-                for r in range(ROWS):
-                    row[r] += own[r]
+                scaled = top_scaled if over == scale[r] else scaled
+                slope = ((of_all + of_own * own) * of[0, r] - of[1, r]) * scaled
+                slope += first if over == scale[r] else ZERO
+                slope += then if over == second[r] else ZERO
+                row[r] = slope + over * of[3, r] - of[6, r] * own - of[7, r]
         store_block(x, image, place, count, weight, out)

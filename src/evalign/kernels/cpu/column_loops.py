@@ -13,17 +13,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evalign.kernels.cpu.block_loops import HALF, ONE, ZERO, By, Doubles, F, Floats, exp
 from evalign.kernels.cpu.compilation import in_threads, loop, parts, summed
-from evalign.kernels.cpu.elementary import HALF, ONE, ZERO, log1p, sigmoid
 from evalign.kernels.plan import FivePoints, Lines, Settings
 
-F = np.float32
 ENTRIES = 1024  # of a block of rows, whose sums are taken in float32
 BLOCK = 512  # entries summed in float32 before the sum is added to a float64 one
-Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
 Batch = tuple[Floats, NDArray[Any], Floats]  # logits, labels, weights
-By = tuple[Floats, Floats, F]  # dL by tp, by predicted, by the sum of cross-entropies
+
+# log(1 + e) = 2 artanh(e / (2 + e)): a series in at most (1/3)^2, of e = a / b by one division
+S1, S3, S5, S7, S9, S11, S13 = (F(2 / k) for k in (1, 3, 5, 7, 9, 11, 13))
+S15 = F(2 / 15)
+
+
+@loop()
+def log1p(a: F, b: F) -> F:
+    """log(1 + a / b) for 0 <= a <= b."""
+    s = a / (b + b + a)
+    q = s * s
+    return s * (S1 + q * (S3 + q * (S5 + q * (S7 + q * (S9 + q * (S11 + q * (S13 + q * S15)))))))
+
+
+@loop()
+def sigmoid(z: F) -> tuple[F, F]:
+    """p and 1 - p, neither as a difference."""
+    e = exp(-abs(z))
+    large = ONE / (ONE + e)
+    small = e * large
+    return (large if z >= ZERO else small), (small if z >= ZERO else large)
 
 
 @loop()

@@ -163,7 +163,8 @@ SERIAL = 1 << 17  # entries (0.25 ms of work) below which a second thread costs 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Not `nnan` and `ninf`: nan and inf of a diverged network must reach the loss. Sums may be reordered.
-REORDERED = {"reassoc", "contract", "nsz", "arcp"}
+REORDERED = frozenset({"reassoc", "contract", "nsz", "arcp"})
+ORDERED = frozenset({"contract"})
 
 
 @cache
@@ -175,11 +176,11 @@ def available() -> bool:
     return True
 
 
-def loop(*, exact: bool = False) -> Callable[[Function], Function]:
+def loop(arithmetic: frozenset[str] = REORDERED) -> Callable[[Function], Function]:
     """Compile a function for the types it is called with, cached on disk; it runs without the GIL."""
     import numba
 
-    compile_ = partial(numba.njit, nogil=True, fastmath=False if exact else REORDERED, error_model="numpy")
+    compile_ = partial(numba.njit, nogil=True, fastmath=set(arithmetic), error_model="numpy")
 
     def decorate(function: Function) -> Function:
         try:

@@ -1,10 +1,10 @@
 """The fused loss on a CPU: compiled loops from the logits to the loss and back.
 
-Nothing of the batch's size is saved for the backward pass except the logits. A small batch costs mostly calls: one
-call of torch or numpy takes about as long as a loop over all of its rows, so there are few.
+Nothing of the batch's size is kept for the backward pass except the logits and, for many classes, the memory of the
+gradient. A small batch costs mostly calls: one call of torch or numpy takes about as long as a loop over all of its
+rows, so there are few.
 """
 
-import math
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign._batch import rows_of_images
-from evalign.kernels.cpu.block_loops import block_backward, block_forward
-from evalign.kernels.cpu.column_loops import By, column_gradient, column_sums, entry_gradient, entry_sums
-from evalign.kernels.cpu.compilation import in_threads, loop, parts, summed
+from evalign.kernels.cpu.block_loops import By, Doubles, Floats, block_backward, block_forward
+from evalign.kernels.cpu.column_loops import column_gradient, column_sums, entry_gradient, entry_sums
+from evalign.kernels.cpu.compilation import in_threads, parts, summed
+from evalign.kernels.cpu.count_loops import agreement_and_slopes, remember, value_and_slopes
+from evalign.kernels.cpu.row_loops import STATS
 from evalign.kernels.cpu.row_loops import row_backward as run_row_backward
 from evalign.kernels.cpu.row_loops import row_forward as run_row_forward
 from evalign.kernels.plan import (
@@ -37,16 +39,14 @@ from evalign.kernels.private_apis import fast_apply
 if TYPE_CHECKING:
     from evalign.kernels.dispatch import CountsHook
 
-Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
 Batch = tuple[Tensor, Tensor, Tensor]  # logits, labels or shares, weights
-FEW = 64  # classes up to which blocks of rows are faster than single rows
+FEW = 31  # classes up to which blocks of rows are faster than single rows
 DENSE_CLASSES = 256  # classes up to which images are read in place
 SHORT_PLANE = 2048  # pixels below which a call for each column of an image costs more than a copy
-Saved = tuple[Tensor, Tensor, Tensor, Tensor]
-NO_LABELS, NO_TOTALS = np.empty(0, np.int64), np.empty(0)
-NO_SHARES = {2: np.empty((0, 0), np.float32), 3: np.empty((0, 0, 0), np.float32)}
-NO_STATS = np.empty((0, 7), np.float32)
+Kept = tuple[Tensor, Tensor]
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+NO_TOTALS = np.empty(0)
+NOTHING: Kept = torch.empty(0), torch.empty(STATS, 0)
 
 
 @lru_cache
@@ -54,52 +54,54 @@ def _step_numbers(points: FivePoints, smoothing: float) -> Floats:
     return np.array([*points.numbers(), smoothing], np.float32)
 
 
-def _arrays(batch: Batch) -> tuple[Floats, NDArray[np.int64], Floats, Floats]:
-    """Logits, labels, weights and shares as the loops take them."""
-    z, y, weight = (x.numpy() for x in batch)
-    return (z, y, weight, NO_SHARES[z.ndim]) if y.dtype == np.int64 else (z, NO_LABELS, weight, y)
+def _arrays(batch: Batch) -> tuple[Floats, NDArray[Any], Floats]:
+    z, y, weight = batch
+    return z.numpy(), y.numpy(), weight.numpy()
 
 
 def _in_blocks(z: Tensor) -> bool:
     return z.dim() == 3 or 1 < z.shape[1] <= FEW
 
 
-def count_rows(batch: Batch, settings: Settings, into: Doubles) -> tuple[float, Floats]:
+def count_rows(batch: Batch, settings: Settings, into: Doubles, keep: bool = True) -> tuple[float, Kept]:
     """Add tp, actual and predicted of rows (M, C) or images (N, C, S) to `into` (3, C).
 
-    Returns the sum of the cross-entropies, and what `row_gradient` needs.
+    Returns the sum of the cross-entropies, and what `row_gradient` needs of many classes.
     """
-    z = batch[0]
-    given = _arrays(batch), _step_numbers(settings.points, settings.smoothing)
-    rows, stats = batch[2].shape[0], NO_STATS
+    z, rows = batch[0], batch[2].shape[0]
+    given = *_arrays(batch), _step_numbers(settings.points, settings.smoothing)
     if _in_blocks(z):
-        return summed(partial(block_forward, *given, settings.losses), rows, z.numel(), into), stats
-    stats = np.empty((rows, 7), np.float32)
-    return summed(partial(run_row_forward, *given, stats), rows, z.numel(), into), stats
+        return summed(partial(block_forward, *given, settings.losses), rows, z.numel(), into), NOTHING
+    kept = torch.empty_like(z if keep else z[:0]), torch.empty(STATS, rows)
+    run = partial(run_row_forward, *given, settings.losses, kept[0].numpy(), kept[1].numpy())
+    return summed(run, rows, z.numel(), into), kept
 
 
-def row_gradient(batch: Batch, settings: Settings, stats: Floats, by: By) -> Tensor:
-    """dL/dlogits from dL by the counts."""
-    z, found = batch[0], torch.empty_like(batch[0])
-    given = _arrays(batch), _step_numbers(settings.points, settings.smoothing), by
-    run = partial(block_backward, *given) if _in_blocks(z) else partial(run_row_backward, *given, stats)
+def row_gradient(batch: Batch, settings: Settings, kept: Kept, by: By) -> Tensor:
+    """dL/dlogits from dL by the counts; of many classes, in place of what was kept."""
+    z, y, w = _arrays(batch)
+    numbers = _step_numbers(settings.points, settings.smoothing)
+    if _in_blocks(batch[0]):
+        found, run = torch.empty_like(batch[0]), partial(block_backward, z, y, w, numbers, by)
+    else:
+        found, run = kept[0], partial(run_row_backward, y, w, numbers, by, kept[1].numpy())
     out = found.numpy()
-    in_threads([partial(run, *part, out) for part in parts(batch[2].shape[0], z.numel())])
+    in_threads([partial(run, *part, out) for part in parts(len(w), found.numel())])
     return found
 
 
 def row_forward(z: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, Saved]:
     batch, sums = (z.detach().contiguous(), y.contiguous(), weight.detach().contiguous()), np.zeros((3, z.shape[1]))
-    losses, stats = count_rows(batch, settings, sums)
+    losses, kept = count_rows(batch, settings, sums)
     tp, actual, predicted = torch.from_numpy(sums).to(z.dtype).unbind()
-    return Counts(tp, predicted, torch.tensor(losses, dtype=z.dtype), actual), (*batch, torch.from_numpy(stats))
+    return Counts(tp, predicted, torch.tensor(losses, dtype=z.dtype), actual), (*batch, *kept)
 
 
 def row_backward(saved: Saved, settings: Settings, slopes: Slopes) -> Tensor:
-    z, y, weight, stats = saved
+    z, y, weight, kept, stats = saved
     by_losses = np.float32(0 if slopes.losses is None else slopes.losses.item())
     by = slopes.tp.detach().numpy(), slopes.predicted.detach().numpy(), by_losses
-    return row_gradient((z, y, weight), settings, stats.numpy(), by)
+    return row_gradient((z, y, weight), settings, (kept.clone(), stats), by)
 
 
 def _by_entry(z: Tensor) -> bool:
@@ -140,159 +142,6 @@ def column_backward(
     return column_gradient(batch, settings, (by_tp, by_predicted, np.float32(0 if losses is None else losses.item())))
 
 
-# The metric of the counts, in loops over classes. The formulas are those of `gpu.device_functions`; both are tested
-# against autograd for every metric and average.
-MACRO, MICRO, WEIGHTED, BINARY = range(4)  # indices in `plan.FORMS`
-
-
-@loop(exact=True)
-def form(numbers: Doubles, counts: Doubles, totals: Doubles, k: int) -> float:
-    """A linear form of the counts of class k."""
-    total = totals[k] if totals.shape[0] > 1 else totals[0]
-    value: float = numbers[0] * counts[0, k] + numbers[1] * counts[1, k] + numbers[2] * counts[2, k]
-    value += numbers[3] * total
-    return value
-
-
-@loop(exact=True)
-def share(weight: Doubles, counts: Doubles, totals: Doubles, average: int, k: int) -> float:
-    """How much class k counts in the mean, before all of these are made to add up to 1."""
-    if average == BINARY:
-        return 1.0 if k == 1 else 0.0
-    if average == WEIGHTED:
-        return form(weight, counts, totals, k)
-    return 1.0 if counts[1, k] > 0 else 0.0
-
-
-@loop(exact=True)
-def value_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, average: int, slopes: Doubles) -> float:
-    """1 - the averaged metric of `counts` (3, C), which are tp, actual and predicted; 0 for counts of nothing.
-
-    `totals` has one entry for every label, one entry for all classes, or none where it is the sum of the label counts;
-    `forms` (3, 4) has the numbers of `ClosedForm`. The derivatives by tp and predicted are written to
-    `slopes` (2, C).
-    """
-    d = counts.shape[1]
-    top, bottom, weight = forms[0], forms[1], forms[2]
-    per_label = totals.shape[0] == d
-    if totals.shape[0] == 0:
-        totals = np.array([counts[1].sum()])
-    slopes[:] = 0.0
-    if totals.sum() == 0:
-        return 0.0
-    # Yes/no problems without a positive label: the share of rows that are flagged; see `Objective.metric_term`.
-    alarms = bottom[2] > 0 and (average == BINARY or per_label)
-    labelled = counts[1, 1] if average == BINARY else counts[1].sum()
-    if alarms and labelled == 0:
-        mass = totals.sum()
-        for k in range(d):
-            if average != BINARY or k == 1:
-                slopes[1, k] = 1 / mass
-        flagged: float = (counts[2, 1] if average == BINARY else counts[2].sum()) / mass
-        return flagged
-    if average == MICRO:
-        above, below = 0.0, 0.0
-        for k in range(d):
-            above += form(top, counts, totals, k)
-            below += form(bottom, counts, totals, k)
-        if below == 0:
-            return 1.0
-        slopes[0] = above / below**2 * bottom[0] - top[0] / below
-        slopes[1] = above / below**2 * bottom[2] - top[2] / below
-        return 1 - above / below
-    added, otherwise = 0.0, 1.0 / d if average == WEIGHTED else 0.0
-    for k in range(d):
-        added += share(weight, counts, totals, average, k)
-    value = 0.0
-    for k in range(d):
-        if alarms and average == MACRO and counts[1, k] == 0:
-            if totals[k] > 0:
-                slopes[1, k] = 1 / (d * totals[k])
-                value -= counts[2, k] / (d * totals[k])
-            continue
-        part = share(weight, counts, totals, average, k) / added if added != 0 else otherwise
-        divisor = form(bottom, counts, totals, k)
-        if divisor == 0:
-            continue
-        score, slope = form(top, counts, totals, k) / divisor, part / divisor
-        if part != 0:  # a class that does not count does not count where its score is nan either
-            value += part * score
-        slopes[0, k] = slope * (score * bottom[0] - top[0])
-        slopes[1, k] = slope * (score * bottom[2] - top[2])
-    return 1 - value
-
-
-MCC = FORMS.index("mcc")
-
-
-@loop(exact=True)
-def agreement_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, metric: int, slopes: Doubles) -> float:
-    """As `value_and_slopes`; the `forms` are tp, predicted and actual."""
-    d = counts.shape[1]
-    if totals.shape[0] == 0:
-        totals = np.array([counts[1].sum()])
-    n = totals[0]
-    slopes[:] = 0.0
-    if n == 0:
-        return 0.0
-    right, chance, of_guesses, of_labels = 0.0, 0.0, 0.0, 0.0
-    for k in range(d):
-        guesses, labels = form(forms[1], counts, totals, k), form(forms[2], counts, totals, k)
-        right += form(forms[0], counts, totals, k)
-        chance += guesses * labels
-        of_guesses += guesses * (n - guesses)
-        of_labels += labels * (n - labels)
-    if counts[1].max() == n:  # labels of one class only: accuracy
-        slopes[0] = -1 / n
-        wrong: float = 1 - counts[0].sum() / n
-        return wrong
-    bottom = n * n - chance
-    if metric == MCC:
-        bottom = 0.0 if of_guesses <= 0 or of_labels <= 0 else math.sqrt(of_guesses) * math.sqrt(of_labels)
-    if bottom == 0:
-        return 1.0
-    value: float = (right * n - chance) / bottom
-    for k in range(d):
-        guesses, labels = form(forms[1], counts, totals, k), form(forms[2], counts, totals, k)
-        # How the bottom grows with the predictions of class k.
-        growth = bottom * (n - 2 * guesses) / (2 * of_guesses) if metric == MCC else -labels
-        by_hits, by_guesses = -n / bottom, (labels + value * growth) / bottom
-        slopes[0, k] = by_hits * forms[0, 0] + by_guesses * forms[1, 0]
-        slopes[1, k] = by_hits * forms[0, 2] + by_guesses * forms[1, 2]
-    return 1 - value
-
-
-@loop(exact=True)
-def remember(
-    counts: Doubles, rows: Doubles, weight: float, state: Doubles, seen: Doubles, decay: float, rows_of_rarest: float
-) -> float:
-    """Adds what is remembered to `counts`, remembers the batch, and returns how many times the batch the sum is.
-
-    `state` has the remembered counts and their weight, `seen` the rows of each class. A `decay` below 0 is "auto".
-    """
-    rows = rows.copy()  # a part of the counts, which change
-    kept = decay
-    if decay < 0:
-        rarest, everything = np.inf, 0.0
-        for k in range(rows.size):
-            known = seen[k] + rows[k]
-            everything += known
-            if known > 0:
-                rarest = min(rarest, known)
-        kept = max(0.0, 1 - rows.sum() * (rarest / everything) / rows_of_rarest) if everything > 0 else 1.0
-    mass = weight + kept * state[-1]
-    sound = mass
-    for i in range(counts.size):
-        counts[i] += kept * state[i]
-        sound += counts[i]
-    if np.isfinite(sound):
-        state[:-1] = counts
-        state[-1] = mass
-        for k in range(rows.size):
-            seen[k] += rows[k]
-    return mass / weight if weight > 0 else 1.0
-
-
 @lru_cache
 def _form_numbers(metric: ClosedForm) -> Doubles:
     return np.array(metric.numbers).reshape(3, 4)
@@ -310,22 +159,18 @@ def by_column(slopes: NDArray[Any]) -> NDArray[Any]:
     return np.array([[tp + tn], [yes - no - tn]], slopes.dtype)
 
 
-def _settings(points: FivePoints, plan: Plan) -> Settings:
-    return Settings(points, plan.smoothing, bool(plan.anchor), plan.thresholds)
-
-
 def _forward(
-    batch: Batch, points: FivePoints, plan: Plan, hook: "CountsHook | None" = None
-) -> tuple[float, Doubles, Floats]:
-    """The loss; its slopes by tp and by predicted of every class and by the cross-entropies; what rows saved."""
-    settings, totals, stats = _settings(points, plan), NO_TOTALS, NO_STATS
+    batch: Batch, points: FivePoints, plan: Plan, hook: "CountsHook | None" = None, keep: bool = True
+) -> tuple[float, Doubles, Kept]:
+    """The loss; its slopes by tp and by predicted of every class and by the cross-entropies; what rows keep."""
+    settings, totals, kept = plan.settings(points), NO_TOTALS, NOTHING
     classes = 2 if plan.two_classes else batch[0].shape[1]
     vector = np.zeros(3 * classes + 2)
     counts = vector[:-2].reshape(3, classes)
     if plan.thresholds:
         vector[-2], totals = count_columns(batch, settings, counts, plan.two_classes)
     else:
-        vector[-2], stats = count_rows(batch, settings, counts)
+        vector[-2], kept = count_rows(batch, settings, counts, keep)
     if plan.anchor or hook is not None:
         vector[-1] = (counts[1] if totals is NO_TOTALS else totals).sum()
     by_counts, by_losses = (1.0, 1.0) if hook is None else hook(vector)
@@ -338,39 +183,41 @@ def _forward(
         anchor = plan.anchor / mass if mass else 0.0
         slopes[-1] = by_losses * anchor
         loss += anchor * entropy if anchor else 0.0
-    return loss, slopes, stats
+    return loss, slopes, kept
 
 
-def _backward(batch: Batch, points: FivePoints, plan: Plan, slopes: Doubles, stats: Floats, by_loss: float) -> Tensor:
-    settings = _settings(points, plan)
+def _backward(batch: Batch, points: FivePoints, plan: Plan, slopes: Doubles, kept: Kept, by_loss: float) -> Tensor:
+    settings = plan.settings(points)
     with np.errstate(over="ignore", invalid="ignore"):  # a gradient scaler tries factors that are too large
         scaled = (by_loss * slopes).astype(np.float32)
     by_counts = scaled[:-1].reshape(2, -1)
     by_tp, by_predicted = by_column(by_counts) if plan.two_classes else by_counts
     if not plan.thresholds:
-        return row_gradient(batch, settings, stats, (by_tp, by_predicted, scaled[-1]))
+        return row_gradient(batch, settings, kept, (by_tp, by_predicted, scaled[-1]))
     if _by_entry(batch[0]):
         return entry_gradient(batch, settings, (by_tp, by_predicted, scaled[-1]))
     return column_gradient(batch, settings, (by_tp[:, None], by_predicted[:, None], scaled[-1]))
 
 
 class CompiledLoss(torch.autograd.Function):
-    """1 - metric + anchor * cross-entropy; `how` is the step, the plan, the hook and the eager form."""
+    """1 - metric + anchor * cross-entropy; `how` is the step, the plan, the hook, whether to keep, the eager form."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, how: tuple[Any, ...]) -> Tensor:
         batch = logits.detach().contiguous(), y.contiguous(), weight.contiguous()
         ctx.save_for_backward(*batch, logits)
         *given, ctx.eager = how
-        loss, *saved = _forward(batch, *given)
-        ctx.given = *given[:2], *saved
+        loss, slopes, ctx.kept = _forward(batch, *given)
+        ctx.given = *given[:2], slopes
         return torch.tensor(loss, dtype=logits.dtype)
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
         *batch, logits = ctx.saved_tensors
-        points, plan, slopes, stats = ctx.given
-        gradient = _backward(batch, points, plan, slopes, stats, by_loss.item())
+        points, plan, slopes = ctx.given
+        # The gradient takes the memory of what was kept: a second pass through the same graph computes that again.
+        kept = ctx.__dict__.pop("kept", None)
+        gradient = _backward(batch, points, plan, slopes, kept or _forward(batch, points, plan)[2], by_loss.item())
         if torch.is_grad_enabled():
             gradient = twice_differentiable(gradient, (logits, batch[1], batch[2]), (by_loss,), ctx.eager)
         return gradient, None, None, None
@@ -380,13 +227,14 @@ _apply: Any = fast_apply(CompiledLoss)
 
 
 def arranged(logits: Tensor, y: Tensor, weight: Tensor, columns: bool) -> Batch:
-    """The batch as loops read it: images as rows where that is faster, columns of few classes as those of an image."""
+    """The batch as loops read it: images as rows where that is faster, rows with contiguous classes as an image."""
     if logits.dim() == 3:
         if columns and logits.shape[2] < SHORT_PLANE:
             logits, y, weight = rows_of_images(logits), rows_of_images(y), rows_of_images(weight)
         elif not columns and (logits.shape[1] > DENSE_CLASSES or not logits.is_contiguous()):
             logits, y = rows_of_images(logits), rows_of_images(y) if y.dim() == 3 else y
-    if logits.dim() == 2 and not columns and logits.shape[1] <= FEW and not logits.is_contiguous():
+    by_class = logits.dim() == 2 and logits.t().is_contiguous() and not logits.is_contiguous()
+    if by_class and not columns and logits.shape[1] <= DENSE_CLASSES:
         logits, y = logits.t()[None], y.t()[None] if y.dim() == 2 else y
     return logits, y, weight
 
@@ -396,28 +244,36 @@ def fused_loss(
     eager: Eager | None = None,
 ) -> Tensor:  # fmt: skip
     """See `dispatch.fused_loss`."""
-    return _apply(*arranged(logits, y, weight, bool(plan.thresholds)), (points, plan, hook, eager))  # type: ignore[no-any-return]
+    how = points, plan, hook, logits.requires_grad and torch.is_grad_enabled(), eager
+    return _apply(*arranged(logits, y, weight, bool(plan.thresholds)), how)  # type: ignore[no-any-return]
 
 
 def forward(logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of a batch as `arranged` returns it, and two tensors that `backward` needs; without autograd."""
-    loss, slopes, stats = _forward((logits.contiguous(), y.contiguous(), weight.contiguous()), points, plan)
-    return torch.tensor(loss, dtype=logits.dtype), torch.from_numpy(slopes), torch.from_numpy(stats).clone()
+    loss, slopes, (kept, stats) = _forward((logits.contiguous(), y.contiguous(), weight.contiguous()), points, plan)
+    saved, kept = torch.from_numpy(np.append(slopes, stats.numpy())), kept if len(kept) else logits.new_empty(0)
+    return torch.tensor(loss, dtype=logits.dtype), saved, kept
 
 
 def backward(
-    logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan, slopes: Tensor, stats: Tensor,
+    logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan, saved: Tensor, kept: Tensor,
     by_loss: Tensor,
 ) -> Tensor:  # fmt: skip
     batch = logits.contiguous(), y.contiguous(), weight.contiguous()
-    return _backward(batch, points, plan, slopes.numpy(), stats.numpy(), by_loss.item())
+    slopes, stats = saved.tensor_split([_slopes(logits, plan.two_classes)])
+    rows = kept.clone(), stats.view(STATS, -1).float()
+    return _backward(batch, points, plan, slopes.numpy(), rows, by_loss.item())
+
+
+def _slopes(logits: Tensor, two_classes: bool) -> int:
+    return 2 * (2 if two_classes else logits.shape[1]) + 1
 
 
 def saved_like(logits: Tensor, *, columns: bool, two_classes: bool) -> tuple[Tensor, Tensor]:
     """Empty tensors in the shapes of what `forward` saves."""
     rows = 0 if columns or _in_blocks(logits) else logits.shape[0]
-    classes = 2 if two_classes else logits.shape[1]
-    return logits.new_empty(2 * classes + 1, dtype=torch.float64), logits.new_empty((rows, 7))
+    saved = logits.new_empty(_slopes(logits, two_classes) + STATS * rows, dtype=torch.float64)
+    return saved, logits.new_empty(logits.shape if rows else 0)
 
 
 def run_all_loops() -> None:
@@ -442,4 +298,4 @@ def run_all_loops() -> None:
 
 def _first_step(logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan) -> None:
     x = logits.detach().clone().requires_grad_()
-    torch.autograd.grad(_apply(x, y, weight, (points, plan, None, None)), x)
+    torch.autograd.grad(_apply(x, y, weight, (points, plan, None, True, None)), x)

@@ -1,206 +1,231 @@
 """Compiled loops along single rows of many classes: soft counts and cross-entropy forward, dL/dz backward.
 
-As `block_loops`, for rows that fill vector registers by themselves; what the backward pass needs of a row is saved.
+As `block_loops`, for rows that fill vector registers by themselves. The backward pass finds x in the memory of the
+gradient, and in `stats` (4, M) x of a row's two largest entries, the sum of x, and the weight.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from evalign.kernels.cpu.block_loops import TWO, Batch, By, Doubles, F, Floats
+from evalign.kernels.cpu.block_loops import (
+    HALF,
+    INT,
+    ONE,
+    TWO,
+    ZERO,
+    By,
+    Doubles,
+    F,
+    Floats,
+    Ints,
+    Labels,
+    entropies,
+    exp,
+    row_shares,
+    row_slopes,
+)
 from evalign.kernels.cpu.compilation import loop
-from evalign.kernels.cpu.elementary import HALF, ONE, ZERO, exp
 
-INT = np.int32
+STATS = 4
 FLUSH_ROWS = 128  # rows summed in float32 before the sum is added to a float64 one
-NONE = INT(2**31 - 1)
-LOWEST = INT(-(2**31))
-Ints = NDArray[np.int32]
+ENTRIES = 2048  # whose exponentials are computed at once: they fit into the L1 cache
+LOWEST, BITS_OF_ONE = INT(-(2**31)), INT(0x3F800000)
 
 
-@loop(exact=True)
+# Of integers, maxima compile to vector instructions, unlike those of floats.
+@loop()
 def ordered(bits: INT) -> INT:
-    """Bits of a float32 as an integer that is ordered like it: integer maxima compile to vector instructions."""
+    """Bits of a float32 as an integer that is ordered like it, and back."""
     return bits ^ ((bits >> INT(31)) & INT(0x7FFFFFFF))
 
 
 @loop()
-def first_two(bits: Ints) -> tuple[INT, INT]:
-    """Indices of the two largest entries of a row, given as bits; among equal ones the first index wins."""
+def largest_of(bits: Ints) -> F:
+    """The largest entry of a row, given as bits."""
     top = LOWEST
     for j in range(bits.shape[0]):
         top = max(top, ordered(bits[j]))
-    count, next_top = INT(0), LOWEST
-    for j in range(bits.shape[0]):
-        key = ordered(bits[j])
-        count += INT(1) if key == top else INT(0)
-        next_top = max(next_top, LOWEST if key == top else key)
-    first, second = NONE, NONE
-    for j in range(bits.shape[0]):
-        key = ordered(bits[j])
-        first = min(first, INT(j) if key == top else NONE)
-        second = min(second, INT(j) if key == next_top else NONE)
-    if count > INT(1):
-        second = NONE
-        for j in range(bits.shape[0]):
-            second = min(second, INT(j) if ordered(bits[j]) == top and INT(j) > first else NONE)
-    return first, second
+    return INT(ordered(top)).view(np.float32)
 
 
 @loop()
-def top_step(p: F, tau: F, low: F, b: F, c: F) -> tuple[F, F, F]:
-    """The step at a row's largest entry, its slope there, and its derivative by tau."""
-    if p > c * tau:
-        gap = ONE - c * tau
-        loss = low * (ONE - p) / gap
-        return ONE - loss, low / gap, -c * loss / gap
-    x = p / tau
-    return HALF + b * (x - ONE), b / tau, -b * x / tau
+def second_of(bits: Ints) -> F:
+    """The second largest entry of a row of numbers from 0 to 1, given as bits; the largest is 1."""
+    ones, top = INT(0), LOWEST
+    for j in range(bits.shape[0]):
+        key = bits[j]
+        ones += INT(1) if key == BITS_OF_ONE else INT(0)
+        top = max(top, LOWEST if key == BITS_OF_ONE else key)
+    return ONE if ones > INT(1) else INT(top).view(np.float32)
 
 
 @loop()
-def row_forward(batch: Batch, points: Floats, stats: Floats, start: int, stop: int, sums: Doubles) -> float:
-    """As `block_forward`, of rows (M, C).
+def exponentials(z: Floats, largest: Floats, out: Floats) -> None:
+    """exp(z - largest) of rows: of all together, so that few entries do not fill a vector."""
+    for r in range(z.shape[0]):
+        row, into = z[r], out[r]
+        top = largest_of(row.view(np.int32))
+        largest[r] = top
+        for j in range(row.shape[0]):
+            into[j] = row[j] - top
+    entries = out.reshape(-1)
+    for k in range(entries.shape[0]):
+        entries[k] = exp(entries[k])
 
-    Saves to `stats` (M, 7): maximum, e of the second largest entry, sum of e, sum of h, weight, and the indices of both
-    entries, which float32 holds exactly up to 2^24 classes.
-    """
-    z, y, w, shares = batch
-    a, b, low, cut, c, smoothing = points[0], points[1], points[2], points[3], points[4], points[5]
-    d, bits, soft = z.shape[1], z.view(np.int32), shares.size > 0
-    h, added = np.empty(d, np.float32), np.zeros((3, d), np.float32)
-    by_label, labels, column = added[0], added[1], added[2]
-    losses = 0.0
-    for i in range(start, stop):
-        weight = w[i]
-        stats[i, 4] = weight
-        if weight == ZERO:
-            continue
-        row = z[i]
-        first, second = first_two(bits[i])
-        largest = row[first]
-        e_second = exp(row[second] - largest)
-        scale = TWO / (ONE + e_second)
-        total, total_h = ZERO, ZERO
-        for j in range(d):
-            e = exp(row[j] - largest)
-            x = e * scale
-            x = ONE if x > ONE else x
-            value = HALF + b * (x - ONE) if x >= cut else a * x
-            total += e
-            total_h += value
-            h[j] = value
-        value = top_step(ONE / total, (ONE + e_second) / (TWO * total), low, b, c)[0]
-        total_h += value - h[first]
-        h[first] = value
-        target = ZERO
-        if soft:
-            share, own, mass = weight / total_h, shares[i], ZERO
-            for j in range(d):
-                by_label[j] += h[j] * share * own[j]
-                labels[j] += weight * own[j]
-                target += own[j] * (row[j] - largest)
-                mass += own[j]
-            weight *= mass
-            target = target / mass if mass != ZERO else ZERO
-            stats[i, 4] = weight
-        share = weight / total_h
-        for j in range(d):
-            column[j] += h[j] * share
-        if not soft:
-            label = y[i]
-            sums[0, label] += h[label] * share
-            sums[1, label] += weight
-            target = row[label] - largest
+
+@loop()
+def expected_logits(
+    z: Floats, y: Labels, w: Floats, weight: Floats, largest: Floats, smoothing: F, target: Floats
+) -> None:
+    """As in `block_loops`; the mass of shares is `weight` over w."""
+    for r in range(z.shape[0]):
+        row, top, value, mean = z[r], largest[r], ZERO, ZERO
+        if y.ndim == 1:
+            value = row[y[r]] - top
+        else:
+            own = y[r]
+            for j in range(row.shape[0]):
+                value += own[j] * (row[j] - top)
+            value *= w[r] / weight[r] if weight[r] != ZERO else ZERO
         if smoothing != ZERO:
-            mean = ZERO
+            for j in range(row.shape[0]):
+                mean += row[j] - top
+        target[r] = value + smoothing * (mean / F(row.shape[0]) - value)
+
+
+@loop()
+def row_forward(
+    z: Floats, y: Labels, w: Floats, points: Floats, with_losses: bool, kept: Floats, stats: Floats, start: int,
+    stop: int, sums: Doubles,
+) -> float:  # fmt: skip
+    """As `block_forward`, of rows (M, C); writes x to `kept`, unless that is empty."""
+    a, b, cut, smoothing = points[0], points[1], points[3], points[5]
+    d, together = z.shape[1], max(1, ENTRIES // z.shape[1])
+    added, buffer = np.zeros((3, d), np.float32), np.empty((0 if kept.size else together, d), np.float32)
+    s = np.empty((4, together), np.float32)
+    by_label, labels, column = added[0], added[1], added[2]
+    losses, flushed = 0.0, start
+    for begin in range(start, stop, together):
+        end = min(begin + together, stop)
+        n = end - begin
+        x = kept[begin:end] if kept.size else buffer[:n]
+        scale, second, total = stats[0, begin:end], stats[1, begin:end], stats[2, begin:end]
+        weight, share, at_top, target, largest = stats[3, begin:end], s[0, :n], s[1, :n], s[2, :n], s[3, :n]
+        exponentials(z[begin:end], largest, x)
+        for r in range(n):
+            second[r] = second_of(x[r].view(np.int32))
+        for r in range(n):
+            weight[r] = w[begin + r]
+            scale[r] = TWO / (ONE + second[r])
+            second[r] *= scale[r]
+        for r in range(n):
+            row, top, added_x, added_h = x[r], scale[r], ZERO, ZERO
             for j in range(d):
-                mean += row[j] - largest
-            target += smoothing * (mean / F(d) - target)
-        losses += weight * (np.log(total) - target)
-        stats[i, 0], stats[i, 1], stats[i, 2], stats[i, 3] = largest, e_second, total, total_h
-        stats[i, 5], stats[i, 6] = F(first), F(second)
-        if (i - start) % FLUSH_ROWS == FLUSH_ROWS - 1:
+                over = row[j] * top
+                added_x += over
+                added_h += HALF + b * (over - ONE) if over >= cut else a * over
+                row[j] = over
+            total[r], share[r] = added_x, added_h
+        if y.ndim == 2:
+            for r in range(n):
+                own, mass = y[begin + r], ZERO
+                for j in range(d):
+                    mass += own[j]
+                weight[r] *= mass
+        if with_losses:
+            expected_logits(z[begin:end], y[begin:end], w[begin:end], weight, largest, smoothing, target)
+            losses += entropies(weight, scale, total, target)
+        row_shares(weight, scale, total, share, points, at_top)
+        for r in range(n):
+            if weight[r] == ZERO:
+                continue
+            row, each, top, first = x[r], share[r], scale[r], at_top[r]
+            for j in range(d):
+                over = row[j]
+                h = each * (HALF + b * (over - ONE) if over >= cut else a * over)
+                column[j] += first if over == top else h
+            if y.ndim == 1:
+                label = y[begin + r]
+                over = row[label]
+                h = each * (HALF + b * (over - ONE) if over >= cut else a * over)
+                sums[0, label] += first if over == top else h
+                sums[1, label] += weight[r]
+            else:
+                own, over_mass = y[begin + r], w[begin + r] / weight[r]
+                for j in range(d):
+                    over = row[j]
+                    h = each * (HALF + b * (over - ONE) if over >= cut else a * over)
+                    by_label[j] += own[j] * over_mass * (first if over == top else h)
+                    labels[j] += own[j] * w[begin + r]
+        if end - flushed >= FLUSH_ROWS:
             sums += added
             added[:] = ZERO
+            flushed = end
     sums += added
     return losses
 
 
 @loop()
-def row_backward(batch: Batch, points: Floats, by: By, stats: Floats, start: int, stop: int, out: Floats) -> None:
-    """As `block_backward`, of rows (M, C)."""
-    z, y, w, shares = batch
+def row_backward(
+    y: Labels, w: Floats, points: Floats, by: By, stats: Floats, start: int, stop: int, out: Floats
+) -> None:
+    """As `block_backward`, of rows (M, C), in place of what `row_forward` kept."""
     by_tp, by_predicted, by_losses = by
-    a, b, low, cut, c, smoothing = points[0], points[1], points[2], points[3], points[4], points[5]
-    d, soft = z.shape[1], shares.size > 0
-    slopes = by_predicted.copy()
-    for i in range(start, stop):
-        weight = stats[i, 4]
-        if weight == ZERO:
-            out[i] = ZERO
-            continue
-        row, gradient = z[i], out[i]
-        largest, e_second, total, total_h = stats[i, 0], stats[i, 1], stats[i, 2], stats[i, 3]
-        first, second = INT(stats[i, 5]), INT(stats[i, 6])
-        if soft:
-            own, over_mass = shares[i], w[i] / weight
+    a, b, cut, d, together = points[0], points[1], points[3], out.shape[1], max(1, ENTRIES // out.shape[1])
+    flat, of = HALF - b, np.empty((8, together), np.float32)
+    slopes = np.empty((1 if y.ndim == 1 else together, d), np.float32)  # the same for all labels, or by shares
+    slopes[0] = by_predicted
+    for begin in range(start, stop, together):
+        end = min(begin + together, stop)
+        n = end - begin
+        scale, second, total = stats[0, begin:end], stats[1, begin:end], stats[2, begin:end]
+        weight = stats[3, begin:end]
+        for r in range(n):
+            row, by_class, top, then = out[begin + r], slopes[min(r, slopes.shape[0] - 1)], scale[r], second[r]
+            if y.ndim == 2:
+                own, over_mass = y[begin + r], w[begin + r] / weight[r] if weight[r] != ZERO else ZERO
+                for j in range(d):
+                    by_class[j] = by_predicted[j] + by_tp[j] * own[j] * over_mass
+            sum_scaled, sum_flat, dot_scaled, dot_flat, tops, seconds = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
             for j in range(d):
-                slopes[j] = by_predicted[j] + by_tp[j] * own[j] * over_mass
-        scale = TWO / (ONE + e_second)
-        dot_h, dot_scaled, sum_scaled = ZERO, ZERO, ZERO
-        for j in range(d):
-            e = exp(row[j] - largest)
-            gradient[j] = e
-            x = e * scale
-            x = ONE if x > ONE else x
-            slope = b if x >= cut else a
-            value = HALF + b * (x - ONE) if x >= cut else a * x
-            dot_h += value * slopes[j]
-            dot_scaled += slope * x * slopes[j]
-            sum_scaled += slope * x
-        p, tau = ONE / total, (ONE + e_second) / (TWO * total)
-        value, top_slope, by_tau = top_step(p, tau, low, b, c)
-        # The sweep treated the largest entry as if it were at tau, with h = 1/2 and p h' = b.
-        at_first = slopes[first]
-        dot_h += (value - HALF) * at_first
-        dot_scaled -= b * at_first
-        sum_scaled -= b
-        label, at_label, label_scaled, label_h = INT(-1), ZERO, ZERO, ZERO
-        if not soft:
-            label = INT(y[i])
-            x = gradient[label] * scale
-            label_scaled = b * x if x >= cut else a * x
-            label_h = HALF + b * (x - ONE) if x >= cut else a * x
-            at_label = by_tp[label]
-        if label == first:
-            label_h = value
-        mean = (dot_h + label_h * at_label) / total_h
-        share = weight / total_h
-        entropy = by_losses * weight
-        rest = dot_scaled - mean * sum_scaled
-        by_top = at_first - mean
-        if label == first:
-            by_top += at_label
-        else:
-            rest += at_label * label_scaled
-        in_top = share * by_top * p * top_slope
-        through_tau = share * by_top * by_tau
-        half = HALF * (through_tau - share * rest / tau)
-        factor = (entropy - in_top - tau * through_tau) * p
-        e_second = gradient[second]
-        spread = entropy * smoothing / F(d)
-        for j in range(d):
-            e = gradient[j]
-            x = e * scale
-            slope = b if x >= cut else a
-            gradient[j] = share * (slopes[j] - mean) * slope * x + e * factor - spread
-        gradient[first] = in_top + factor + half * p - spread
-        gradient[second] += half * e_second * p
-        if soft:
-            own, by_share = shares[i], by_losses * w[i] * (ONE - smoothing)
+                over, slope = row[j], by_class[j]
+                scaled = b * over if over >= cut else a * over
+                beside = flat if over >= cut else ZERO
+                sum_scaled += scaled
+                sum_flat += beside
+                dot_scaled += scaled * slope
+                dot_flat += beside * slope
+                tops += slope if over == top else ZERO
+                seconds += ONE if over == then else ZERO
+            if y.ndim == 1:
+                over, slope = row[y[begin + r]], by_tp[y[begin + r]]
+                dot_scaled += slope * (b * over if over >= cut else a * over)
+                dot_flat += slope * flat if over >= cut else ZERO
+                tops += slope if over == top else ZERO
+            of[0, r], of[1, r], of[2, r] = sum_scaled, sum_flat, dot_scaled
+            of[3, r], of[4, r], of[5, r] = dot_flat, tops, seconds
+        row_slopes(weight, scale, second, total, of[:, :n], points, by_losses, d)
+        for r in range(n):
+            row, by_class, top, then = out[begin + r], slopes[min(r, slopes.shape[0] - 1)], scale[r], second[r]
+            if weight[r] == ZERO:
+                row[:] = ZERO
+                continue
+            factor, mean, top_scaled, of_x = of[0, r], of[1, r], of[2, r], of[3, r]
+            at_top, at_second, entropy, spread = of[4, r], of[5, r], of[6, r], of[7, r]
+            own_slope = -entropy
+            if y.ndim == 1:
+                over = row[y[begin + r]]
+                scaled = b * over if over >= cut else a * over
+                own_slope += by_tp[y[begin + r]] * factor * (top_scaled if over == top else scaled)
             for j in range(d):
-                gradient[j] -= by_share * own[j]
-            continue
-        if label != first:
-            gradient[label] += share * at_label * label_scaled
-        gradient[label] -= entropy * (ONE - smoothing)
+                over = row[j]
+                scaled = b * over if over >= cut else a * over
+                scaled = top_scaled if over == top else scaled
+                rest = at_top if over == top else ZERO
+                rest += at_second if over == then else ZERO
+                row[j] = (by_class[j] * factor - mean) * scaled + over * of_x + rest - spread
+            if y.ndim == 1:
+                row[y[begin + r]] += own_slope
+            else:
+                own, by_share = y[begin + r], entropy * w[begin + r] / weight[r]
+                for j in range(d):
+                    row[j] -= by_share * own[j]

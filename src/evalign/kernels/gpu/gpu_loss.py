@@ -210,7 +210,7 @@ class LossOfCounts(torch.autograd.Function):
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
         slopes, tp, predicted = ctx.saved_tensors
         if torch.is_grad_enabled():
-            loss = ctx.eager(ctx.c.with_predictions(tp, predicted))
+            loss = ctx.eager(ctx.c.replaced(tp=tp, predicted=predicted, matrix=None))
             by_tp, by_predicted = torch.autograd.grad(loss, (tp, predicted), by_loss, create_graph=True)
         else:
             by_tp, by_predicted = (by_loss * slopes[:-1]).chunk(2)
