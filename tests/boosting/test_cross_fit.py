@@ -68,7 +68,8 @@ def test_threads_do_not_change_the_trees():
     folds = fold_rows(y, np.ones(len(y)), 3, seed=1)
     one, two = (cross_fit(x, y, folds, options(3, threads), rounds=30) for threads in (1, 2))
     np.testing.assert_array_equal(one.held_out, two.held_out)
-    np.testing.assert_array_equal(one.probabilities(x), two.probabilities(x))
+    for ours, theirs in zip(one.trees, two.trees, strict=True):
+        np.testing.assert_array_equal(ours.scores(x), theirs.scores(x))
 
 
 def test_the_score_is_that_of_the_confusion_matrix_of_all_held_out_rows():
@@ -89,10 +90,9 @@ def test_xgboost_starts_from_the_classes_shares_too():
     assert fitted.history[0].loss < 1.05 * log_loss(y, np.tile(np.bincount(y) / len(y), (len(y), 1)))
 
 
-def test_a_deadline_and_an_interrupt_keep_the_best_so_far():
+def test_an_interrupt_keeps_the_best_so_far():
     x, y = table(3)
     folds = fold_rows(y, np.ones(len(y)), 3, seed=1)
-    assert cross_fit(x, y, folds, options(3), deadline=0.0).rounds == 1
 
     def stop(epoch: Epoch) -> None:
         if epoch.epoch == 4:

@@ -1,12 +1,13 @@
 """Fitting a blend: held-out rows stay unseen, time limits hold, odd tables work, seeds and weights count."""
 
+import math
 import threading
 import time
 
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.datasets import load_breast_cancer, load_iris, make_classification
+from sklearn.datasets import load_breast_cancer, load_iris, make_classification, make_multilabel_classification
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score
 from sklearn.metrics import log_loss as sklearn_log_loss
@@ -14,7 +15,7 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 import evalign
 from evalign import EASTBlend
 from evalign.estimators.linear import EASTLinear
-from evalign.estimators.planning import PRESETS, Shape, estimated_seconds, member_options
+from evalign.estimators.planning import PRESETS, Shape, TimeBudget, estimated_seconds, member_options
 
 NETWORK = {"epochs": 3, "hidden": (16,)}
 SMALL = {"network": NETWORK, "forest": {"trees": 10}, "boost": {"rounds": 20}, "random_state": 0}
@@ -85,6 +86,34 @@ def test_a_time_limit_samples_rows_of_a_large_table():
     shares = np.bincount(held_out.labels) / len(held_out.labels)
     np.testing.assert_allclose(shares, np.bincount(y) / len(y), atol=0.02)
     assert model.score(X[:5000], y[:5000]) > 0.5
+
+
+@pytest.mark.slow
+def test_labels_share_a_time_limit():
+    X, y = make_multilabel_classification(3000, 20, n_classes=6, random_state=0)
+    model = EASTBlend("f1", time_limit=2.0, n_jobs=2, random_state=0)
+    model.fit(X[:300], y[:300])  # imports
+    started = time.process_time()
+    assert model.fit(X, y).predict(X).shape == y.shape
+    assert time.process_time() - started < 2 * (1.1 * 2.0 + 0.3)
+
+
+def test_a_time_budget_counts_the_clock_and_who_waits_for_the_cores(monkeypatch):
+    now = {"wall": 100.0, "cpu": 5.0, "load": 1.0}
+    monkeypatch.setattr("time.monotonic", lambda: now["wall"])
+    monkeypatch.setattr("time.process_time", lambda: now["cpu"])
+    monkeypatch.setattr("os.getloadavg", lambda: (now["load"], 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    budget = TimeBudget(10.0)
+    budget.reserved = 0.5
+    assert budget.left == pytest.approx(10 * 0.92 - 0.5)
+    now["load"] = 5.0  # two and a half processes a core: half a second of CPU takes 1.25
+    assert budget.left == pytest.approx(10 * 0.92 - 1.25)
+    now.update(load=1.0, wall=104.0, cpu=6.0)  # four seconds for one of CPU
+    assert budget.elapsed == 4.0
+    assert budget.slowdown == pytest.approx(4.0, abs=0.3)
+    assert budget.left == pytest.approx(10 * 0.92 - 4.0 - 2.0, abs=0.15)
+    assert TimeBudget(math.inf).left == math.inf
 
 
 def test_a_hopeless_time_limit_still_gives_a_model():

@@ -25,7 +25,7 @@ MODELS = {
     "linear": EASTLinear,
     "forest": lambda *a, **k: EASTForest(*a, trees=20, **k),
     "boost": lambda *a, **k: EASTBooster(*a, rounds=15, **k),
-    "network": lambda *a, **k: EASTClassifier(*a, hidden=(8,), epochs=5, **k),
+    "network": lambda *a, **k: EASTClassifier(*a, hidden=(8,), epochs=60, **k),
     "blend": lambda *a, **k: EASTBlend(*a, members=("linear", "network"), network={"hidden": (8,), "epochs": 3}, **k),
 }
 
@@ -42,6 +42,14 @@ def test_held_out_rows_are_decided_by_least_expected_cost(table, name, tmp_path)
     again = load_model(model.save(tmp_path / "model"))
     assert (again.predict(X) == model.predict(X)).all()
     assert (model.adapt(prevalence={"fraud": 0.6}).predict(X) == "fraud").sum() > (expected == "fraud").sum()
+
+
+def test_a_network_is_trained_for_costs_on_every_fold(table):
+    X, y = table
+    costs = {"fp": 1, "fn": "amount"}
+    model = EASTClassifier("cost", costs=costs, hidden=(8,), epochs=5, random_state=0).fit(X, y)
+    assert model.folds_ == 5
+    assert sorted(model.held_out_predictions_.rows) == list(range(len(y)))
 
 
 def test_columns_and_rejection(table, tmp_path):

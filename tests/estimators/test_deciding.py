@@ -3,8 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
 
 from evalign import MetricDecision
 from evalign.estimators.deciding import FeatureView
@@ -54,6 +58,16 @@ def test_refuses_other_changes(model):
     assert adapted.decision_ == model.decision_
 
 
+def test_refusal_names_the_column():
+    rng = np.random.default_rng(3)
+    X, y = rows(rng, 800, 0.2)
+    table = pd.DataFrame(X, columns=["amount", "hour", "age"]).assign(kind=rng.choice(["u", "v"], 800))
+    encoded = make_column_transformer((OneHotEncoder(), ["kind"]), remainder="passthrough")
+    model = MetricDecision(make_pipeline(encoded, LogisticRegression()), "f1").fit(table, y)
+    assert "feature age differs" in model.adapt(table[table.age > 0]).shift_.reason
+    assert "feature kind = " in model.adapt(table[table.kind == "u"]).shift_.reason
+
+
 def test_given_prevalence_moves_the_threshold(model):
     X, _ = rows(np.random.default_rng(4), 1000, 0.1)
     found = [(model.adapt(prevalence={"fraud": share}).predict(X) == "fraud").sum() for share in (0.01, 0.1, 0.5, 0.9)]
@@ -98,6 +112,47 @@ def test_errors(model):
         MetricDecision(LogisticRegression(), decision="argmax").fit(X, y).adapt(X)
 
 
+def label_rows(rng, n, shares):
+    """Two labels, each seen in a feature of its own, and a feature that says nothing."""
+    y = (rng.random((n, 2)) < shares).astype(int)
+    return np.column_stack([rng.normal(size=(n, 2)) + 2 * y, rng.normal(size=n)]), y
+
+
+def test_labels_adapt_one_by_one():
+    rng = np.random.default_rng(0)
+    model = MetricDecision(OneVsRestClassifier(LogisticRegression()), "f1", average="macro")
+    model.fit(*label_rows(rng, 2000, (0.1, 0.3)))
+    X, y = label_rows(rng, 1000, (0.5, 0.3))
+    adapted = model.adapt(X)
+    assert adapted.shift_.kind == "shares"
+    assert adapted.shift_.reason.startswith("Label 0: Class shares changed")
+    assert "Label 1" not in adapted.shift_.reason  # its features did change, and label 0 explains it
+    assert adapted.shift_.shares[0] == pytest.approx(0.5, abs=0.06)
+    assert adapted.shift_.shares[1] == adapted.shift_.before[1]
+    np.testing.assert_array_equal(adapted.predict(X)[:, 1], model.predict(X)[:, 1])
+    known = MetricDecision(LogisticRegression(), "f1").fit(X, y[:, 0])  # knows the share, and the labels
+    scores = [f1_score(y[:, 0], labels) for labels in (m.predict(X)[:, 0] for m in (model, adapted))]
+    assert scores[1] > scores[0] + 0.01
+    assert scores[1] > f1_score(y[:, 0], known.predict(X)) - 0.01
+    np.testing.assert_array_equal(model.predict_jointly(X), adapted.predict(X))
+    given = model.adapt(X, prevalence={0: 0.5})
+    assert (given.predict(X) != adapted.predict(X)).mean() < 0.02
+    with pytest.raises(ValueError, match="prevalence alone"):
+        model.adapt(prevalence={0: 0.5})
+
+
+def test_labels_without_a_change_decide_as_before():
+    rng = np.random.default_rng(1)
+    model = MetricDecision(OneVsRestClassifier(LogisticRegression()), "f1", average="micro")
+    model.fit(*label_rows(rng, 1000, (0.2, 0.3)))
+    X, _ = label_rows(rng, 500, (0.2, 0.3))
+    assert model.adapt(X).shift_.kind == "none"
+    assert model.adapt(X).decision_ == model.decision_
+    assert model.adapt(X[X[:, 2] > 0]).shift_.kind == "other"
+    with pytest.raises(ValueError, match="constraints of several labels"):
+        model.set_params(subject_to="recall >= 0.5").adapt(X)
+
+
 def test_view_of_mixed_columns():
     table = pd.DataFrame({"a": [1.0, np.nan, 3.0], "b": ["x", "y", "x"], "c": pd.Categorical(["u", "u", "v"])})
     view = FeatureView.of(table)
@@ -131,9 +186,7 @@ def test_wrapped_pipeline_as_onnx(tmp_path, text):
 def test_wrapped_pipeline_of_a_table_as_onnx(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("skl2onnx")
-    from sklearn.compose import make_column_transformer
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+    from sklearn.preprocessing import StandardScaler
 
     rng = np.random.default_rng(0)
     y = (rng.random(300) < 0.2).astype(int)

@@ -1,12 +1,10 @@
 """EASTClassifier in the company it keeps: data frames, pipelines, grid searches, odd labels."""
 
-import io
 import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_iris, make_classification
 from sklearn.linear_model import LogisticRegression
@@ -17,8 +15,6 @@ from sklearn.preprocessing import StandardScaler
 
 from evalign import EASTClassifier, metrics
 from evalign.estimators import network as estimator_module
-from evalign.training.loop import Epoch, epoch_bar
-from evalign.training.recipes import RECIPES
 
 SMALL = {"hidden": (16,), "epochs": 12, "learning_rate": 1e-2, "random_state": 0}
 
@@ -190,23 +186,12 @@ def test_ctrl_c_leaves_a_fitted_classifier(rare):
     assert model.predict(rare[0]).shape == rare[1].shape
 
 
-def test_progress_bar_shows_metric_and_temperature():
-    recipe, screen = RECIPES["anchored"], io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100)
-    with epoch_bar(recipe, "f1", enabled=True, console=console) as show:
-        show(Epoch(1, "cross-entropy", 0.2, 1e-3, 0.5, 0.5, 0.5, 0.71))
-        show(Epoch(2, recipe.stages[1].name, 0.16, 1e-3, 0.5, 0.5, 0.5, 0.83))
-    shown = screen.getvalue()
-    assert "f1 0.8300" in shown
-    assert "T 0.160" in shown
-    # The first stage stopped early, so the second begins where its own epochs do.
-    assert f"{recipe.stages[0].epochs + 1}/{recipe.epochs}" in shown
-
-
 def test_verbose_trains_as_quietly_does(rare, capsys):
     loud, quiet = small(verbose=1, epochs=3).fit(*rare), small(epochs=3).fit(*rare)
     assert np.array_equal(loud.predict_proba(rare[0]), quiet.predict_proba(rare[0]))
-    capsys.readouterr()
+    lines = capsys.readouterr().out.splitlines()
+    shown = [f"{row['stage']} {row['epoch']}: f1 {row['score']:.4f}, loss {row['loss']:.4f}" for row in loud.history_]
+    assert [line for line in lines if not line.startswith("training")] == shown
 
 
 @pytest.mark.parametrize(

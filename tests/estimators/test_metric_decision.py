@@ -35,6 +35,7 @@ from evalign.decision.learned import DECISIONS
 from evalign.estimators.decided import MetricDecision
 
 
+@pytest.mark.slow
 @parametrize_with_checks([MetricDecision(LogisticRegression())])
 def test_scikit_learns_checks(estimator, check):
     if check.func.__name__ == "check_classifiers_train":  # also asks that labels be those of the largest probability

@@ -17,8 +17,7 @@ from evalign.networks.embedding import CategoryEmbedding, Fields, NumberEmbeddin
 from evalign.networks.mlp import CURVES, fields_of
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
-from evalign.training.batches import Rows
-from evalign.training.evaluation import argmax_score
+from evalign.training.batches import Rows, argmax_score
 from evalign.training.in_memory import batch_loss, train
 from evalign.training.recipes import find_recipe
 from evalign.training.stacked import Trial, train_trials

@@ -126,13 +126,13 @@ def test_two_ranks_have_the_gradient_and_the_validation_of_one_process(tmp_path)
 
 def test_validation_is_that_of_training_in_memory():
     from evalign import metrics
-    from evalign.training import evaluation as judging
-    from evalign.training.evaluation import argmax_score
+    from evalign.training import in_memory
+    from evalign.training.batches import argmax_score
 
     for stage in RECIPES["anchored"].stages:
         objective = replace(at_stage(OBJECTIVE, stage), average="binary")
         score = argmax_score(metrics.resolve("f1", average="binary", beta=None))
-        wanted = judging.validate(network(), rows_of(101), stage, objective, score, 0.15)
+        wanted = in_memory.validate(network(), rows_of(101), stage, objective, score, 0.15)
         assert validate(network(), rows_of(101), stage, objective, 0.15, None)[0] == pytest.approx(wanted, abs=1e-9)
 
 
@@ -191,6 +191,15 @@ def test_fit_streams_a_folder(tmp_path, capsys):
     assert sorted(path.name for path in out.iterdir()) == ["model.safetensors", "report.html", "result.json"]
     model = EASTClassifier.load(out / "model.safetensors")
     assert model.feature_names_in_.tolist() == FEATURES
+    # The profile of the training rows, and which columns matter.
+    missing = int(result["profile"]["missing values"].split()[0])
+    share = people(2000)[FEATURES].isna().to_numpy().sum() / 2000
+    assert missing == pytest.approx(share * int(result["profile"]["rows"].split(",")[0]), rel=0.2)
+    assert result["profile"]["constant columns"] == "'always'"
+    assert {row["column"] for row in result["importance"]} == set(FEATURES)
+    report = (out / "report.html").read_text()
+    assert "Which columns matter" in report
+    assert "the training rows" in report
 
 
 def test_a_constraint_that_a_stream_cannot_meet_exits_with_3(tmp_path):

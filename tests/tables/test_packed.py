@@ -15,7 +15,7 @@ from evalign.tables import TableEncoder
 from evalign.tables.columns import NUMERIC
 from evalign.tables.packed import Layout, PackedTable
 from evalign.training.batches import Rows
-from evalign.training.folds import FoldedRows
+from evalign.training.stacked import FoldedRows
 
 
 def mixed(rows: int, seed: int = 0) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from evalign.cli.app import main
-from evalign.training.batches import _typical, advise
+from evalign.training.advice import _typical, advise
 
 SKEWED = [800, 150, 50]
 SCORES = {

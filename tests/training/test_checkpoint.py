@@ -12,8 +12,7 @@ from evalign import metrics
 from evalign._objective import Objective
 from evalign.networks import mlp
 from evalign.steps import StepChoice
-from evalign.training.batches import Rows
-from evalign.training.evaluation import argmax_score
+from evalign.training.batches import Rows, argmax_score
 from evalign.training.in_memory import train
 from evalign.training.recipes import Recipe, Stage
 from evalign_papers.networks import Pictures
@@ -23,7 +22,7 @@ SCORE = argmax_score(metrics.balanced_accuracy)
 CE = Stage("ce", metric=False, anchor=1.0, learning_rate=0.02, epochs=3, patience=3, monitor="entropy", decay="cosine")
 METRIC = Stage(
     "metric", metric=True, anchor=1.0, learning_rate=0.1, epochs=7, patience=1, rate=0.5, max_stale=9, monitor="score",
-    offset=1.0, average=0.4,
+    offset=1.0,
 )  # fmt: skip
 RECIPE = Recipe("short", "", (CE, METRIC, replace(METRIC, name="again", monitor="last", rate=None, epochs=2)))
 EPOCHS = 12

@@ -10,14 +10,14 @@ from sklearn.metrics import f1_score
 
 from evalign import EASTClassifier, decision, metrics
 from evalign._objective import Objective
+from evalign.estimators.network import automatic_folds
 from evalign.networks import MeanOfNetworks, mlp
 from evalign.steps import StepChoice
 from evalign.tables.split import fold_rows
-from evalign.training.batches import Rows
-from evalign.training.evaluation import argmax_score
-from evalign.training.folds import FoldedRows, automatic_folds, train_folds
+from evalign.training.batches import Rows, argmax_score
 from evalign.training.in_memory import train
 from evalign.training.recipes import Recipe, find_recipe
+from evalign.training.stacked import FoldedRows, train_folds
 
 SMALL = {"hidden": (16,), "epochs": 12, "learning_rate": 1e-2, "random_state": 0, "folds": 3}
 
@@ -105,24 +105,11 @@ def folds_of(rare, **options):
     )  # fmt: skip
 
 
-def test_repeats_are_further_networks_of_every_fold_and_held_out_rows_get_their_mean(rare):
-    folded, once = folds_of(rare)
-    _, twice = folds_of(rare, repeats=2)
-    assert len(twice.network) == 2 * len(once.network) == 6
-    for member, same in zip(once.network, twice.network, strict=False):
-        for name, value in member.state_dict().items():
-            torch.testing.assert_close(same.state_dict()[name], value, rtol=1e-4, atol=1e-5)
-    start = 0
-    for fold, valid in enumerate(folded.valid):
-        own = [twice.network[i].eval()(folded.rows.x[valid]).softmax(1) for i in (fold, fold + 3)]
-        assert not torch.allclose(*own)
-        mean = torch.stack(own).mean(0).detach().numpy()
-        np.testing.assert_allclose(twice.held_out[start : start + len(valid)], mean, atol=1e-6)
-        start += len(valid)
+def test_an_interrupt_in_the_first_epoch_leaves_one_epoch(rare):
+    def stop(epoch):
+        raise KeyboardInterrupt
 
-
-def test_a_deadline_that_has_passed_leaves_one_epoch(rare):
-    _, trained = folds_of(rare, deadline=0.0)
+    _, trained = folds_of(rare, on_epoch=stop)
     assert [len(history) for history in trained.histories] == [1, 1, 1]
 
 

@@ -13,18 +13,9 @@ from evalign._objective import Objective
 from evalign.decision import learn_rule
 from evalign.networks import mlp
 from evalign.steps import StepChoice
-from evalign.training.batches import Rows
-from evalign.training.evaluation import (
-    argmax_score,
-    class_gains,
-    estimate_offset,
-    gain_matrix,
-    metric_offset,
-    of_matrix,
-    predict_logits,
-    validate,
-)
-from evalign.training.in_memory import batch_loss, train
+from evalign.training.batches import Rows, argmax_score, predict_logits
+from evalign.training.in_memory import batch_loss, train, validate
+from evalign.training.offsets import class_gains, estimate_offset, gain_matrix, metric_offset, of_matrix
 from evalign.training.recipes import Recipe, Stage, find_recipe
 from evalign_papers.rivals import logit_adjusted_loss
 

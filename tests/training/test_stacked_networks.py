@@ -168,7 +168,7 @@ def test_a_step_asks_for_no_tensor_of_a_batchs_size():
     rows, width = 4096, 64
     networks = StackedNetworks(
         lambda: mlp(8, 2, (width, width), 0.2), torch.randn(rows, 8), seeds=[0], dropouts=[None],
-        batch_lengths=[rows], averages=False,
+        batch_lengths=[rows],
     )  # fmt: skip
     index = torch.arange(rows)[None]
 

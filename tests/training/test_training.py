@@ -11,9 +11,8 @@ from evalign import metrics
 from evalign._objective import Objective
 from evalign.networks import mlp
 from evalign.steps import StepChoice
-from evalign.training.batches import Rows
-from evalign.training.evaluation import argmax_score, predict_logits, validate
-from evalign.training.in_memory import at_stage, batch_loss, train
+from evalign.training.batches import Rows, argmax_score, predict_logits
+from evalign.training.in_memory import at_stage, batch_loss, train, validate
 from evalign.training.loop import Controller
 from evalign.training.recipes import RECIPES, Recipe, Stage, find_recipe
 from evalign_papers.networks import Pictures

@@ -13,8 +13,7 @@ from evalign import metrics
 from evalign._objective import Objective
 from evalign.networks import mlp
 from evalign.steps import StepChoice
-from evalign.training.batches import Batches, Rows
-from evalign.training.evaluation import argmax_score
+from evalign.training.batches import Batches, Rows, argmax_score
 from evalign.training.in_memory import train
 from evalign.training.loop import Controller
 from evalign.training.recipes import Recipe, Stage
@@ -55,11 +54,6 @@ def network(dropout: float) -> nn.Module:
     return mlp(4, 3, (8, 6), dropout).double()
 
 
-def averaging(trial: Trial, *shares: float) -> Trial:
-    stages = tuple(replace(stage, average=share) for stage, share in zip(trial.recipe.stages, shares, strict=True))
-    return replace(trial, recipe=replace(trial.recipe, stages=stages))
-
-
 def assert_same(state, history, result) -> None:
     assert len(history) == len(result.history)
     for ours, theirs in zip(history, result.history, strict=True):
@@ -73,14 +67,9 @@ def assert_same(state, history, result) -> None:
         torch.testing.assert_close(result.state[name], value, rtol=1e-9, atol=1e-9)
 
 
-SHARES = ((0.0, 0.0), (0.5, 0.2), (1.0, 0.0))  # of the updates to average over, in each stage of a trial
-
-
-@pytest.mark.parametrize(("stratified", "averaged"), [(False, False), (True, False), (False, True)])
-def test_stacked_equals_the_plain_loop_one_by_one(stratified: bool, averaged: bool):
+@pytest.mark.parametrize("stratified", [False, True])
+def test_stacked_equals_the_plain_loop_one_by_one(stratified: bool):
     rows, made = table(), trials()
-    if averaged:
-        made = [averaging(trial, *shares) for trial, shares in zip(made, SHARES, strict=True)]
     results = train_trials(lambda: network(0.0), rows, made, OBJECTIVE, SCORE, batch_size=40, stratified=stratified)
     for trial, result in zip(made, results, strict=True):
         torch.manual_seed(trial.seed)

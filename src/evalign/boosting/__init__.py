@@ -1,1 +1,1 @@
-"""What boosted trees need of the objective: its gradient by raw score, a table for trees, and the two libraries."""
+"""Boosted trees on a metric: the objective and its derivatives, growth on folds, LightGBM and XGBoost."""

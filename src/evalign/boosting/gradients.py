@@ -1,8 +1,8 @@
-"""Gradients of a metric by the scores of all rows: by known slopes, by blocks of rows, or compiled (numba)."""
+"""Gradients of a metric by the scores of all rows: in blocks of rows, or compiled (numba)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,48 +11,7 @@ from torch import Tensor
 
 from evalign._objective import Objective
 from evalign.confusion import Confusion
-from evalign.kernels.cpu import compilation
-from evalign.kernels.plan import Lines as KernelLines
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Points (0, 0), (tau - w/2, low), (tau, 1/2), (tau + w/2, 1 - low), (1, 1), joined by lines.
-
-    BtG Eq. 5 and EAST Eq. 4; `evalign.steps` has the same as functions.
-
-    >>> Lines(0.5, low=0.2, width=0.5).value_and_slope(torch.tensor([0.125, 0.5, 0.875]))
-    (tensor([0.1000, 0.5000, 0.9000]), tensor([0.8000, 1.2000, 0.8000]))
-    """
-
-    threshold: float
-    low: float
-    width: float
-
-    @classmethod
-    def of(cls, objective: Objective, temperature: float) -> Self | None:
-        """The step of a binary or multilabel objective, None where it is not made of lines at one threshold."""
-        if objective.task == "multiclass" or isinstance(objective.thresholds, tuple):
-            return None
-        threshold = 0.5 if objective.thresholds is None else objective.thresholds
-        room = min(threshold, 1 - threshold)
-        if objective.step.step == "annealed":
-            return cls(threshold, temperature, 5 * temperature * room)
-        if objective.step.step == "linear":
-            return cls(threshold, objective.step.delta, room)
-        return None
-
-    def value_and_slope(self, p: Tensor) -> tuple[Tensor, Tensor]:
-        left, right = self.threshold - self.width / 2, self.threshold + self.width / 2
-        middle = (1 - 2 * self.low) / self.width
-        # At T = 0.4 an outer line has no length, and no probability lies on it.
-        first = self.low / left if left > 0 else 0.0
-        last = self.low / (1 - right) if right < 1 else 0.0
-        below, above = p < left, p > right
-        slope = torch.full_like(p, middle).masked_fill_(below, first).masked_fill_(above, last)
-        inner = 0.5 + middle * (p - self.threshold)
-        return torch.where(below, first * p, torch.where(above, 1 - last * (1 - p), inner)), slope
-
+from evalign.kernels.plan import Lines
 
 FUSED = 1 << 22  # scores in a block of the fused form, which keeps one number for each
 FUSED_STEPS = ("annealed", "linear")
@@ -85,7 +44,7 @@ class Pull:
 
 
 def metric_gradient(objective: Objective, table: Table, temperature: float) -> tuple[Tensor, Tensor]:
-    """1 - M(C) and its gradient, of the scores' shape.
+    """1 - M(C) and its gradient, of the scores' shape: in blocks of rows, by the fused form where there is one.
 
     >>> from evalign.steps import StepChoice
     >>> objective = Objective("accuracy", "binary", StepChoice("annealed"), average="binary")
@@ -98,33 +57,6 @@ def metric_gradient(objective: Objective, table: Table, temperature: float) -> t
         with torch.enable_grad():
             value = objective.ranked(scores, table.y, table.weight, temperature)
             return value.detach(), torch.autograd.grad(value, scores)[0]
-    lines = Lines.of(objective, temperature)
-    if lines is None or (table.scores.dtype == torch.float32 and compilation.ready()):
-        return _by_blocks(objective, table, temperature)
-    return _by_lines(objective, table, lines)
-
-
-def _by_lines(objective: Objective, table: Table, lines: Lines) -> tuple[Tensor, Tensor]:
-    """One threshold for yes/no questions: slopes are known, so one pass has it all."""
-    p = table.scores.sigmoid()
-    membership, slope = lines.value_and_slope(p)
-    confusion = Confusion.soft(membership, table.y, sample_weight=table.weight, task=objective.task)
-    pull = _pull(objective, confusion)
-    if objective.task == "binary":
-        # Of class 0 the counts are what class 1 leaves: predicted_0 = n - predicted_1, tp_0 = tn.
-        by_membership = pull.predicted[1] - pull.predicted[0]
-        at_no, at_yes = by_membership - pull.tp[0], by_membership + pull.tp[1]
-        if pull.matrix is not None:
-            at_no = at_no + pull.matrix[0, 1] - pull.matrix[0, 0]
-            at_yes = at_yes + pull.matrix[1, 1] - pull.matrix[1, 0]
-    else:
-        at_no, at_yes = pull.predicted, pull.predicted + pull.tp
-    pulled = torch.where(table.y == 1, at_yes, at_no)
-    return pull.value, pulled * slope * (p * (1 - p)) * table.weight
-
-
-def _by_blocks(objective: Objective, table: Table, temperature: float) -> tuple[Tensor, Tensor]:
-    """Any step, threshold and task; the fused form where the objective has one."""
 
     def counted(part: Table) -> Confusion:
         return objective.counts(part.scores, part.y, part.weight, temperature)[0]
@@ -176,10 +108,7 @@ def _pull(objective: Objective, confusion: Confusion, matrix: Callable[[], Tenso
         leaves.append(built)
         return built
 
-    cut = Confusion(
-        tp, confusion.actual, predicted, confusion.total, present=confusion.present,
-        multilabel=confusion.multilabel, matrix=None if confusion.multilabel else read, outcomes=confusion.outcomes,
-    )  # fmt: skip
+    cut = confusion.replaced(tp=tp, predicted=predicted, matrix=None if confusion.multilabel else read)
     value = objective.metric_term(cut)
     if not value.requires_grad:  # a function of the labels alone
         value = value + 0.0 * (tp.sum() + predicted.sum())
@@ -233,6 +162,6 @@ def compiled_derivatives(
     options = (anchor, (anchor or 1.0) * bend.curvature, bend.floor, bend.damping, objective.label_smoothing)
     gradient, hessian = np.empty(len(table.scores), np.float32), np.empty(len(table.scores), np.float32)
     columns = table.scores.numpy(), table.y.numpy(), table.weight.numpy()
-    line = np.array(KernelLines.at(settings.thresholds[0], settings.points), np.float32)
+    line = np.array(Lines.at(settings.thresholds[0], settings.points), np.float32)
     derivatives(columns, line, pull.astype(np.float32), np.array(options, np.float32), gradient, hessian)
     return value, losses / n if anchor and n else 0.0, gradient, hessian

@@ -1,4 +1,4 @@
-"""Boosted trees grown on folds side by side with early stopping, by LightGBM or XGBoost.
+"""Grow boosted trees on all folds in parallel, and stop early by the held-out rows of all of them.
 
 Each fold grows in one thread: at the sizes of most tables a library that splits one tree over several threads spends
 its time at barriers, and on busy cores most of it spinning.
@@ -8,18 +8,19 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import repeat
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import expit, softmax
 
 from evalign import _checks as checks
-from evalign.boosting.objective import Array, ScoreObjective
+from evalign.boosting.objective import Array, ScoreObjective, TextTrees
 from evalign.tables.split import Division
 from evalign.training.loop import Epoch
 
@@ -63,6 +64,8 @@ class Grower(Protocol):
     those of cross-entropy by itself, and `grow` is called with None.
     """
 
+    trees: type[TextTrees]
+
     def __init__(self, train: Rows, valid: Rows, options: TreeOptions, start: Array | None = None) -> None: ...
 
     @staticmethod
@@ -74,144 +77,46 @@ class Grower(Protocol):
     def validation_scores(self) -> Array:
         """Scores of the validation rows so far, without `start` unless the grower was given one."""
 
-    def finished(self, rounds: int) -> "Trees": ...
-
-
-class Trees(Protocol):
-    """A grown ensemble: scores (n,) of two classes, (n, C) of more; text in the library's own format."""
-
-    def scores(self, x: Array) -> Array: ...
-
-    def to_text(self) -> str: ...
-
-    @classmethod
-    def from_text(cls, text: str) -> Self: ...
+    def finished(self, rounds: int) -> TextTrees: ...
 
 
 Monitor = Literal["score", "loss", "entropy"]
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The best round, its held-out scores (fold after fold), and a row of history for every round.
+class Grown:
+    """Boosted trees of every fold, cut at the best round, and probabilities (n, C) of held-out rows, fold after fold.
 
-    `value` is that of the monitor at the best round, lower is better; `interrupted` tells of Ctrl-C or the deadline.
+    `value` is that of the monitor at the best round, lower is better; `interrupted` tells of Ctrl-C.
     """
 
+    trees: list[TextTrees]
+    start: Array
+    held_out: Array
     rounds: int
-    scores: Array
     history: list[Epoch]
-    value: tuple[float, float]
-    interrupted: bool
-
-
-def train_folds(
-    growers: Sequence[Grower],
-    folds: Sequence[tuple[Rows, Rows]],
-    objective: ScoreObjective,
-    start: Array,
-    *,
-    rounds: int,
-    patience: int,
-    monitor: Monitor,
-    learning_rate: float,
-    on_round: Callable[[Epoch], None] = lambda epoch: None,
-    threads: int = 1,
-    deadline: float | None = None,
-) -> Trained:
-    """Grow until `patience` rounds in a row were no better by the `monitor`, or `rounds` are over.
-
-    Trees add to the scores `start`, which are the same for every row and part of the scores returned. The hard score of
-    one fold on few rows is noise, so the held-out rows of all folds give one score; of equal scores the one with the
-    lower loss is better. Ctrl-C, or the `deadline` in seconds of `time.perf_counter`, ends growing.
-    """
-    y = np.concatenate([valid.y for _, valid in folds])
-    weight = np.concatenate([valid.weight for _, valid in folds])
-    entropy_only = entropy_of(objective)
-    # Each fold has its own: an objective remembers the labels that it has checked.
-    own = [copy.copy(objective) for _ in folds]
-    trained_on = [train for train, _ in folds]
-    stage = "metric" if objective.metric_weight else "cross-entropy"
-    history: list[Epoch] = []
-    best, kept, scores, interrupted = (math.inf, math.inf), 0, np.empty(0), False
-    with ThreadPoolExecutor(min(threads, len(folds)), initializer=growers[0].prepare_thread) as pool:
-        try:
-            for number in range(rounds):
-                started = time.perf_counter()
-                losses = list(pool.map(_grow, growers, trained_on, own, repeat(start), repeat(number)))
-                held_out = np.concatenate([grower.validation_scores() for grower in growers]) + start
-                score = objective.score(held_out, y, weight)
-                loss = objective.loss(held_out, y, weight, round=number)
-                entropy = entropy_only.loss(held_out, y, weight)
-                value = {"score": (-score, loss), "loss": (loss, -score), "entropy": (entropy, -score)}[monitor]
-                better = value < best
-                if better:
-                    best, kept, scores = value, number + 1, held_out
-                epoch = Epoch(
-                    number + 1, stage, objective.temperature_at(number), learning_rate, float(np.mean(losses)), loss,
-                    entropy, score, better, time.perf_counter() - started,
-                )  # fmt: skip
-                history.append(epoch)
-                on_round(epoch)
-                if number + 1 - kept >= patience:
-                    break
-                if deadline is not None and time.perf_counter() >= deadline:
-                    interrupted = True
-                    break
-        except KeyboardInterrupt:
-            if not kept:
-                raise
-            interrupted = True
-    return Trained(kept, scores, history, best, interrupted)
-
-
-def entropy_of(objective: ScoreObjective) -> ScoreObjective:
-    """The same task with cross-entropy alone."""
-    return ScoreObjective("accuracy", task=objective.task, anchor=1.0, metric_weight=0.0)
-
-
-_one_at_a_time = threading.Lock()  # numba's default threading layer does not allow parallel loops in several threads
-
-
-def _grow(grower: Grower, rows: Rows, objective: ScoreObjective, start: Array, number: int) -> float:
-    loss = [0.0]
-
-    def gradient(scores: Array) -> tuple[Array, Array]:
-        at = scores + start.astype(scores.dtype)
-        with _one_at_a_time:
-            loss[0], first, second = objective.value_and_gradient(at, rows.y, rows.weight, round=number)
-        return first, second
-
-    grower.grow(gradient)
-    return loss[0]
+    value: tuple[float, float] = (0.0, 0.0)
+    interrupted: bool = False
 
 
 LIBRARIES = ("lightgbm", "xgboost")
 
 
-@dataclass(frozen=True)
-class Library:
-    """What grows trees, and what reads them."""
+def find_library(name: str) -> type[Grower]:
+    """What grows trees with a library, imported on first use.
 
-    grower: type[Grower]
-    trees: type[Trees]
-
-
-def find_library(name: str) -> Library:
-    """The grower and the reader of a library's trees, imported on first use.
-
-    >>> find_library("lightgbm").trees.__name__
-    'LightGBMTrees'
+    >>> find_library("lightgbm").__name__
+    'LightGBMGrower'
     """
     checks.check_choice("library", name, LIBRARIES)
     try:
         if name == "lightgbm":
-            from evalign.boosting.lightgbm import LightGBMGrower, LightGBMTrees
+            from evalign.boosting.lightgbm import LightGBMGrower
 
-            return Library(LightGBMGrower, LightGBMTrees)
-        from evalign.boosting.xgboost import XGBoostGrower, XGBoostTrees
+            return LightGBMGrower
+        from evalign.boosting.xgboost import XGBoostGrower
 
-        return Library(XGBoostGrower, XGBoostTrees)
+        return XGBoostGrower
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
@@ -225,19 +130,133 @@ def is_installed(name: str) -> bool:
     return find_spec(name) is not None
 
 
+class _HeldOut(NamedTuple):
+    """Log-loss summed over a fold's held-out rows, their weight, and their confusion matrix."""
+
+    loss: float
+    weight: float
+    matrix: Array
+
+
+_one_at_a_time = threading.Lock()  # numba's default threading layer does not allow parallel loops in several threads
+
+
 @dataclass(frozen=True)
-class CrossFitted:
-    """Boosted trees of every fold, and probabilities (n, C) of the rows that each fold held out, fold after fold."""
+class _Fold:
+    grower: Grower
+    train: Rows
+    valid: Rows
+    classes: int
 
-    trees: list[Trees]
-    start: Array
-    held_out: Array
-    rounds: int
-    history: list[Epoch]
+    def grow(self, rounds: int) -> list[_HeldOut]:
+        """So many rounds by the library's own objective."""
+        return [self._grow_once() for _ in range(rounds)]
 
-    def probabilities(self, x: Array) -> Array:
-        """The mean over the folds' trees, (n, C)."""
-        return np.asarray(np.mean([as_probabilities(trees.scores(x) + self.start) for trees in self.trees], axis=0))
+    def _grow_once(self) -> _HeldOut:
+        self.grower.grow(None)
+        y, weight, classes = self.valid.y, self.valid.weight, self.classes
+        p = as_probabilities(self.grower.validation_scores())
+        losses = -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(np.float64).tiny))
+        matrix = np.bincount(y * classes + p.argmax(1), weight, minlength=classes**2).reshape(classes, classes)
+        return _HeldOut(float(losses @ weight), float(weight.sum()), matrix)
+
+    def grow_on(self, objective: ScoreObjective, start: Array, number: int) -> float:
+        """A round by the gradients of an objective; returns its loss before."""
+        loss = [0.0]
+
+        def gradient(scores: Array) -> tuple[Array, Array]:
+            at = scores + start.astype(scores.dtype)
+            with _one_at_a_time:
+                loss[0], first, second = objective.value_and_gradient(at, self.train.y, self.train.weight, round=number)
+            return first, second
+
+        self.grower.grow(gradient)
+        return loss[0]
+
+
+@contextmanager
+def _growing(
+    x: Array,
+    codes: Array,
+    divisions: Sequence[Division],
+    options: TreeOptions,
+    categorical: Sequence[int],
+    library: str,
+    start: Array | None,
+) -> Iterator[tuple[ThreadPoolExecutor, list[_Fold]]]:
+    """The folds with a grower each, and threads to grow them in."""
+    grower = find_library(library)
+    workers = max(1, min(options.threads, len(divisions)))
+    each = replace(options, threads=max(1, options.threads // workers))
+
+    def rows(places: Array, weight: Array) -> Rows:
+        return Rows(x[places], codes[places], weight, list(categorical))
+
+    def made(number: int) -> _Fold:
+        d, own = divisions[number], replace(each, seed=(options.seed + number) % 2**31)
+        train, valid = rows(d.train, d.train_weight), rows(d.valid, d.valid_weight)
+        return _Fold(grower(train, valid, own, start), train, valid, options.classes)
+
+    with ThreadPoolExecutor(workers, initializer=grower.prepare_thread) as pool:
+        yield pool, list(pool.map(made, range(len(divisions))))
+
+
+def grow_on_metric(
+    x: Array,
+    codes: Array,
+    divisions: Sequence[Division],
+    options: TreeOptions,
+    objective: ScoreObjective,
+    start: Array,
+    *,
+    categorical: Sequence[int] = (),
+    library: str = "lightgbm",
+    rounds: int = 1000,
+    patience: int = 30,
+    monitor: Monitor = "loss",
+    on_round: Callable[[Epoch], None] = lambda epoch: None,
+) -> Grown:
+    """Grow by an objective until `patience` rounds in a row were no better by the `monitor`, or `rounds` are over.
+
+    Trees add to the scores `start`, which are the same for every row. The hard score of one fold on few rows is noise,
+    so the held-out rows of all folds give one score; of equal scores the one with the lower loss is better. Ctrl-C, or
+    an `on_round` that raises KeyboardInterrupt, ends growing.
+    """
+    entropy_only = ScoreObjective("accuracy", task=objective.task, anchor=1.0, metric_weight=0.0)
+    stage = "metric" if objective.metric_weight else "cross-entropy"
+    history: list[Epoch] = []
+    best, kept, scores, interrupted = (math.inf, math.inf), 0, np.empty(0), False
+    with _growing(x, codes, divisions, options, categorical, library, None) as (pool, folds):
+        y = np.concatenate([fold.valid.y for fold in folds])
+        weight = np.concatenate([fold.valid.weight for fold in folds])
+        # Each fold has its own: an objective remembers the labels that it has checked.
+        own = [copy.copy(objective) for _ in folds]
+        try:
+            for number in range(rounds):
+                started = time.perf_counter()
+                losses = list(pool.map(_Fold.grow_on, folds, own, repeat(start), repeat(number)))
+                held_out = np.concatenate([fold.grower.validation_scores() for fold in folds]) + start
+                score = objective.score(held_out, y, weight)
+                loss = objective.loss(held_out, y, weight, round=number)
+                entropy = entropy_only.loss(held_out, y, weight)
+                value = {"score": (-score, loss), "loss": (loss, -score), "entropy": (entropy, -score)}[monitor]
+                better = value < best
+                if better:
+                    best, kept, scores = value, number + 1, held_out
+                epoch = Epoch(
+                    number + 1, stage, objective.temperature_at(number), options.learning_rate,
+                    float(np.mean(losses)), loss, entropy, score, better, time.perf_counter() - started,
+                )  # fmt: skip
+                history.append(epoch)
+                on_round(epoch)
+                if number + 1 - kept >= patience:
+                    break
+        except KeyboardInterrupt:
+            if not kept:
+                raise
+            interrupted = True
+        trees = [fold.grower.finished(kept) for fold in folds]
+    return Grown(trees, start, as_probabilities(scores), kept, history, best, interrupted)
 
 
 def cross_fit(
@@ -253,48 +272,33 @@ def cross_fit(
     tolerance: float = 2e-3,
     score: Callable[[Array], float] | None = None,
     on_round: Callable[[Epoch], None] = lambda epoch: None,
-    deadline: float | None = None,
-) -> CrossFitted:
+) -> Grown:
     """Boosted trees on cross-entropy for every fold, by the library's own objective, stopped by held-out log-loss.
 
     All folds have the same number of rounds, the best by the log-loss of all held-out rows together. Growing ends when
-    `patience` rounds have not lowered that loss by a share of `tolerance`. `score` maps the
-    confusion matrix (C, C) of these rows to a number for the history. Ctrl-C and `deadline` as in `train_folds`. The
-    history has no training loss; the held-out one stands in its place.
+    `patience` rounds have not lowered that loss by a share of `tolerance`, or by Ctrl-C as in `grow_on_metric`. `score`
+    maps the confusion matrix (C, C) of these rows to a number for the history. The history has no training loss; the
+    held-out one stands in its place.
 
     >>> from evalign.tables.split import fold_rows
     >>> x, codes = np.arange(60.0)[:, None], np.repeat([0, 1], 30)
     >>> folds = fold_rows(codes, np.ones(60), 3, seed=0)
     >>> options = TreeOptions(0.1, 7, 2, 1.0, 1.0, 1.0, threads=1, seed=0, classes=2)
     >>> fitted = cross_fit(x, codes, folds, options, rounds=20)
-    >>> fitted.held_out.shape, bool((fitted.probabilities(x).argmax(1) == codes).all())
-    ((60, 2), True)
+    >>> fitted.held_out.shape, len(fitted.trees)
+    ((60, 2), 3)
     """
-    kind = find_library(library)
     total = np.bincount(codes, np.sum([_spread(d, len(codes)) for d in divisions], axis=0), minlength=options.classes)
     start = prior_scores(total)
-    workers = max(1, min(options.threads, len(divisions)))
-    each = replace(options, threads=max(1, options.threads // workers))
-
-    def rows_of(places: Array, weight: Array) -> Rows:
-        return Rows(x[places], codes[places], weight, list(categorical))
-
-    def made(number: int) -> _OneFold:
-        division = divisions[number]
-        train = rows_of(division.train, division.train_weight)
-        valid = rows_of(division.valid, division.valid_weight)
-        return _OneFold(kind.grower(train, valid, replace(each, seed=options.seed + number), start), valid, options)
-
     history: list[Epoch] = []
     best, kept, chunk = math.inf, 0, 1
     mark, marked = math.inf, 0  # loss and number of the last round that was clearly better
-    with ThreadPoolExecutor(workers, initializer=kind.grower.prepare_thread) as pool:
-        folds = list(pool.map(made, range(len(divisions))))
+    with _growing(x, codes, divisions, options, categorical, library, start) as (pool, folds):
         try:
             while len(history) < rounds and len(history) - marked < patience:
                 started = time.perf_counter()
                 chunk = min(chunk, rounds - len(history))
-                grown = list(pool.map(_OneFold.grow, folds, repeat(chunk)))
+                grown = list(pool.map(_Fold.grow, folds, repeat(chunk)))
                 seconds = (time.perf_counter() - started) / chunk
                 for losses in zip(*grown, strict=True):
                     mass = sum(found.weight for found in losses)
@@ -313,40 +317,12 @@ def cross_fit(
                     if len(history) - marked >= patience:
                         break  # further rounds of the chunk are ignored: how many there are is a matter of timing
                 chunk = max(1, min(10, int(0.2 / max(seconds, 1e-9))))
-                if deadline is not None and time.perf_counter() >= deadline:
-                    break
         except KeyboardInterrupt:
             if not kept:
                 raise
         trees = list(pool.map(lambda fold: fold.grower.finished(kept), folds))
         scores = list(pool.map(lambda fold, own: own.scores(fold.valid.x) + start, folds, trees))
-    return CrossFitted(trees, start, as_probabilities(np.concatenate(scores)), kept, history)
-
-
-class _HeldOut(NamedTuple):
-    """Log-loss summed over a fold's held-out rows, their weight, and their confusion matrix."""
-
-    loss: float
-    weight: float
-    matrix: Array
-
-
-@dataclass(frozen=True)
-class _OneFold:
-    grower: Grower
-    valid: Rows
-    options: TreeOptions
-
-    def grow(self, rounds: int) -> list[_HeldOut]:
-        return [self._grow_once() for _ in range(rounds)]
-
-    def _grow_once(self) -> _HeldOut:
-        self.grower.grow(None)
-        y, weight, classes = self.valid.y, self.valid.weight, self.options.classes
-        p = as_probabilities(self.grower.validation_scores())
-        losses = -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(np.float64).tiny))
-        matrix = np.bincount(y * classes + p.argmax(1), weight, minlength=classes**2).reshape(classes, classes)
-        return _HeldOut(float(losses @ weight), float(weight.sum()), matrix)
+    return Grown(trees, start, as_probabilities(np.concatenate(scores)), kept, history)
 
 
 def _spread(division: Division, rows: int) -> Array:

@@ -1,12 +1,12 @@
-"""Trees of LightGBM, one round at a time."""
+"""LightGBM: trees grown one round at a time, and a metric objective for its own interfaces."""
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import lightgbm
 import numpy as np
 
-from evalign.boosting.objective import Array, ChecksObjective, RoundObjective, check_objective
+from evalign.boosting.objective import Array, ChecksObjective, RoundObjective, TextTrees, check_objective
 from evalign.boosting.objective import cooling as cooling
 
 if TYPE_CHECKING:
@@ -15,8 +15,21 @@ if TYPE_CHECKING:
 TINY = np.finfo(np.float64).tiny
 
 
+class LightGBMTrees(TextTrees):
+    """Trees of LightGBM, in whose text numbers have all their digits."""
+
+    @staticmethod
+    def _read(text: str) -> lightgbm.Booster:
+        return lightgbm.Booster(model_str=text)
+
+    def scores(self, x: Array) -> Array:
+        return np.asarray(self._booster.predict(x, raw_score=True))
+
+
 class LightGBMGrower:
     """A `Grower`; the trees' scores start from 0, or from `start` in the library's own objective."""
+
+    trees: type[TextTrees] = LightGBMTrees
 
     def __init__(self, train: "Rows", valid: "Rows", options: "TreeOptions", start: Array | None = None) -> None:
         own = "none" if start is None else "multiclass" if options.outputs > 1 else "binary"
@@ -78,32 +91,8 @@ class LightGBMGrower:
         logs = np.log(np.maximum(seen[0], TINY))  # with an objective of its own LightGBM passes probabilities
         return logs if logs.ndim == 2 else logs - np.log(np.maximum(1 - seen[0], TINY))
 
-    def finished(self, rounds: int) -> "LightGBMTrees":
-        return LightGBMTrees.from_text(self._booster.model_to_string(num_iteration=rounds))
-
-
-class LightGBMTrees:
-    """`Trees` read from LightGBM's text, whose numbers have all their digits."""
-
-    def __init__(self, booster: lightgbm.Booster, text: str) -> None:
-        self._booster, self._text = booster, text
-
-    def scores(self, x: Array) -> Array:
-        return np.asarray(self._booster.predict(x, raw_score=True))
-
-    def to_text(self) -> str:
-        return self._text
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        return cls(lightgbm.Booster(model_str=text), text)
-
-    def __getstate__(self) -> dict[str, str]:
-        return {"text": self._text}
-
-    def __setstate__(self, state: dict[str, str]) -> None:
-        again = self.from_text(state["text"])
-        self._booster, self._text = again._booster, again._text
+    def finished(self, rounds: int) -> LightGBMTrees:
+        return LightGBMTrees(self._booster.model_to_string(num_iteration=rounds))
 
 
 _labels: "WeakKeyDictionary[lightgbm.Dataset, Array]" = WeakKeyDictionary()

@@ -114,6 +114,28 @@ def check_objective(objective: Any) -> "ScoreObjective":
     return objective
 
 
+class TextTrees:
+    """A grown ensemble, read from `text` in its library's own format; what is pickled is the text."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self._booster = text, self._read(text)
+
+    @staticmethod
+    @abstractmethod
+    def _read(text: str) -> Any:
+        """The library's booster."""
+
+    @abstractmethod
+    def scores(self, x: Array) -> Array:
+        """Scores (n,) of two classes, (n, C) of more."""
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"text": self.text}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.text, self._booster = state["text"], self._read(state["text"])
+
+
 class ChecksObjective:
     """Mixin of the wrapped classifiers: `fit` refuses an objective that is not ours."""
 

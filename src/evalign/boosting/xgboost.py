@@ -1,12 +1,12 @@
-"""Trees of XGBoost, one round at a time."""
+"""XGBoost: trees grown one round at a time, and a metric objective for its own interfaces."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xgboost
 
-from evalign.boosting.objective import Array, ChecksObjective, RoundObjective, check_objective
+from evalign.boosting.objective import Array, ChecksObjective, RoundObjective, TextTrees, check_objective
 from evalign.boosting.objective import cooling as cooling
 
 if TYPE_CHECKING:
@@ -15,8 +15,23 @@ if TYPE_CHECKING:
 LARGEST = 3e38  # XGBoost holds float32
 
 
+class XGBoostTrees(TextTrees):
+    """Trees of XGBoost, as JSON."""
+
+    @staticmethod
+    def _read(text: str) -> xgboost.Booster:
+        booster = xgboost.Booster()
+        booster.load_model(bytearray(text, "utf-8"))
+        return booster
+
+    def scores(self, x: Array) -> Array:
+        return np.asarray(self._booster.predict(_matrix(x, self._booster.feature_types, None), output_margin=True))
+
+
 class XGBoostGrower:
     """A `Grower`; leaves are split best first, as LightGBM does, and scores start as in `LightGBMGrower`."""
+
+    trees: type[TextTrees] = XGBoostTrees
 
     def __init__(self, train: "Rows", valid: "Rows", options: "TreeOptions", start: Array | None = None) -> None:
         codes = set(train.categorical)
@@ -67,35 +82,9 @@ class XGBoostGrower:
     def validation_scores(self) -> Array:
         return np.asarray(self._booster.predict(self._valid, output_margin=True))
 
-    def finished(self, rounds: int) -> "XGBoostTrees":
+    def finished(self, rounds: int) -> XGBoostTrees:
         # Copied through its format, so that a model is the same whether it was saved and loaded or not.
-        return XGBoostTrees.from_text(self._booster[:rounds].save_raw("json").decode())
-
-
-class XGBoostTrees:
-    """`Trees` read from XGBoost's JSON."""
-
-    def __init__(self, booster: xgboost.Booster, text: str) -> None:
-        self._booster, self._text = booster, text
-
-    def scores(self, x: Array) -> Array:
-        return np.asarray(self._booster.predict(_matrix(x, self._booster.feature_types, None), output_margin=True))
-
-    def to_text(self) -> str:
-        return self._text
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        booster = xgboost.Booster()
-        booster.load_model(bytearray(text, "utf-8"))
-        return cls(booster, text)
-
-    def __getstate__(self) -> dict[str, str]:
-        return {"text": self._text}
-
-    def __setstate__(self, state: dict[str, str]) -> None:
-        again = self.from_text(state["text"])
-        self._booster, self._text = again._booster, again._text
+        return XGBoostTrees(self._booster[:rounds].save_raw("json").decode())
 
 
 def _matrix(x: Array, types: Any, threads: int | None) -> xgboost.DMatrix:

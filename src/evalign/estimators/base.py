@@ -22,29 +22,30 @@ from sklearn.utils.validation import (
     column_or_1d,
     validate_data,
 )
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 
 from evalign import _checks as checks
 from evalign import decision, metrics
 from evalign.confusion import Confusion
-from evalign.decision import REJECTED, Rule
+from evalign.decision import Rule
 from evalign.decision.costs import cost_metric
 from evalign.estimators.deciding import Deciding
 from evalign.estimators.explain import EXPLAINED, Explaining
 from evalign.estimators.planning import OnEpoch, few_threads, loud
-from evalign.estimators.rows import (
+from evalign.metrics import MetricFunction
+from evalign.storage import container
+from evalign.tables.encode import as_table
+from evalign.tables.split import (
     Codes,
     Floats,
     HeldOutPredictions,
     TrainingRows,
+    distinct_rows,
+    fold_rows,
     indicator,
     is_multilabel,
     rarest_label,
 )
-from evalign.metrics import MetricFunction
-from evalign.storage import container
-from evalign.tables.encode import as_table
-from evalign.tables.split import distinct_rows, fold_rows
 
 Arrays = dict[str, torch.Tensor]
 
@@ -68,7 +69,8 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     n_jobs: cores that `fit` uses; -1 is all.
     verbose: 1 shows progress.
 
-    Multilabel y of 0/1 (n, L): a model for each label on common folds, and thresholds that are decided together.
+    Multilabel y of 0/1 (n, L): a model for each label on common folds, and thresholds that are decided together. The
+    columns of a data frame name the labels: "recall['spam'] >= 0.9".
     """
 
     FORMAT: ClassVar[str]  # names the kind of a saved model
@@ -131,10 +133,9 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         rows = self.held_out_predictions_.rows
         places = np.sort(np.random.default_rng(0).permutation(len(rows))[:EXPLAINED])
         self._explained_rows = places, _safe_indexing(data.X, rows[places])
-        if not self.multilabel_:
-            self._keep_reference(
-                held.probabilities, held.labels, held.weight, lambda some: _safe_indexing(data.X, held.rows[some])
-            )
+        self._keep_reference(
+            held.probabilities, held.labels, held.weight, lambda some: _safe_indexing(data.X, held.rows[some])
+        )
         return self
 
     def fit_prepared(self, data: TrainingRows, on_epoch: OnEpoch | None = None) -> Self:
@@ -192,8 +193,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         """Learn `decision_` from probabilities of rows that were held out of training."""
         self.held_out_predictions_ = held_out
         self.decision_ = self._rule(held_out)
-        if not self.multilabel_:
-            self._keep_reference(held_out.probabilities, held_out.labels, held_out.weight)
+        self._keep_reference(held_out.probabilities, held_out.labels, held_out.weight)
         return self
 
     def predict_proba(self, X: Any) -> Floats:
@@ -252,21 +252,6 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric the classifier was trained on; of "cost", minus the mean cost."""
         return self.score_labels(self.predict(X), y, sample_weight, X)
-
-    def score_labels(
-        self, predicted: NDArray[Any], y: ArrayLike, sample_weight: ArrayLike | None = None, X: Any = None
-    ) -> float:
-        """The metric of predicted labels against the true ones `y`; `X` is needed where its columns hold costs."""
-        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        if self.multilabel_:
-            return self._score_codes(np.asarray(predicted), indicator(y), weight)
-        order = {label: i for i, label in enumerate(self._decision_classes().tolist())}
-        truth = column_or_1d(y)
-        if unknown := set(np.unique(truth).tolist()) - set(order):
-            raise ValueError(f"y must hold labels seen in training, got {sorted(map(str, unknown))[:5]}")
-        decided = np.array([order.get(label, REJECTED) for label in predicted.tolist()])
-        table = self._costs().rows(X) if self.costs is not None and self._costs().per_row else None
-        return self._score_codes(decided, np.array([order[label] for label in truth.tolist()]), weight, table)
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -389,7 +374,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         if self.multilabel_:
             labels = indicator(y)
             check_consistent_length(X, labels)
-            self.classes_ = np.arange(labels.shape[1])
+            self.classes_ = np.asarray(y.columns) if hasattr(y, "columns") else np.arange(labels.shape[1])
             if self.costs is not None or self.class_weight is not None:
                 raise ValueError("costs and class_weight go with one label a row, got y of several; leave them out")
             if self.average == "binary":

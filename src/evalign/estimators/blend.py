@@ -1,5 +1,6 @@
 """EASTBlend: the weighted mean of cross-fitted members, deciding for a metric; the classifier to reach for."""
 
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,13 +23,12 @@ from evalign.estimators.explain import LEAST, log_loss
 from evalign.estimators.forest import EASTForest
 from evalign.estimators.linear import EASTLinear
 from evalign.estimators.network import EASTClassifier
-from evalign.estimators.planning import PRESETS, OnEpoch, Preset, Shape, clock, few_threads, side_by_side
-from evalign.estimators.rows import Codes, Floats, TrainingRows
+from evalign.estimators.planning import PRESETS, OnEpoch, Preset, Shape, TimeBudget, clock, few_threads, side_by_side
 from evalign.metrics import MetricFunction
 from evalign.storage import container
 from evalign.tables import TableEncoder
 from evalign.tables.encode import TreeTable
-from evalign.tables.split import split_rows
+from evalign.tables.split import Codes, Floats, TrainingRows, split_rows
 
 CLASSES: dict[str, type[MetricClassifier]] = {
     "linear": EASTLinear,
@@ -45,8 +45,6 @@ PASSED_ON = ("metric", "average", "beta", "pos_label", "costs", "validation_frac
 PRIOR_ROWS = 100  # held-out rows at which weights are half way between equal ones and the best ones
 NEGLIGIBLE = 0.03  # a weight below which a member is dropped: it costs time to predict and changes little
 LARGE = 500_000  # rows x classes from which a product is shared among threads
-RESERVED = 0.08  # of a time limit, for a long step that a member has begun
-LAST_STEP = 0.1  # seconds that a member may take after its time
 FEWEST = 1000  # rows that a time limit leaves of a larger table
 
 
@@ -172,19 +170,15 @@ class EASTBlend(MetricClassifier):
         method `expect`, that is called first, with the estimated seconds. Ctrl-C ends training and keeps the members
         that are there.
         """
-        self._started, self._started_cpu = time.monotonic(), time.process_time()
+        self._time = TimeBudget(self.time_limit or math.inf)
         try:
             return super().fit(X, y, sample_weight, on_epoch=on_epoch)
         finally:
-            for name in {"_started", "_started_cpu", "_last"} & set(vars(self)):
-                delattr(self, name)
+            del self._time
 
     def _label_model(self, k: int) -> Self:
         model = super()._label_model(k)
-        model._started, model._started_cpu = time.monotonic(), time.process_time()
-        if self.time_limit is not None:
-            left = self.time_limit * (1 - RESERVED) - self._elapsed
-            model.time_limit = max(1e-3, left / (len(self.classes_) - k))
+        model._time = TimeBudget(self._time.left / (len(self.classes_) - k))
         return model
 
     def leaderboard(self) -> pd.DataFrame:
@@ -215,7 +209,7 @@ class EASTBlend(MetricClassifier):
             checks.check_number("folds", self.folds, low=1)
         if self.time_limit is not None:
             checks.check_number("time_limit", self.time_limit, low=0.0, open_low=True)
-        names = PRESETS[self.preset] if self.members is None else self.members
+        names = self._member_names if self.members is None else self.members
         if isinstance(names, str) or not len(names) or len(set(names)) < len(names):
             raise ValueError(f"members must be different ones of {', '.join(CLASSES)}, got {names!r}")
         for name in names:
@@ -241,20 +235,18 @@ class EASTBlend(MetricClassifier):
     def _prepare(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> TrainingRows:
         """Rows to train on: a stratified sample where the time limit does not allow for all."""
         data = super()._prepare(X, y, sample_weight)
-        if self.time_limit is None:
-            return data
-        left, labels = self.time_limit * (1 - RESERVED) - self._elapsed, 1 if data.labels is None else data.classes
-        rows, whole = len(data.rows), data
+        labels, rows, whole = 1 if data.labels is None else data.classes, len(data.rows), data
         while rows > FEWEST:
             shape = self._shape(data, 2 * data.fitted["n_features_in_"])
-            needed = labels * planning.least_seconds(self._member_names, self.preset, shape) * self._slowdown
-            if needed <= left * (1.5 if self.cores > 1 else 1.0):
+            needed = labels * planning.least_seconds(self._member_names, self.preset, shape) * self._time.slowdown
+            if needed <= self._time.left * (1.5 if self.cores > 1 else 1.0):
                 break
             rows = max(FEWEST, rows // 2)
             keep = split_rows(whole.codes, 1 - rows / len(whole.rows), whole.seed)[0]
             data = whole.sample(keep, len(whole.divisions), self.validation_fraction)
         if self.verbose and data is not whole:
             print(f"time limit: training on {len(data.rows)} of {len(whole.rows)} rows")
+        self._time.reserved += planning.decision_seconds(self._shape(data, 0))
         return data
 
     @staticmethod
@@ -263,18 +255,11 @@ class EASTBlend(MetricClassifier):
 
     def _planned(self, data: TrainingRows) -> dict[str, tuple[MetricClassifier, float]]:
         """Unfitted members in the order of training, with an estimate of their seconds on one core."""
-        names = self._member_names
         shape = self._shape(data, len(data.encoder(TableEncoder, numeric="both").feature_names_out))
-        budget = None
-        self._last = None
-        if self.time_limit is not None:
-            slow = self._slowdown
-            late = slow * (LAST_STEP + planning.decision_seconds(shape))
-            self._last = self._started + self.time_limit * (1 - RESERVED) - late
-            left = (self._last - time.monotonic()) / slow
-            budget = max(0.05, left * (0.8 if self.cores > 1 else 0.4))
+        left = self._time.left / self._time.slowdown
+        budget = None if left == math.inf else max(0.05, left * (0.8 if self.cores > 1 else 0.4))
         shared, planned = self._shared(data.seed), {}
-        for name in names:
+        for name in self._member_names:
             options = planning.member_options(name, self.preset, shape, budget)
             if name == "boost" and not is_installed("lightgbm"):
                 options["library"] = "xgboost"
@@ -291,24 +276,17 @@ class EASTBlend(MetricClassifier):
         slowest = max(names, key=lambda name: planned[name][1])
         return [[slowest], [name for name in names if name != slowest]]
 
-    @property
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._started
-
-    @property
-    def _slowdown(self) -> float:
-        """Time that passed by time that was spent: how much processes beside this one slow it down."""
-        return max(1.0, self._elapsed / max(time.process_time() - self._started_cpu, 0.02))
-
     def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
         planned = self._planned(data)
-        self._say_plan(planned)
+        if self.verbose:
+            parts = ", ".join(f"{name} {seconds:.1f} s" for name, (_, seconds) in planned.items())
+            print(f"estimated time on one core: {parts}")
         data.encoded(TreeTable)  # before there are threads
         data.encoded(TableEncoder, numeric="both")
         lanes = self._lanes(planned)
         if on_epoch is not None and hasattr(on_epoch, "expect"):
             total = max(sum(planned[name][1] for name in names) for names in lanes)
-            on_epoch.expect(total if self.time_limit is None else min(total, self.time_limit))
+            on_epoch.expect(min(total, self._time.seconds))
         cores = max(1, self.cores // len(lanes))
         stop, lock, seconds = threading.Event(), threading.Lock(), dict[str, float]()
 
@@ -319,9 +297,9 @@ class EASTBlend(MetricClassifier):
                 member, expected = planned[name]
                 member.n_jobs = cores
                 began = time.monotonic()
-                until = self._deadline(expected / left if left else 1.0)
+                until = began + (expected / left if left else 1.0) * self._time.left
                 left -= expected
-                if stop.is_set() or (until is not None and until < began):
+                if stop.is_set() or until < began:
                     continue
                 try:
                     member.fit_prepared(data, clock(on_epoch, until, stop, lock))
@@ -333,12 +311,12 @@ class EASTBlend(MetricClassifier):
 
         with few_threads(cores if data.codes.size * data.classes > LARGE else 1):
             side_by_side([partial(run, names) for names in lanes], stop)
-        fitted = {name: planned[name][0] for name in planned if name in seconds}
-        if not fitted:
-            if stop.is_set():
-                raise KeyboardInterrupt
-            fitted = {"linear": self._fallback(data)}
-            seconds["linear"] = 0.0
+            fitted = {name: planned[name][0] for name in planned if name in seconds}
+            if not fitted:
+                if stop.is_set():
+                    raise KeyboardInterrupt
+                cheap = make_member("linear", self._shared(data.seed), {"strength": 0.2, "iterations": 20})
+                fitted, seconds["linear"] = {"linear": cheap.fit_prepared(data)}, 0.0
         return self._weighted(fitted, seconds)
 
     def _weighted(self, fitted: dict[str, Any], seconds: Mapping[str, float]) -> Floats:
@@ -362,27 +340,10 @@ class EASTBlend(MetricClassifier):
         losses = {name: log_loss(own, first.labels, first.weight) for name, own in [*p.items(), ("blend", mean)]}
         self.leaderboard_ = [
             {"member": name, "weight": self.weights_.get(name, 1.0), "log_loss": losses[name],
-             "seconds": seconds.get(name, self._elapsed)}
+             "seconds": seconds.get(name, self._time.elapsed)}
             for name in sorted(losses, key=lambda name: (name == "blend", -self.weights_.get(name, 1.0)))
         ]  # fmt: skip
         return mean
-
-    def _fallback(self, data: TrainingRows) -> MetricClassifier:
-        """One linear model of one strength, for time limits that nothing else fits in."""
-        member: EASTLinear = make_member("linear", self._shared(data.seed), {"strength": 0.2, "iterations": 20})
-        return member.fit_prepared(data)
-
-    def _deadline(self, share: float) -> float | None:
-        """When a member must end that may use this share of its lane's time left."""
-        if self._last is None:
-            return None
-        now = time.monotonic()
-        return now + share * (self._last - now)
-
-    def _say_plan(self, planned: Mapping[str, tuple[Any, float]]) -> None:
-        if self.verbose:
-            parts = ", ".join(f"{name} {seconds:.1f} s" for name, (_, seconds) in planned.items())
-            print(f"estimated time on one core: {parts}")
 
     # -- the fitted blend ---------------------------------------------------------------------------------------
 

@@ -1,34 +1,30 @@
 """EASTBooster: boosted trees trained on the metric they are judged by, with scikit-learn's interface."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evalign import _checks as checks
 from evalign.boosting.growth import (
     LIBRARIES,
-    Library,
+    Grown,
     Monitor,
-    Rows,
-    Trained,
     TreeOptions,
-    Trees,
+    as_probabilities,
     cross_fit,
     find_library,
+    grow_on_metric,
     prior_scores,
-    train_folds,
 )
 from evalign.boosting.objective import BoostRecipe, ScoreObjective, cooling, find_recipe
 from evalign.decision import Rule
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.planning import OnEpoch
-from evalign.estimators.rows import Codes, Floats, HeldOutPredictions, TrainingRows
 from evalign.storage import container
 from evalign.tables.encode import TreeTable
-from evalign.training.loop import Epoch
+from evalign.tables.split import Floats, HeldOutPredictions, TrainingRows
 
 FEW = 5  # held-out rows: decided otherwise all one way, a sign test could not tell them from chance (2 x 2^-5 > 0.05)
 MARGIN = 1e-4  # of the metric, below which two rules are one
@@ -99,46 +95,56 @@ class EASTBooster(MetricClassifier):
     def _grow_on_entropy(self, data: TrainingRows, on_round: OnEpoch) -> Floats:
         """By the library's own objective, which is several times as fast as gradients from outside."""
         self.columns_ = STOCK_COLUMNS if self.columns == "auto" else float(self.columns)
-        fitted = cross_fit(
+        grown = cross_fit(
             data.encoded(TreeTable), data.codes, data.divisions,
             self._tree_options(data.seed, self.columns_, self.cores), categorical=self.encoder_.categorical,
             library=self.library, rounds=self._most_rounds, patience=self.patience, score=self._score_matrix,
             on_round=on_round,
         )  # fmt: skip
-        self.trees_: list[Trees] = fitted.trees
-        self.start_, self.rounds_ = fitted.start, fitted.rounds
-        self.history_ = [vars(epoch) for epoch in fitted.history]
-        return fitted.held_out
+        return self._keep(grown)
 
     def _grow_on_metric(self, data: TrainingRows, on_round: OnEpoch) -> Floats:
-        x = data.encoded(TreeTable)
-
-        def part(rows: Codes, weight: Floats) -> Rows:
-            return Rows(x[rows], data.codes[rows], weight, self.encoder_.categorical)
-
-        folds = [(part(d.train, d.train_weight), part(d.valid, d.valid_weight)) for d in data.divisions]
+        """Train by every share of columns there is to choose from, and keep the best."""
+        x, best = data.encoded(TreeTable), None
         self.start_ = prior_scores(np.bincount(data.codes, data.weight, minlength=data.classes))
-        trained = self._grow(find_library(self.library), folds, data.seed, on_round)
-        self.rounds_ = trained.rounds
-        self.history_ = [vars(epoch) for epoch in trained.history]
-        self.temperature_ = trained.history[trained.rounds - 1].temperature
-        return _as_columns(self._objective().probabilities(trained.scores.astype(np.float64)))
+        choices: Sequence[float] = SHARES if x.shape[1] >= MANY else SHARES[:1]
+        for share in choices if self.columns == "auto" else (self.columns,):
+            try:
+                grown = grow_on_metric(
+                    x, data.codes, data.divisions, self._tree_options(data.seed, share, self.cores), self._objective(),
+                    self.start_, categorical=self.encoder_.categorical, library=self.library, rounds=self._most_rounds,
+                    patience=self.patience, monitor=self.monitor, on_round=on_round,
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                if best is None:
+                    raise
+                break
+            if best is None or grown.value < best.value:
+                best, self.columns_ = grown, share
+            if grown.interrupted:
+                break
+        assert best is not None
+        self.temperature_ = best.history[best.rounds - 1].temperature
+        return self._keep(best)
+
+    def _keep(self, grown: Grown) -> Floats:
+        self.trees_, self.start_, self.rounds_ = grown.trees, grown.start, grown.rounds
+        self.history_ = [vars(epoch) for epoch in grown.history]
+        return grown.held_out
 
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
-        x, objective = self.encoder_.transform(X), self._objective()
-        kept = self.trees_ if fold is None else [self.trees_[fold]]
-        parts = [objective.probabilities(trees.scores(x).astype(np.float64) + self.start_) for trees in kept]
-        return _as_columns(np.mean(parts, axis=0))
+        x, kept = self.encoder_.transform(X), self.trees_ if fold is None else [self.trees_[fold]]
+        return np.asarray(np.mean([as_probabilities(trees.scores(x) + self.start_) for trees in kept], axis=0))
 
     def _content(self) -> tuple[Arrays, dict[str, Any]]:
-        arrays = {f"trees_{i}": container.text_as_array(trees.to_text()) for i, trees in enumerate(self.trees_)}
+        arrays = {f"trees_{i}": container.text_as_array(trees.text) for i, trees in enumerate(self.trees_)}
         own = {"rounds": self.rounds_, "columns": self.columns_, "start": self.start_}
         return arrays, {"encoder": self.encoder_.to_json(), **own}
 
     def _set_content(self, arrays: Arrays, fitted: dict[str, Any]) -> None:
         self.encoder_ = TreeTable.from_json(fitted["encoder"])
         self.rounds_, self.columns_, self.start_ = fitted["rounds"], fitted["columns"], np.array(fitted["start"])
-        read = find_library(self.library).trees.from_text
+        read = find_library(self.library).trees
         self.trees_ = [read(container.array_as_text(arrays[f"trees_{i}"])) for i in range(len(arrays))]
 
     # -- the parts of fit ---------------------------------------------------------------------------------------
@@ -155,35 +161,6 @@ class EASTBooster(MetricClassifier):
         checks.check_number("floor", self.floor, low=0.0)
         for name in ("rows",) if self.columns == "auto" else ("columns", "rows"):
             checks.check_number(name, getattr(self, name), low=0.0, high=1.0, open_low=True)
-
-    def _grow(
-        self, library: Library, folds: list[tuple[Rows, Rows]], seed: int, on_round: Callable[[Epoch], None]
-    ) -> Trained:
-        """Train by every share of columns there is to choose from; sets the trees and the share of the best."""
-        best: Trained | None = None
-        choices: Sequence[float] = SHARES if folds[0][0].x.shape[1] >= MANY else SHARES[:1]
-        if self.columns != "auto":
-            choices = (self.columns,)
-        for share in choices:
-            threads = self.cores
-            each = max(1, threads // len(folds))  # folds grow side by side
-            growers = [library.grower(*fold, self._tree_options(seed + i, share, each)) for i, fold in enumerate(folds)]
-            try:
-                trained = train_folds(
-                    growers, folds, self._objective(), self.start_, rounds=self._most_rounds, patience=self.patience,
-                    monitor=self.monitor, learning_rate=self.learning_rate, on_round=on_round, threads=threads,
-                )  # fmt: skip
-            except KeyboardInterrupt:
-                if best is None:
-                    raise
-                break
-            if best is None or trained.value < best.value:
-                best, self.columns_ = trained, share
-                self.trees_ = [grower.finished(trained.rounds) for grower in growers]
-            if trained.interrupted:
-                break
-        assert best is not None
-        return best
 
     def _rule(self, held_out: HeldOutPredictions) -> Rule:
         rule = super()._rule(held_out)
@@ -214,8 +191,3 @@ class EASTBooster(MetricClassifier):
             self.learning_rate, self.leaves, self.min_rows, self.l2, columns, self.rows, threads,
             seed % 2**31, len(self.classes_),
         )  # fmt: skip
-
-
-def _as_columns(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """One probability of two classes as both."""
-    return np.stack([1 - p, p], axis=1) if p.ndim == 1 else p

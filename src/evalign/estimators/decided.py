@@ -28,8 +28,8 @@ from evalign import metrics
 from evalign.confusion import Confusion
 from evalign.decision.rule import Floats, Rule
 from evalign.estimators.deciding import Deciding
-from evalign.estimators.rows import indicator
 from evalign.metrics import MetricFunction
+from evalign.tables.split import indicator
 
 FOLDS = 5
 
@@ -60,7 +60,8 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
 
     Attributes
     ----------
-    estimator_, classes_, decision_ (the `decision.Rule`), n_features_in_, feature_names_in_.
+    estimator_, classes_, decision_ (the `decision.Rule`), n_features_in_, feature_names_in_. There is no `save`, as
+    reading any classifier back would execute code: keep `decision_.to_json()` beside the classifier's own file.
 
     >>> from sklearn.datasets import make_classification
     >>> from sklearn.linear_model import LogisticRegression
@@ -146,26 +147,17 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The metric of `predict`, over all of `classes_`; of "cost", minus the mean cost."""
-        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        if self.multilabel_:
-            return self._score_codes(self.predict(X), indicator(y), weight)
-        y = column_or_1d(y)
-        unseen = np.setdiff1d(y, self.classes_)
+        unseen = np.setdiff1d([] if self.multilabel_ else column_or_1d(y), self.classes_)
         if not len(unseen):
-            index = {label: k for k, label in enumerate(self._decision_classes().tolist())}
-            target = np.array([index[label] for label in y.tolist()])
-            per_row = self.costs is not None and self._costs().per_row
-            decided = self._decided(self._decision_probabilities(X), X)
-            return self._score_codes(decided, target, weight, self._costs().rows(X) if per_row else None)
+            return self.score_labels(self.predict(X), y, sample_weight, X)
         if self.costs is not None:
             raise ValueError(f"y holds the label {unseen[0]!r}, whose costs are not known")
         # Labels that were not there in `fit` come after those that were, so that class numbers stay.
         known = [*self._decision_classes().tolist(), *unseen.tolist()]
         index = {label: k for k, label in enumerate(known)}
-        first, second = (torch.tensor([index[label] for label in labels.tolist()]) for labels in (self.predict(X), y))
-        c = Confusion.hard(
-            first, second, len(known), sample_weight=None if weight is None else torch.from_numpy(weight)
-        )
+        predicted, target = (torch.tensor([index[x] for x in np.asarray(xs).tolist()]) for xs in (self.predict(X), y))
+        weight = None if sample_weight is None else torch.as_tensor(sample_weight, dtype=torch.float64)
+        c = Confusion.hard(predicted, target, len(known), sample_weight=weight)
         return float(metrics.resolve(self.metric, average=self.average or "macro", beta=self._beta)(c))
 
     def get_metadata_routing(self) -> MetadataRouter:
@@ -221,6 +213,8 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
             p, rows = p[known], rows[known]
         own = None if weight is None else weight[rows]
         if self.multilabel_:
+            if self.decision != "argmax":
+                self._keep_reference(p, y[rows], own, lambda some: _safe_indexing(X, rows[some]))
             return self._learned_rule(p, y[rows], own)
         p = p[:, self.class_order]
         if not np.isin(y[rows], self.classes_).all():

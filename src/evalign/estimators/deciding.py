@@ -9,19 +9,21 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils.validation import column_or_1d
 
 from evalign import _checks as checks
 from evalign import metrics
 from evalign.confusion import Confusion
-from evalign.decision.calibration import fit_calibration
+from evalign.decision.calibration import fit_calibration, sampled_rows
 from evalign.decision.constraints import parse_constraints
 from evalign.decision.costs import COST, Costs, cheapest, cost_metric, mean_cost
 from evalign.decision.learned import DECISIONS, Decision, joint_rule, learn_rule
 from evalign.decision.plug_in import plug_in
-from evalign.decision.rule import REJECTED, Floats, Labels, Rule
-from evalign.decision.shift import Reference, Shift, find_shift, given_shares, reweighted, sampled_rows
+from evalign.decision.rule import REJECTED, Floats, Labels, Rule, logit
+from evalign.decision.shift import Reference, Shift, find_label_shifts, find_shift, given_shares, reweighted
 from evalign.metrics import Average, MetricFunction
+from evalign.tables.split import indicator
 
 FEWEST = 50  # rows of a joint decision that say something about class shares
 COLUMNS = 64  # of features that are kept, at most
@@ -62,6 +64,11 @@ class FeatureView:
                 values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
                 made.append(np.nan_to_num(values, nan=-1e300, posinf=1e300, neginf=-1e299))
         return np.stack(made, axis=1) if made else np.zeros((len(table), 0))
+
+    def names(self, table: Any) -> list[str]:
+        """Names of the columns of the view by those of the table; their positions if it has none."""
+        own = [str(j if table is None else table[j]) for j, _ in self.columns]
+        return [n if c is None else f"{n} = {c}" for n, (_, c) in zip(own, self.columns, strict=True)]
 
 
 def _is_number(column: "pd.Series[Any]") -> bool:
@@ -191,10 +198,11 @@ class Deciding(DecisionParameters):
 
     def _rule_options(self) -> dict[str, Any]:
         """What every rule is told; constraints by index of the class."""
+        limits = self.subject_to or None
         return {
             "metric": self.metric if self.costs is None else cost_metric(self._costs().matrix()),
             "average": self._average, "beta": self._beta, "task": "multilabel" if self.multilabel_ else "multiclass",
-            "subject_to": parse_constraints(self.subject_to, self._decision_classes().tolist()) or None,
+            "subject_to": limits and parse_constraints(limits, self._decision_classes().tolist()),
         }  # fmt: skip
 
     def _learned_rule(self, p: Floats, labels: Labels, weight: Floats | None, row_costs: Floats | None = None) -> Rule:
@@ -238,6 +246,21 @@ class Deciding(DecisionParameters):
         c = Confusion.hard(predicted, target, size, sample_weight=weights, multilabel=self.multilabel_)
         return float(metrics.resolve(self.metric, average=self._average, beta=self._beta)(c))
 
+    def score_labels(
+        self, predicted: NDArray[Any], y: ArrayLike, sample_weight: ArrayLike | None = None, X: Any = None
+    ) -> float:
+        """The metric of predicted labels against the true ones `y`; `X` is needed where its columns hold costs."""
+        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        if self.multilabel_:
+            return self._score_codes(np.asarray(predicted), indicator(y), weight)
+        order = {label: i for i, label in enumerate(self._decision_classes().tolist())}
+        truth = column_or_1d(y)
+        if unknown := set(np.unique(truth).tolist()) - set(order):
+            raise ValueError(f"y must hold labels seen in training, got {sorted(map(str, unknown))[:5]}")
+        decided = np.array([order.get(label, REJECTED) for label in predicted.tolist()])
+        table = self._costs().rows(X) if self.costs is not None and self._costs().per_row else None
+        return self._score_codes(decided, np.array([order[label] for label in truth.tolist()]), weight, table)
+
     # -- other class shares -------------------------------------------------------------------------------------
 
     def adapt(self, X: Any = None, *, prevalence: Mapping[Any, float] | None = None) -> Self:
@@ -245,7 +268,8 @@ class Deciding(DecisionParameters):
 
         With `X`, two tests come first: have the class shares changed, and is that all that has? If not, the copy
         decides as before; `shift_` says what was found and why (`print(adapted.shift_)`). `prevalence` maps labels
-        to shares; classes that are left out keep their proportions among each other. Probabilities of the copy are
+        to shares; classes that are left out keep their proportions among each other. Labels of a multilabel `y` are
+        tested one by one, and keep their threshold where their share did not change. Probabilities of the copy are
         those of the original: only decisions change.
 
         >>> import numpy as np
@@ -265,11 +289,14 @@ class Deciding(DecisionParameters):
         """
         if not hasattr(self, "reference_"):
             raise ValueError(
-                f"this {type(self).__name__} kept no held-out rows (not fitted, multilabel, argmax or an old "
-                "file), so it cannot adapt; fit it again, with one label a row"
+                f"this {type(self).__name__} kept no held-out rows (not fitted, or decision='argmax'), so it cannot "
+                "adapt; fit it again"
             )
-        if X is None and prevalence is None:
-            raise ValueError("adapt needs new rows X, or prevalence={label: share}, got neither")
+        if X is None and (prevalence is None or self.multilabel_):
+            given = "prevalence alone, for several labels" if prevalence is not None else "neither"
+            raise ValueError(f"adapt needs new rows X, or prevalence={{label: share}} of one label a row, got {given}")
+        if self.multilabel_ and self.subject_to is not None:
+            raise ValueError("constraints of several labels cannot be adapted; fit again on rows with the new shares")
         p = None if X is None else self._decision_probabilities(X)
         if prevalence is not None:
             shift = given_shares(self.reference_, self._shares(prevalence), self._decision_classes().tolist())
@@ -283,18 +310,22 @@ class Deciding(DecisionParameters):
 
     def _find_shift(self, p: Any, X: Any, *, intervals: bool) -> Shift:
         features = None if self.view_ is None or X is None else self.view_(X)
+        columns = None if self.view_ is None else self.view_.names(getattr(self, "feature_names_in_", None))
         names = self._decision_classes().tolist()
-        return find_shift(self.reference_, p, features, classes=names, intervals=intervals)
+        find = find_label_shifts if self.multilabel_ else find_shift
+        return find(self.reference_, p, features, classes=names, columns=columns, intervals=intervals)
 
     def _joint_rule(self, p: Floats, X: Any) -> Rule:
         """The plug-in rule of these very rows, after a change of shares where there is evidence of one."""
-        if hasattr(self, "reference_") and len(p) >= FEWEST:
+        if hasattr(self, "reference_") and len(p) >= FEWEST and not (self.multilabel_ and self.subject_to is not None):
             shift = self._find_shift(p, X, intervals=False)
             if shift.adapts:
                 return self._adapted_rule(shift, p)
         return self._joint_plug_in(p)
 
     def _adapted_rule(self, shift: Shift, p: Floats | None) -> Rule:
+        if self.multilabel_:
+            return self._adapted_labels(shift, p)
         reference, ratios = self.reference_, shift.ratios
         if self.costs is not None and self.subject_to is None:  # least expected cost: only probabilities change
             before = np.zeros(len(ratios)) if self.decision_.offsets is None else np.asarray(self.decision_.offsets)
@@ -319,19 +350,34 @@ class Deciding(DecisionParameters):
             floor=calibration.floor,
         )
 
+    def _adapted_labels(self, shift: Shift, p: Floats | None) -> Rule:
+        """The plug-in thresholds of labels whose shares changed, beside those of before."""
+        assert p is not None
+        reference, before = self.reference_, self.decision_
+        calibration = fit_calibration(reference.p, reference.y, np.ones(len(reference.y)), multilabel=True)
+        moved = logit(np.asarray(shift.shares)) - logit(np.asarray(shift.before))
+        calibration = replace(calibration, offsets=tuple(calibration.offsets + moved))
+        rule = replace(self._plug_in(calibration(p)), **calibration.fields)
+        kept: dict[str, Any] = {}
+        for name in ("thresholds", "temperature", "offsets"):
+            own = getattr(before, name)
+            kept[name] = tuple(np.where(moved == 0, 0.0 if own is None else own, getattr(rule, name)).tolist())
+        return replace(rule, **kept)
+
     def _shares(self, prevalence: Mapping[Any, float]) -> Floats:
         names = {str(label): k for k, label in enumerate(self._decision_classes().tolist())}
         if unknown := [str(label) for label in prevalence if str(label) not in names]:
             raise ValueError(f"prevalence names the class {unknown[0]!r}, but the classes are {', '.join(names)}")
         given = {names[str(label)]: float(share) for label, share in prevalence.items()}
-        left = 1 - sum(given.values())
+        left = 1 - (max if self.multilabel_ else sum)(given.values())
         others = [k for k in range(len(names)) if k not in given]
         if min(given.values(), default=0.0) < 0 or left < -1e-9 or (not others and abs(left) > 1e-6):
             raise ValueError(
                 f"shares must be at least 0 and add up to {'at most ' if others else ''}1, got {prevalence}"
             )
-        shares = np.bincount(self.reference_.y, minlength=len(names)) / len(self.reference_.y)
-        shares[others] *= max(left, 0.0) / max(shares[others].sum(), 1e-12)
+        shares = self.reference_.shares
+        if not self.multilabel_:
+            shares[others] *= max(left, 0.0) / max(shares[others].sum(), 1e-12)
         shares[list(given)] = list(given.values())
         return shares
 

@@ -1,4 +1,4 @@
-"""What a fitted classifier does, from its held-out predictions: no refit, and no row judged by a model that saw it."""
+"""Explain a fitted classifier by its held-out predictions: no refit, and no row judged by a model that saw it."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from sklearn.calibration import calibration_curve
-from sklearn.inspection import permutation_importance
 from sklearn.metrics import precision_recall_fscore_support
 from sklearn.utils import _safe_indexing
 
@@ -42,13 +41,8 @@ class Explaining:
         """
         held_out = self.held_out_predictions_
         predicted = self._decide_held_out(held_out.probabilities)
-        values = precision_recall_fscore_support(
-            held_out.labels,
-            predicted,
-            labels=range(len(self.classes_)),
-            sample_weight=held_out.weight,
-            zero_division=0.0,
-        )
+        options: Any = {"labels": range(len(self.classes_)), "sample_weight": held_out.weight, "zero_division": 0.0}
+        values = precision_recall_fscore_support(held_out.labels, predicted, **options)
         table = pd.DataFrame(dict(zip(("precision", "recall", "f1", "rows"), values, strict=True)))
         return table.set_index(pd.Index(self.classes_[self.class_order], name="class"))
 
@@ -70,9 +64,8 @@ class Explaining:
             raise ValueError(f"label must be one of {classes[:20]}, got {label!r}")
         held_out, at = self.held_out_predictions_, classes.index(label)
         truth = held_out.labels[:, at] if held_out.labels.ndim == 2 else held_out.labels == at
-        share, mean = calibration_curve(
-            truth, held_out.probabilities[:, at].clip(0, 1), n_bins=bins, strategy="quantile"
-        )
+        p = held_out.probabilities[:, at].clip(0, 1)
+        share, mean = calibration_curve(truth, p, n_bins=bins, strategy="quantile")
         return pd.DataFrame({"probability": mean, "share": share})
 
     def importance(self, X: Any = None, *, repeats: int = 3, rows: int = 2000, random_state: int = 0) -> pd.DataFrame:
@@ -111,9 +104,8 @@ class Explaining:
 
         whole = score(None)
         drops = np.array([[whole - score(column) for _ in range(repeats)] for column in range(table.shape[1])])
-        found = pd.DataFrame(
-            {"column": list(table.columns), "importance": drops.mean(axis=1), "deviation": drops.std(axis=1)}
-        )
+        values = {"importance": drops.mean(axis=1), "deviation": drops.std(axis=1)}
+        found = pd.DataFrame({"column": list(table.columns), **values})
         return found.sort_values("importance", ascending=False, ignore_index=True)
 
     @property
@@ -127,10 +119,3 @@ class Explaining:
             self._importances = self._explained_rows, values
         found: NDArray[np.float64] = self._importances[1]
         return found
-
-    def permutation_importances(
-        self, X: Any, y: Any, *, repeats: int = 5, random_state: int = 0
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean loss of `score` when a column is shuffled, and its standard error, for each column."""
-        found = permutation_importance(self, X, y, n_repeats=repeats, random_state=random_state)
-        return found.importances_mean, found.importances_std / np.sqrt(repeats)

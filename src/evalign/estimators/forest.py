@@ -1,7 +1,6 @@
 """Trees of a forest as plain arrays, which are saved as they are and read without executing anything."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,9 +12,8 @@ from sklearn.ensemble import ExtraTreesClassifier
 from evalign import _checks as checks
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.planning import OnEpoch
-from evalign.estimators.rows import Floats, TrainingRows
 from evalign.tables.encode import TreeTable
-from evalign.tables.split import Division
+from evalign.tables.split import Floats, TrainingRows
 from evalign.training.loop import Epoch
 
 BLOCK = 2**14  # rows at once: what is looked up for them stays in the cache
@@ -139,7 +137,7 @@ class EASTForest(MetricClassifier):
     def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
         self.encoder_ = data.encoder(TreeTable)
         x = _bounded(data.encoded(TreeTable))
-        forests = self._grown(x, data.codes, data.divisions, data.seed, self._listener(on_epoch))
+        forests = self._grown(x, data, self._listener(on_epoch))
         self.forests_ = [TreeArrays.of(forest, data.classes) for forest in forests]
         held_out = np.zeros((len(data.held_out), data.classes))
         p = [forest.predict_proba(x[d.valid]) for forest, d in zip(forests, data.divisions, strict=True)]
@@ -173,23 +171,16 @@ class EASTForest(MetricClassifier):
             checks.check_number(name, getattr(self, name), low=1)
         checks.check_number("columns", self.columns, low=0.0, high=1.0, open_low=True)
 
-    def _grown(
-        self,
-        x: NDArray[np.float32],
-        codes: NDArray[np.int64],
-        divisions: Sequence[Division],
-        seed: int,
-        on_epoch: OnEpoch,
-    ) -> list[ExtraTreesClassifier]:
+    def _grown(self, x: NDArray[np.float32], data: TrainingRows, on_epoch: OnEpoch) -> list[Any]:
         """A forest for each fold, all of them grown in steps: whenever it ends, the folds have about as many trees."""
-        forests = [self._forest(seed + i) for i in range(len(divisions))]
+        forests = [self._forest(data.seed + i) for i in range(len(data.divisions))]
         started = time.monotonic()
         most = self.trees if self.n_estimators is None else self.n_estimators
         for step, trees in enumerate(range(min(STEP, most), most + STEP, STEP), start=1):
             try:
-                for forest, own in zip(forests, divisions, strict=True):
+                for forest, own in zip(forests, data.divisions, strict=True):
                     forest.set_params(n_estimators=min(trees, most))
-                    forest.fit(x[own.train], codes[own.train], own.train_weight)
+                    forest.fit(x[own.train], data.codes[own.train], own.train_weight)
                 unknown, seconds = float("nan"), time.monotonic() - started
                 on_epoch(Epoch(step, "trees", 0.0, 0.0, unknown, unknown, unknown, unknown, seconds=seconds))
             except KeyboardInterrupt:
@@ -198,11 +189,9 @@ class EASTForest(MetricClassifier):
                 break
         return forests
 
-    def _forest(self, seed: int) -> ExtraTreesClassifier:
-        return ExtraTreesClassifier(
-            max_features=float(self.columns), min_samples_leaf=self.min_rows, n_jobs=self.n_jobs,
-            random_state=seed % 2**31, warm_start=True,
-        )  # fmt: skip
+    def _forest(self, seed: int) -> Any:
+        options: Any = {"max_features": float(self.columns), "min_samples_leaf": self.min_rows, "n_jobs": self.n_jobs}
+        return ExtraTreesClassifier(**options, random_state=seed % 2**31, warm_start=True)
 
 
 def _bounded(x: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import softmax
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
@@ -15,8 +16,8 @@ from evalign import _checks as checks
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.explain import log_loss
 from evalign.estimators.planning import OnEpoch
-from evalign.estimators.rows import Codes, Floats, TrainingRows
 from evalign.tables import TableEncoder
+from evalign.tables.split import Codes, Floats, TrainingRows
 from evalign.training.loop import Epoch
 
 STRENGTHS = (0.2, 2.0, 0.02)  # inverse penalties, tried in this order
@@ -76,9 +77,8 @@ class EASTLinear(MetricClassifier):
                     raise
                 break
             coefficients, intercepts = (np.stack(part) for part in zip(*parts, strict=True))
-            p = np.concatenate(
-                [_softmax(x[d.valid], *part) for d, part in zip(data.divisions, parts, strict=True)]
-            )  # fmt: skip
+            logits = [x[d.valid] @ c.T + b for d, c, b in zip(data.divisions, coefficients, intercepts, strict=True)]
+            p = softmax(np.concatenate(logits), axis=1)
             loss = log_loss(p, held_out.labels, held_out.weight)
             better = loss < best
             if better:
@@ -93,8 +93,9 @@ class EASTLinear(MetricClassifier):
 
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
         x = np.clip(self.encoder_.transform(X), -BOUND, BOUND)
-        pairs = list(zip(self.coefficients_, self.intercepts_, strict=True))
-        return np.asarray(np.mean([_softmax(x, *pair) for pair in (pairs if fold is None else [pairs[fold]])], axis=0))
+        folds = slice(None) if fold is None else slice(fold, fold + 1)
+        pairs = zip(self.coefficients_[folds], self.intercepts_[folds], strict=True)
+        return np.asarray(np.mean([softmax(x @ c.T + b, axis=1) for c, b in pairs], axis=0))
 
     def _content(self) -> tuple[Arrays, dict[str, Any]]:
         arrays = {name: torch.from_numpy(getattr(self, f"{name}_")) for name in ("coefficients", "intercepts")}
@@ -120,9 +121,3 @@ def _fitted(
     else:
         coefficients[model.classes_], intercepts[model.classes_] = model.coef_, model.intercept_
     return coefficients, intercepts
-
-
-def _softmax(x: NDArray[np.float32], coefficients: Floats, intercepts: Floats) -> Floats:
-    z = x @ coefficients.T + intercepts
-    e = np.exp(z - z.max(axis=1, keepdims=True))
-    return np.asarray(e / e.sum(axis=1, keepdims=True))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -18,20 +19,23 @@ from evalign._objective import Objective
 from evalign.decision import Rule
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.planning import OnEpoch
-from evalign.estimators.rows import Codes, Floats, TrainingRows
 from evalign.networks.mlp import CURVES, SHARING, MeanOfNetworks, Network, Sharing, fields_of, table_network
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
 from evalign.tables.columns import Numeric
 from evalign.tables.packed import Table, release_memory
-from evalign.training.batches import Rows, default_batch_size
-from evalign.training.evaluation import Score, argmax_score, predict_logits
-from evalign.training.folds import FoldedRows, automatic_folds, check_folds, train_folds
+from evalign.tables.split import Codes, Floats, TrainingRows
+from evalign.training.batches import Rows, Score, argmax_score, default_batch_size, predict_logits
 from evalign.training.in_memory import train
-from evalign.training.loop import Epoch, epoch_bar
+from evalign.training.loop import Epoch
 from evalign.training.recipes import Recipe, find_recipe
+from evalign.training.stacked import FoldedRows, train_folds
 
+ANNEALED = StepChoice("annealed")
 EPOCHS = 60  # of our recipes; 200 are no better (42 tables, -.001 +- .002 for 60)
+FOLDS = 5
+RARE = 100  # held-out rows of a class: the standard error of a share of one half is 0.05
+MANY = 300_000  # rows; beyond about 200,000 a recipe's number of updates grows with the table
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -128,11 +132,10 @@ class EASTClassifier(MetricClassifier):
 
         def trained(rows: Rows, recipe: Recipe) -> list[Epoch]:
             self.network_ = self.make_network(data.seed).to(self.torch_device)
-            with epoch_bar(recipe, self.metric_name, enabled=bool(self.verbose)) as show:
-                return train(
-                    self.network_, rows, valid_rows, recipe, self.objective(), self._score(), batch_size=size,
-                    seed=data.seed, stratified=self.stratified, amp=self.amp, on_epoch=_both(show, on_epoch),
-                )  # fmt: skip
+            return train(
+                self.network_, rows, valid_rows, recipe, self.objective(), self._score(), batch_size=size,
+                seed=data.seed, stratified=self.stratified, amp=self.amp, on_epoch=self._listener(on_epoch),
+            )  # fmt: skip
 
         history = trained(train_rows, recipe)
         self._keep_history(history, recipe)
@@ -149,11 +152,10 @@ class EASTClassifier(MetricClassifier):
         release_memory()
         if self.verbose:
             print(f"training {self.folds_} networks, one for each fold")
-        with epoch_bar(recipe, self.metric_name, enabled=bool(self.verbose)) as show:
-            trained = train_folds(
-                self._new_network, folded, recipe, self.objective(), self._score(), batch_size=size, seed=data.seed,
-                stratified=self.stratified, refit=self.refit, on_epoch=_both(show, on_epoch),
-            )  # fmt: skip
+        trained = train_folds(
+            self._new_network, folded, recipe, self.objective(), self._score(), batch_size=size, seed=data.seed,
+            stratified=self.stratified, refit=self.refit, on_epoch=self._listener(on_epoch),
+        )  # fmt: skip
         self.network_ = trained.network
         self._keep_history(trained.histories[0], recipe)
         return trained.held_out
@@ -176,13 +178,51 @@ class EASTClassifier(MetricClassifier):
     def checked_recipe(self) -> Recipe:
         """The recipe for the given epochs and learning rate, once every option is known to make sense."""
         self._check_metric_and_decision()
-        return _checked_recipe(self)
+        checks.check_number("dropout", self.dropout, low=0.0, high=1.0, open_high=True)
+        checks.check_choice("network", self.network, CURVES)
+        checks.check_choice("sharing", self.sharing, SHARING)
+        checks.check_number("ensemble", self.ensemble, low=1)
+        if self.ensemble != int(self.ensemble):
+            raise ValueError(f"ensemble must be a whole number of networks, got {self.ensemble}")
+        if self.network == "embedding" and self.numeric == "standard":
+            raise ValueError(
+                "network 'embedding' cuts numbers at their quantiles, which numeric 'standard' does not learn; "
+                "use numeric='both' or 'quantile', or network='periodic'"
+            )
+        if self.folds != "auto" and (
+            type(self.folds) is bool or not isinstance(self.folds, Integral) or self.folds < 1
+        ):
+            raise ValueError(f"folds must be 'auto' or a whole number from 1 on, got {self.folds!r}")
+        if self.batch_size != "auto":
+            checks.check_number("batch_size", self.batch_size, low=1)
+        if self.epochs is not None:
+            checks.check_number("epochs", self.epochs, low=1)
+        recipe = find_recipe(self.recipe)
+        if recipe.updates is not None:  # one of ours, not a paper's
+            short = recipe.limited(EPOCHS).stopping_early()
+            recipe = replace(short, updates=recipe.updates) if self.epochs is None else recipe.stopping_early()
+        recipe = recipe.limited(self.epochs)
+        if self.decision == "plug_in":
+            _check_plug_in(recipe)
+        if self.learning_rate is not None:
+            checks.check_number("learning_rate", self.learning_rate, low=0.0, open_low=True)
+            recipe = recipe.scaled(self.learning_rate / recipe.stages[0].learning_rate)
+        return recipe
 
     def _check_options(self) -> None:
         self.checked_recipe()
 
     def _fold_count(self, codes: Codes) -> int:
-        return fold_count(self, codes, self.checked_recipe())
+        """How many folds are requested; "auto" leaves out what cannot be stacked."""
+        recipe = self.checked_recipe()
+        alone = "amp=True" if self.amp else None
+        if recipe.has_offsets:
+            alone = alone or f"the class offsets of recipe {recipe.name!r}"
+        if self.folds != "auto":
+            if alone and self.folds > 1:
+                raise ValueError(f"folds train as one stack, which does not go with {alone}; use folds=1")
+            return int(self.folds)
+        return 1 if alone or callable(self.metric) else automatic_folds(codes, self.validation_fraction)
 
     def make_network(self, seed: int) -> nn.Module:
         """The network for the table that `encoder_` has learned; of folds that of one."""
@@ -207,7 +247,7 @@ class EASTClassifier(MetricClassifier):
 
     def _joint_plug_in(self, p: Floats) -> Rule:
         if self.decision != "auto" and self.subject_to is None:  # not calibrated, and no rule of `fit` to fall back on
-            check_plug_in(find_recipe(self.recipe))
+            _check_plug_in(find_recipe(self.recipe))
         return super()._joint_plug_in(p)
 
     def _content(self) -> tuple[Arrays, dict[str, Any]]:
@@ -231,9 +271,7 @@ class EASTClassifier(MetricClassifier):
         return self
 
     def objective(self) -> Objective:
-        return Objective(
-            self._training_metric, "multiclass", StepChoice("annealed"), average=self._average, beta=self._beta
-        )
+        return Objective(self._training_metric, "multiclass", ANNEALED, average=self._average, beta=self._beta)
 
     @property
     def torch_device(self) -> torch.device:
@@ -250,76 +288,23 @@ def _predicted(network: nn.Module, x: Table) -> Floats:
     return p
 
 
-def _checked_recipe(model: "EASTClassifier") -> Recipe:
-    _check_network(model)
-    check_folds(model.folds)
-    if model.batch_size != "auto":
-        checks.check_number("batch_size", model.batch_size, low=1)
-    if model.epochs is not None:
-        checks.check_number("epochs", model.epochs, low=1)
-    recipe = find_recipe(model.recipe)
-    if recipe.updates is not None:  # one of ours, not a paper's
-        short = recipe.limited(EPOCHS).stopping_early()
-        recipe = replace(short, updates=recipe.updates) if model.epochs is None else recipe.stopping_early()
-    recipe = recipe.limited(model.epochs)
-    if model.decision == "plug_in":
-        check_plug_in(recipe)
-    if model.learning_rate is not None:
-        checks.check_number("learning_rate", model.learning_rate, low=0.0, open_low=True)
-        recipe = recipe.scaled(model.learning_rate / recipe.stages[0].learning_rate)
-    return recipe
-
-
-def check_plug_in(recipe: Recipe) -> None:
+def _check_plug_in(recipe: Recipe) -> None:
     """Refuse a plug-in decision for probabilities that are not honest."""
-    if _has_offsets(recipe):
+    if recipe.has_offsets:
         raise ValueError(
             f"recipe {recipe.name!r} has class offsets, which move the probabilities to where argmax serves the "
             "metric; a plug-in decision would count them twice: use decision='auto', 'tuned' or 'argmax'"
         )
 
 
-def _check_network(model: "EASTClassifier") -> None:
-    checks.check_number("dropout", model.dropout, low=0.0, high=1.0, open_high=True)
-    checks.check_choice("network", model.network, CURVES)
-    checks.check_choice("sharing", model.sharing, SHARING)
-    checks.check_number("ensemble", model.ensemble, low=1)
-    if model.ensemble != int(model.ensemble):
-        raise ValueError(f"ensemble must be a whole number of networks, got {model.ensemble}")
-    if model.network == "embedding" and model.numeric == "standard":
-        raise ValueError(
-            "network 'embedding' cuts numbers at their quantiles, which numeric 'standard' does not learn; "
-            "use numeric='both' or 'quantile', or network='periodic'"
-        )
+def automatic_folds(labels: Codes, fraction: float) -> int:
+    """5 where a division that holds out `fraction` leaves the rarest class fewer than `RARE` validation rows, else 1.
 
+    Tables of more than `MANY` rows get 1 in any case, since five trainings of them take hours on a CPU.
 
-def fold_count(model: "EASTClassifier", codes: Codes, recipe: Recipe) -> int:
-    """How many folds are asked for; "auto" does not ask for what cannot be stacked."""
-    alone, function = _trains_alone(model, recipe), callable(model.metric) or model.costs is not None
-    if model.folds != "auto":
-        if alone and model.folds > 1:
-            raise ValueError(f"folds train as one stack, which does not go with {alone}; use folds=1")
-        return int(model.folds)
-    return 1 if alone or function else automatic_folds(codes, model.validation_fraction)
-
-
-def _trains_alone(model: "EASTClassifier", recipe: Recipe) -> str | None:
-    """What keeps a network from being trained in a stack, in a word or two."""
-    if model.amp:
-        return "amp=True"
-    return f"the class offsets of recipe {recipe.name!r}" if _has_offsets(recipe) else None
-
-
-def _has_offsets(recipe: Recipe) -> bool:
-    return any(stage.offset for stage in recipe.stages)
-
-
-def _both(first: OnEpoch, second: OnEpoch | None) -> OnEpoch:
-    """One callback for two."""
-
-    def call(event: Epoch) -> None:
-        first(event)
-        if second is not None:
-            second(event)
-
-    return call
+    >>> automatic_folds(np.repeat([0, 1], [9000, 400]), 0.2), automatic_folds(np.repeat([0, 1], [9000, 600]), 0.2)
+    (5, 1)
+    """
+    counts = np.bincount(labels)
+    rarest = int(counts[counts > 0].min())
+    return FOLDS if fraction * rarest < RARE and len(labels) <= MANY else 1

@@ -122,8 +122,8 @@ class _Probabilities(nn.Module):
 
 
 def _scaling(encoder: TableEncoder) -> _Scale | None:
-    columns = [c for c in encoder._columns if isinstance(c, NumberColumn) and c.quantiles is None]
-    return _Scale(columns) if len(columns) == len(encoder._columns) else None
+    columns = [c for c in encoder.columns_ if isinstance(c, NumberColumn) and c.quantiles is None]
+    return _Scale(columns) if len(columns) == len(encoder.columns_) else None
 
 
 class _quiet:

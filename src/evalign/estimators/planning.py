@@ -6,6 +6,7 @@ the estimates against measured times.
 
 import itertools
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 
 from evalign.training.loop import Epoch
 
@@ -33,6 +34,8 @@ EPOCHS = {"quick": 20, "default": 60, "best": 120}
 SECONDS = {"quick": 8.0, "default": 40.0, "best": 400.0}  # of one core for boosted trees, and for the network
 MANY, LARGE = 20_000, 60_000  # rows from which there are three folds, and one where every class is frequent
 RARE = 100  # held-out rows of the rarest class, below which one division is a lottery
+RESERVED = 0.08  # of a time limit, for a long step that a member has begun
+LAST_STEP = 0.1  # seconds of CPU that a member may take after its time
 FLOPS = 1.2e10  # of one core in a network's products, dropout and optimiser included
 
 
@@ -111,23 +114,19 @@ def estimated_seconds(name: str, options: Mapping[str, Any], shape: Shape) -> fl
     return float(epochs * options.get("ensemble", 1) * network_seconds(shape, hidden) + 0.3)
 
 
-def overhead_seconds(shape: Shape) -> float:
-    """Seconds to encode the table and to learn the decision.
-
-    >>> round(overhead_seconds(Shape(100_000, 29, 58, 8, 1)), 1)
-    4.2
-    """
-    return 0.1 + 5.5e-7 * shape.rows * shape.columns + decision_seconds(shape)
-
-
 def decision_seconds(shape: Shape) -> float:
+    """Seconds to learn the decision.
+
+    >>> round(decision_seconds(Shape(1000, 6, 12, 8, 5)), 2)
+    0.36
+    """
     held_out = shape.rows if shape.folds > 1 else 0.2 * shape.rows
-    return 0.05 + 5.5e-6 * held_out * math.sqrt(shape.classes) * shape.classes
+    return 0.03 * min(shape.classes, 8) + 5.5e-6 * held_out * math.sqrt(shape.classes) * shape.classes
 
 
 def least_seconds(names: Sequence[str], preset: Preset, shape: Shape) -> float:
-    """Seconds of one core for the overhead and for as much of every member as is trained between looks at the clock."""
-    total = overhead_seconds(shape)
+    """Seconds of one core for the encoder, the decision and what every member trains between looks at the clock."""
+    total = 0.1 + 5.5e-7 * shape.rows * shape.columns + decision_seconds(shape)
     for name in names:
         options = member_options(name, preset, shape, 1e-3)
         part = {"forest": 1 / 6, "network": 1 / 4}.get(name, 1.0)  # of the smallest settings
@@ -148,7 +147,34 @@ def network_seconds(shape: Shape, hidden: tuple[int, ...]) -> float:
     return 6 * weights * shape.trained / FLOPS + 0.02
 
 
-def clock(on_epoch: OnEpoch | None, until: float | None, stop: threading.Event, lock: threading.Lock) -> OnEpoch:
+class TimeBudget:
+    """What is left of a time limit on a machine that does other work as well; without a limit, infinity.
+
+    `reserved` are seconds of CPU for what follows training. Deadlines are times of `time.monotonic`.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.reserved = seconds, LAST_STEP
+        self._started, self._started_cpu = time.monotonic(), time.process_time()
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def slowdown(self) -> float:
+        """Seconds that a second of CPU takes: first by the processes that wait for each core, then as measured."""
+        waiting = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 1.0
+        guess = min(max(1.0, waiting), 3.0)  # more of them may be of low priority
+        spent = time.process_time() - self._started_cpu
+        return max(1.0, (self.elapsed + LAST_STEP * guess) / (spent + LAST_STEP))
+
+    @property
+    def left(self) -> float:
+        return self.seconds * (1 - RESERVED) - self.elapsed - self.slowdown * self.reserved
+
+
+def clock(on_epoch: OnEpoch | None, until: float, stop: threading.Event, lock: threading.Lock) -> OnEpoch:
     """A callback that ends a member's training when its time is over or all are to stop."""
 
     def call(epoch: Epoch) -> None:
@@ -158,7 +184,7 @@ def clock(on_epoch: OnEpoch | None, until: float | None, stop: threading.Event, 
                     on_epoch(epoch)
                 except KeyboardInterrupt:
                     stop.set()
-        if stop.is_set() or (until is not None and time.monotonic() >= until):
+        if stop.is_set() or time.monotonic() >= until:
             raise KeyboardInterrupt
 
     return call

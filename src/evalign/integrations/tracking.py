@@ -142,9 +142,7 @@ def _portable(part: Any) -> Any:
         return None
     confusion = part.confusion if isinstance(part, Sums) else part
     matrix = confusion._matrix.cpu() if isinstance(confusion._matrix, Tensor) else None
-    vectors = (x.cpu() for x in (confusion.tp, confusion.actual, confusion.predicted, confusion.total))
+    vectors = {name: getattr(confusion, name).cpu() for name in ("tp", "actual", "predicted", "total")}
     present = None if confusion.present is None else confusion.present.cpu()
-    copied = Confusion(
-        *vectors, present=present, multilabel=confusion.multilabel, matrix=matrix, outcomes=confusion.outcomes
-    )  # fmt: skip
+    copied = confusion.replaced(**vectors, present=present, matrix=matrix)
     return Sums(copied, part.entropy.cpu(), part.weight.cpu()) if isinstance(part, Sums) else copied

@@ -1,4 +1,4 @@
-"""Networks for tables."""
+"""Networks for encoded tables."""
 
 from evalign.networks.embedding import TableEmbedding as TableEmbedding
 from evalign.networks.mlp import Ensemble as Ensemble

@@ -150,12 +150,12 @@ def fields_of(encoder: TableEncoder) -> Fields:
     (4, (1,), ((2, 4),), [[-5.2, 0.0, 5.2]])
     """
     numbers, edges, categories, start = [], [], [], 0
-    for column in encoder._columns:
+    for column in encoder.columns_:
         if isinstance(column, CategoryColumn):
             categories.append((start, start + column.width))
         elif column.kind == "number" and column.scale:
             numbers.append(start + column.both)
-            known = () if column.quantiles is None else np.unique(column._ranked(np.array(column.quantiles))).tolist()
+            known = () if column.quantiles is None else np.unique(column.ranked(np.array(column.quantiles))).tolist()
             edges.append(tuple(known))
         start += column.width
     return Fields(start, tuple(numbers), tuple(edges), tuple(categories))

@@ -18,23 +18,15 @@ from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Confusion
 from evalign.distributed import Sync, all_summed, resolve
 from evalign.estimators.network import EASTClassifier
-from evalign.estimators.rows import HeldOutPredictions
 from evalign.streaming.source import Chunk, ParquetRows, Parts, RowGroup, gathered, own_rank, rank_count
 from evalign.streaming.statistics import Survey, labels_of, survey
 from evalign.tables.files import TableError
-from evalign.training.batches import Batches, Rows, default_batch_size
+from evalign.tables.split import HeldOutPredictions
+from evalign.training.batches import Batches, Rows, Term, argmax_score, default_batch_size, predict_logits
 from evalign.training.checkpoint import Checkpoint, identify
-from evalign.training.evaluation import (
-    Term,
-    argmax_score,
-    mean_over_members,
-    metric_offset,
-    of_matrix,
-    predict_logits,
-    with_offset,
-)
-from evalign.training.in_memory import InMemory, batch_loss
-from evalign.training.loop import Epoch, OnEpoch, Run, run_stages
+from evalign.training.in_memory import InMemory, batch_loss, mean_over_members
+from evalign.training.loop import Epoch, OnEpoch, Run
+from evalign.training.offsets import metric_offset, of_matrix, with_offset
 from evalign.training.recipes import UPDATES, Recipe, Stage
 
 BUFFER = 65_536  # rows that are shuffled together
@@ -177,35 +169,20 @@ def train_stream(
     own: the position in the stream follows from the number of epochs. Several ranks share each batch. Ctrl-C ends
     training and keeps the best weights so far.
     """
-    run, source = Run(recipe.stages), StreamRows(network, batches, valid, objective, updates, seed)
-    file = None
+    source, file = StreamRows(network, batches, valid, objective, updates, seed), None
     if checkpoint is not None:
         ranks = {"rows": [batches.source.rows, updates], "ranks": rank_count()}
         file = Checkpoint(checkpoint, {**identify(recipe.stages, seed, batches.size, network), **ranks})
     with torch.random.fork_rng():
-        source.begin_stage(0, run)
-        if file is not None:
-            file.restore(source, run)
-        source.start_at(len(run.history) * updates)
-        run_stages(
-            source, [run], catch_interrupt=rank_count() == 1,
-            save=None if file is None or own_rank() else lambda: file.save(source, run),
-            on_epoch=None if on_epoch is None else lambda _, epoch: on_epoch(epoch),
-        )  # fmt: skip
-    return run.history
+        alone, first = rank_count() == 1, own_rank() == 0
+        return source.run(recipe.stages, checkpoint=file, saves=first, on_epoch=on_epoch, catch_interrupt=alone)
 
 
 class StreamRows(InMemory):
     """A `training.loop.Source` of one network on a stream; validation rows are in memory, each rank has its own."""
 
     def __init__(
-        self,
-        network: nn.Module,
-        batches: StreamBatches,
-        valid: Rows,
-        objective: Objective,
-        updates: int,
-        seed: int,
+        self, network: nn.Module, batches: StreamBatches, valid: Rows, objective: Objective, updates: int, seed: int
     ) -> None:
         # Neither training rows nor a generator of batches: those follow from seed and position.
         super().__init__(
@@ -214,15 +191,14 @@ class StreamRows(InMemory):
         self.stream, self.updates, self.seed = batches, updates, seed
         # DDP averages the gradients; the network itself keeps its parameter names, and is what is saved.
         self.model = DistributedDataParallel(network) if rank_count() > 1 else network
-        self.start_at(0)
-
-    def start_at(self, position: int) -> None:
-        self.upcoming = self.stream.start_at(position)
+        self.upcoming: Iterator[Rows] | None = None
 
     def run_updates(self, run: Run, objective: Objective | Term, offset: Tensor | None) -> Tensor:
         # The seed differs by epoch, so that a resumed one drops out the same values, and by rank, which has other rows.
         torch.manual_seed((self.seed * 1_000_003 + len(run.history)) * 1009 + own_rank())
         self.model.train()
+        if self.upcoming is None:
+            self.upcoming = self.stream.start_at(len(run.history) * self.updates)
         return self.update_on(itertools.islice(self.upcoming, self.updates), run, objective, offset)
 
     def loss(
@@ -310,7 +286,7 @@ def fit_stream(
 
 def encoded(model: EASTClassifier, frames: Sequence[pd.DataFrame], source: ParquetRows) -> Rows:
     """Rows for the network, on its device."""
-    width = sum(column.width for column in model.encoder_._columns)
+    width = sum(column.width for column in model.encoder_.columns_)
     x = [np.zeros((0, width), np.float32), *(model.encoder_.transform(frame[source.features]) for frame in frames)]
     y = [np.zeros(0, np.int64), *(codes_of(model, frame, source.target) for frame in frames)]
     return Rows.of(

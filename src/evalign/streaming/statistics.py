@@ -31,6 +31,7 @@ from evalign.tables.columns import (
     quantiles_of,
 )
 from evalign.tables.files import TableError, quoted
+from evalign.tables.profile import ColumnProfile, TableProfile
 from evalign.tables.read import to_pandas
 
 MOST_DISTINCT = 100_000  # categories that are counted at a time; an id would fill memory with names
@@ -243,8 +244,23 @@ class Statistics:
         if empty := [name for name, column in zip(self.features, columns, strict=True) if column is None]:
             raise TableError(f"no training row has a value in the column {quoted(empty)}; leave it out with --drop")
         encoder = TableEncoder(numeric=numeric, max_categories=max_categories)
-        encoder._learned(self.features, [column for column in columns if column is not None])
+        encoder.set_columns(self.features, [column for column in columns if column is not None])
         return encoder
+
+    def profile(self, labels: Counter[Any]) -> TableProfile:
+        """Profile of the training rows; of numbers only whether they differ, and nothing about equal rows."""
+        columns = []
+        for name in self.features:
+            found, kind = self.summaries.get(name), self.kinds.get(name, "empty")
+            missing = self.blank[name] + (found.missing if found else 0)
+            if isinstance(found, CategorySummary):
+                distinct = len(found.counts) + found.forgotten
+            else:
+                distinct = 0 if found is None else 1 if found.low == found.high else 2
+            columns.append(ColumnProfile(name, kind, missing, distinct))
+        total = sum(labels.values())
+        shares = {str(label): round(count * self.rows / total) for label, count in sorted(labels.items(), key=str)}
+        return TableProfile(self.rows, tuple(columns), shares, None, None)
 
     def _column(self, j: int, name: str, numeric: Numeric, max_categories: int) -> AnyColumn | None:
         summary = self.summaries.get(name)

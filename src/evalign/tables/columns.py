@@ -206,7 +206,7 @@ class NumberColumn:
         if self.scale == 0:
             return
         if self.quantiles is not None:
-            rank = self._ranked(x)
+            rank = self.ranked(x)
             rank[missing] = self.fill
             # Ranks of a thousand quantiles say no more than three digits; wherever they are kept, they are these.
             out.rounded[:, 0] = rank.astype(np.float16)
@@ -224,7 +224,7 @@ class NumberColumn:
             x /= self.scale
         return np.clip(x, -BOUND, BOUND, out=x)
 
-    def _ranked(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def ranked(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         q = np.array(self.quantiles)
         levels = np.linspace(0, 1, len(q))
         # A value that spans several quantiles gets the middle of its ranks: one look from below, one from above.

@@ -89,7 +89,7 @@ class TableEncoder:
                 f"column{'' if one else 's'} {quoted(empty)} {'has' if one else 'have'} no value at all; "
                 f"drop {'it' if one else 'them'}"
             )
-        self._learned(names, [column for column in fitted if column is not None])
+        self.set_columns(names, [column for column in fitted if column is not None])
         return self
 
     def _fit_column(self, column: Column, label: Label) -> AnyColumn | None:
@@ -98,14 +98,14 @@ class TableEncoder:
             return fit_categories(column, kind, label, max_categories=self.max_categories)
         return None if kind == "empty" else fit_numbers(column, kind, label, numeric=self.numeric)
 
-    def _learned(self, names: list[str] | None, columns: list[AnyColumn]) -> None:
+    def set_columns(self, names: list[str] | None, columns: list[AnyColumn]) -> None:
         """Set everything learned in one step, so that a fit that fails leaves the encoder unchanged."""
         self.n_features_in_ = len(columns)
         if names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
         elif hasattr(self, "feature_names_in_"):  # from an earlier fit
             del self.feature_names_in_
-        self._columns = columns
+        self.columns_ = columns
         pairs = list(zip(self._labels, columns, strict=True))
         self.constant_columns_ = [label for label, column in pairs if column.constant]
         categories = [(label, column) for label, column in pairs if isinstance(column, CategoryColumn)]
@@ -116,11 +116,11 @@ class TableEncoder:
         """A C-contiguous matrix (n, F). Columns of a frame are matched by name; none may be missing or extra."""
         table, order = self._checked(X)
         count = table.shape[0] if rows is None else len(rows)
-        out = np.zeros((count, sum(column.width for column in self._columns)), dtype=np.float32)
-        ends = np.cumsum([column.width for column in self._columns])[:-1]
+        out = np.zeros((count, sum(column.width for column in self.columns_)), dtype=np.float32)
+        ends = np.cumsum([column.width for column in self.columns_])[:-1]
         blocks = [
             Blocks(*np.split(block, np.cumsum(column.widths)[:2], axis=1))
-            for block, column in zip(np.split(out, ends, axis=1), self._columns, strict=True)
+            for block, column in zip(np.split(out, ends, axis=1), self.columns_, strict=True)
         ]
         self._write(table, order, rows, blocks)
         return out
@@ -137,20 +137,20 @@ class TableEncoder:
         table, order = self._checked(X)
         layout = self._layout
         data = layout.zeros(table.shape[0] if rows is None else len(rows))
-        ends = np.cumsum([column.widths for column in self._columns], axis=0)[:-1]
+        ends = np.cumsum([column.widths for column in self.columns_], axis=0)[:-1]
         views: tuple[NDArray[Any], ...] = layout.views(data)
         parts = [np.split(view, own, axis=1) for view, own in zip(views, ends.T, strict=True)]
         self._write(table, order, rows, [Blocks(*blocks) for blocks in zip(*parts, strict=True)])
         return PackedTable(torch.from_numpy(data), layout)
 
     def _write(self, table: Table, order: list[int], rows: NDArray[np.int64] | None, blocks: list[Blocks]) -> None:
-        for j, label, encoder, out in zip(order, self._labels, self._columns, blocks, strict=True):
+        for j, label, encoder, out in zip(order, self._labels, self.columns_, blocks, strict=True):
             column = column_of(table, j, rows)
             encoder.write(column, column_kind(column, label), label, out)
 
     @property
     def _layout(self) -> Layout:
-        kinds = np.concatenate([np.repeat(range(3), column.widths) for column in self._columns])
+        kinds = np.concatenate([np.repeat(range(3), column.widths) for column in self.columns_])
         return Layout(*(tuple(np.flatnonzero(kinds == kind).tolist()) for kind in range(3)))
 
     def fit_transform(self, X: Any) -> NDArray[np.float32]:
@@ -179,7 +179,7 @@ class TableEncoder:
         """Names of the columns of the matrix; `x0`, `x1`, ... for unnamed columns."""
         self._check_fitted()
         names = self._names or [f"x{j}" for j in range(self.n_features_in_)]
-        return [out for name, column in zip(names, self._columns, strict=True) for out in column.names(name)]
+        return [out for name, column in zip(names, self.columns_, strict=True) for out in column.names(name)]
 
     def to_json(self) -> dict[str, Any]:
         """Everything learned, in plain JSON types."""
@@ -190,7 +190,7 @@ class TableEncoder:
             "numeric": self.numeric,
             "max_categories": self.max_categories,
             "names": self._names,
-            "columns": [column_to_json(column) for column in self._columns],
+            "columns": [column_to_json(column) for column in self.columns_],
         }
 
     @classmethod
@@ -216,7 +216,7 @@ class TableEncoder:
             raise ValueError(f"the table encoder is damaged ({error}); save it anew") from None
         if not columns or (names is not None and len(set(names)) != len(columns)):
             raise ValueError(f"the table encoder is damaged ({len(columns)} columns, other names); save it anew")
-        encoder._learned(names, columns)
+        encoder.set_columns(names, columns)
         return encoder
 
     @property
@@ -285,7 +285,7 @@ class TreeTable(TableEncoder):
     @property
     def categorical(self) -> list[int]:
         """Positions of the columns that hold codes."""
-        return [j for j, column in enumerate(self._columns) if isinstance(column, CategoryColumn)]
+        return [j for j, column in enumerate(self.columns_) if isinstance(column, CategoryColumn)]
 
     @property
     def feature_names_out(self) -> list[str]:
@@ -299,7 +299,7 @@ class TreeTable(TableEncoder):
         table = as_table(X)
         order = self._order(table)
         out = np.empty((table.shape[0] if rows is None else len(rows), len(order)))
-        for k, (j, label, encoder) in enumerate(zip(order, self._labels, self._columns, strict=True)):
+        for k, (j, label, encoder) in enumerate(zip(order, self._labels, self.columns_, strict=True)):
             column = column_of(table, j, rows)
             values = encoder.read(column, column_kind(column, label), label)
             out[:, k] = np.where(values < 0, np.nan, values) if isinstance(encoder, CategoryColumn) else values

@@ -45,11 +45,7 @@ class Layout:
     def views(self, data: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float16], NDArray[np.uint8]]:
         """Writable views of the exact, rounded and flag columns of packed rows."""
         two, one = 4 * len(self.exact), 4 * len(self.exact) + 2 * len(self.rounded)
-        return (
-            data[:, :two].view(np.float32),
-            data[:, two:one].view(np.float16),
-            data[:, one : one + len(self.flags)],
-        )
+        return (data[:, :two].view(np.float32), data[:, two:one].view(np.float16), data[:, one : one + len(self.flags)])
 
 
 @dataclass(frozen=True)

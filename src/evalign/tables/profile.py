@@ -1,6 +1,7 @@
 """Profile a table: column types, missing values, constants, duplicates, suspected leaks, class shares."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,8 +46,8 @@ class TableProfile:
     rows: int
     columns: tuple[ColumnProfile, ...]
     classes: dict[str, int]
-    duplicate_rows: int
-    conflicting_rows: int
+    duplicate_rows: int | None  # None if unknown, for rows of a stream
+    conflicting_rows: int | None
 
     def to_json(self) -> dict[str, Any]:
         """The profile in plain types, with the share of each class."""
@@ -67,13 +68,14 @@ class TableProfile:
         constant = [column.name for column in self.columns if column.constant]
         leaks = [column.name for column in self.columns if column.leak]
         shares = (f"{name} {count / self.rows:.1%}" for name, count in list(self.classes.items())[:20])
+        known = self.duplicate_rows is not None
+        repeated = f", of which {self.duplicate_rows} repeat another and {self.conflicting_rows} contradict one"
         return {
-            "rows": f"{self.rows}, of which {self.duplicate_rows} repeat another and {self.conflicting_rows} "
-            "contradict one",
+            "rows": f"{self.rows}{repeated if known else ', the training rows'}",
             "columns": ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
             "missing values": f"{missing} of {self.rows * len(self.columns)}, in {gaps} of {len(self.columns)} columns",
             "constant columns": quoted(constant) or "none",
-            "suspected leaks": quoted(leaks) or "none",
+            "suspected leaks": quoted(leaks) or ("none" if known else "not looked for"),
             "class shares": ", ".join(shares),
         }
 
@@ -93,23 +95,29 @@ class TableProfile:
         return said
 
 
-def profile_table(X: pd.DataFrame, y: NDArray[Any]) -> TableProfile:
-    """Profile features and labels."""
-    codes, labels = pd.factorize(y, sort=True)
-    counts = np.bincount(codes, minlength=len(labels))
+def profile_table(X: pd.DataFrame, y: Any) -> TableProfile:
+    """Profile features and labels; a data frame y has a column of 0 and 1 for each label."""
+    if isinstance(y, pd.DataFrame):
+        codes = y.groupby(list(y), sort=False).ngroup().to_numpy()
+        targets = [(y[name].to_numpy(), np.array([0, 1])) for name in y]
+        classes = {str(name): int(y[name].sum()) for name in y}
+    else:
+        codes, labels = pd.factorize(y, sort=True)
+        targets = [(codes, labels)]
+        classes = dict(zip(map(str, labels.tolist()), np.bincount(codes, minlength=len(labels)).tolist(), strict=True))
     hashes = pd.util.hash_pandas_object(X, index=False).to_numpy()
     rows = pd.DataFrame({"row": hashes, "label": codes})
     conflicting = rows.groupby("row")["label"].transform("nunique") > 1
     return TableProfile(
         rows=len(X),
-        columns=tuple(_profile_column(X[name], str(name), codes, labels) for name in X.columns),
-        classes={str(label): int(count) for label, count in zip(labels.tolist(), counts, strict=True)},
+        columns=tuple(_profile_column(X[name], str(name), targets) for name in X.columns),
+        classes=classes,
         duplicate_rows=int(rows.duplicated().sum()),
         conflicting_rows=int(conflicting.sum()),
     )
 
 
-def _profile_column(column: "pd.Series[Any]", name: str, target: NDArray[Any], labels: Any) -> ColumnProfile:
+def _profile_column(column: "pd.Series[Any]", name: str, targets: Sequence[tuple[NDArray[Any], Any]]) -> ColumnProfile:
     kind = column_kind(column, name)
     codes, values = factorized(column)
     present = codes >= 0
@@ -117,7 +125,8 @@ def _profile_column(column: "pd.Series[Any]", name: str, target: NDArray[Any], l
     id_like = kind == "text" and distinct > max(ID_VALUES, len(column) / 2)
     leak = None
     if kind != "empty" and distinct > 1:
-        leak = _leak(column, name, kind, codes, values, target, labels)
+        leaks = (_leak(column, name, kind, codes, values, *target) for target in targets)
+        leak = next(filter(None, leaks), None)
     return ColumnProfile(name, kind, int((~present).sum()), distinct, id_like, leak)
 
 

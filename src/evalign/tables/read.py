@@ -381,6 +381,39 @@ def check_target(
     return frame.drop(columns=column), y
 
 
+def check_indicators(
+    frame: pd.DataFrame, columns: Sequence[str], *, drop_unlabelled: bool = False, note: Note = lambda text: None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Split a table into features and several labels, columns of 0 and 1 that both occur twice or more.
+
+    >>> frame = pd.DataFrame({"size": range(4), "red": [0, 1, 0, 1], "blue": [1, 1, 0, 0]})
+    >>> check_indicators(frame, ["red", "blue"])[1].sum().to_dict()
+    {'red': 2, 'blue': 2}
+    """
+    check_header("the table", list(frame.columns), columns)
+    if frame.shape[1] == len(columns):
+        raise TableError("the table has no column but the targets; features are expected beside them")
+    if drop_unlabelled and (lacking := int(frame[list(columns)].isna().any(axis=1).sum())):
+        note(f"{lacking} of {len(frame)} rows lack a label and were dropped")
+        frame = frame.dropna(subset=list(columns), ignore_index=True)
+    y = indicators(frame[list(columns)])
+    if rare := [name for name in y if min(y[name].sum(), (1 - y[name]).sum()) < 2]:
+        raise TableError(f"every target must have two rows of 0 and two of 1, {quoted(rare)} has fewer; leave it out")
+    return frame.drop(columns=list(columns)), y
+
+
+def indicators(labels: pd.DataFrame) -> pd.DataFrame:
+    """Columns of 0 and 1, or of true and false, as integers."""
+    for name in labels:
+        if not labels[name].isin([0, 1]).all():
+            found = labels[name].unique().tolist()
+            raise TableError(
+                f"several targets must each be 0 or 1 in every row, {name!r} holds {quoted(found, most=5)}; replace "
+                "them, or drop rows without a label with --drop-unlabelled"
+            )
+    return labels.astype(np.int64)
+
+
 def _alike(names: Sequence[str]) -> list[str]:
     """The first names that are equal but for case and spaces at their ends.
 

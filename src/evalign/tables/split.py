@@ -1,20 +1,24 @@
-"""Deduplicating rows and dividing them into training and validation parts or folds.
+"""Rows to train on: deduplicated, divided into folds, encoded once; and the predictions of those held out.
 
 Equal rows with equal labels are merged first. A weight of 3 is then the same as three copies and a weight of 0 the same
 as no row, to the last bit, whatever the order of the rows; and no copy of a training row can leak into validation.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, overload
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.sparse import issparse
+from sklearn.utils.multiclass import type_of_target
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
 
 
-def distinct_rows(
-    X: Any, labels: NDArray[np.int64], weight: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def distinct_rows(X: Any, labels: Codes, weight: Floats) -> tuple[Codes, Floats]:
     """Positions of the distinct (row, label) pairs with a positive weight, and their summed weights.
 
     Pairs are ordered by label, then by a 64-bit hash of the row: an order that depends on the content alone.
@@ -34,7 +38,7 @@ def distinct_rows(
     return order[starts], np.add.reduceat(weight[order], starts)
 
 
-def split_rows(labels: NDArray[np.int64], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_rows(labels: Codes, fraction: float, seed: int) -> tuple[Codes, Codes]:
     """Positions of rows to keep and to hold out, stratified; every class keeps at least one row.
 
     >>> kept, held_out = split_rows(np.array([0] * 10 + [1] * 5 + [2]), 0.2, seed=0)
@@ -53,16 +57,16 @@ def split_rows(labels: NDArray[np.int64], fraction: float, seed: int) -> tuple[N
 class Division(NamedTuple):
     """Positions and weights of training and validation rows."""
 
-    train: NDArray[np.int64]
-    train_weight: NDArray[np.float64]
-    valid: NDArray[np.int64]
-    valid_weight: NDArray[np.float64]
+    train: Codes
+    train_weight: Floats
+    valid: Codes
+    valid_weight: Floats
 
 
 HEAVY = 20  # times the mean weight of its class
 
 
-def divide_rows(labels: NDArray[np.int64], weight: NDArray[np.float64], fraction: float, seed: int) -> Division:
+def divide_rows(labels: Codes, weight: Floats, fraction: float, seed: int) -> Division:
     """Training and validation rows of a weighted table.
 
     A row of more than `HEAVY` times its class's mean weight goes to both sides, with its weight divided: a third of
@@ -84,9 +88,7 @@ def divide_rows(labels: NDArray[np.int64], weight: NDArray[np.float64], fraction
     )  # fmt: skip
 
 
-def fold_rows(
-    labels: NDArray[np.int64], weight: NDArray[np.float64], folds: int, seed: int, *, fraction: float = 0.2
-) -> Sequence[Division]:
+def fold_rows(labels: Codes, weight: Floats, folds: int, seed: int, *, fraction: float = 0.2) -> Sequence[Division]:
     """Training and validation rows of each fold; one fold is `divide_rows` with `fraction` held out.
 
     Folds are stratified by class. A class of one row is never held out, and a row of more than `HEAVY` times the mean
@@ -116,9 +118,7 @@ class Folds(Sequence[Division]):
     Storing k lists of rows and weights would take 16 k bytes a row; the number of a row's fold takes 4.
     """
 
-    def __init__(
-        self, fold: NDArray[np.int32], heavy: NDArray[np.bool_], weight: NDArray[np.float64], share: float
-    ) -> None:
+    def __init__(self, fold: NDArray[np.int32], heavy: NDArray[np.bool_], weight: Floats, share: float) -> None:
         """`fold` is -1 for rows never held out; `share` is the part of a heavy row's weight that is held out."""
         self.fold, self.heavy, self.weight, self.share = fold, heavy, weight, share
         self.numbers = np.unique(fold[fold >= 0]).tolist()
@@ -139,3 +139,128 @@ class Folds(Sequence[Division]):
             train, np.where(self.heavy[train], 1 - self.share, 1.0) * self.weight[train],
             valid, np.where(self.heavy[valid], self.share, 1.0) * self.weight[valid],
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HeldOutPredictions:
+    """Probabilities of rows by a model that did not train on them: what a decision is learned from.
+
+    `probabilities` (n, C) and `labels` (n,) number the classes as decision rules do (see `class_order`); multilabel
+    ones are both (n, L). `rows` are positions in the table given to `fit`, equal rows by their first; `fold` says which
+    fold held a row out; `costs` (n, C, C) are the rows' own, if columns hold them.
+    """
+
+    probabilities: Floats
+    labels: Codes
+    weight: Floats
+    rows: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # empty for rows of a stream
+    fold: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    costs: Floats | None = None
+
+    def counted(self) -> Self:
+        """Equal rows one by one instead of by weight: certificates count rows."""
+        at = np.repeat(np.arange(len(self.labels)), self.weight.astype(np.int64))
+        own = {"weight": np.ones(len(at))} | {
+            name: values[at] for name, values in vars(self).items() if name != "weight" and values is not None
+        }
+        return replace(self, **own)
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """A validated table: its distinct rows, their labels as codes, their weights, and how they are divided.
+
+    Members of a blend share one of these, so that rows are hashed and columns are encoded once for all.
+    """
+
+    X: Any
+    rows: Codes
+    codes: Codes
+    weight: Floats
+    divisions: Sequence[Division]
+    seed: int
+    fitted: dict[str, Any]  # classes_, n_features_in_, feature_names_in_
+    labels: Codes | None = None  # 0/1 (n, L), if multilabel; codes then stratify the folds
+    costs: Floats | None = None  # (n, C, C), if columns hold them
+    _cache: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> int:
+        return len(self.fitted["classes_"])
+
+    @property
+    def held_out(self) -> Codes:
+        """Places among the distinct rows, fold after fold."""
+        return np.concatenate([division.valid for division in self.divisions])
+
+    def encoder(self, make: Callable[..., Any], **options: Any) -> Any:
+        """An encoder fitted once for all who ask for the same one; it sees no label.
+
+        Folds share it, so it learns from all rows; with one division it learns from the training rows alone.
+        """
+        key = (make, *sorted(options.items()))
+        if key not in self._cache:
+            rows = self.rows if len(self.divisions) > 1 else self.rows[self.divisions[0].train]
+            self._cache[key] = make(**options).fit(self.X, rows=rows)
+        return self._cache[key]
+
+    def encoded(self, make: Callable[..., Any], **options: Any) -> NDArray[Any]:
+        """The distinct rows as that encoder writes them, once for all who ask."""
+        key = ("encoded", make, *sorted(options.items()))
+        if key not in self._cache:
+            self._cache[key] = self.encoder(make, **options).transform(self.X, rows=self.rows)
+        found: NDArray[Any] = self._cache[key]
+        return found
+
+    def predictions(self, p: Floats) -> HeldOutPredictions:
+        """What folds said of the rows they held out, (n, C) fold after fold, with labels and weights."""
+        at, labels = self.held_out, self.codes if self.labels is None else self.labels
+        fold = np.repeat(np.arange(len(self.divisions)), [len(division.valid) for division in self.divisions])
+        weight = np.concatenate([division.valid_weight for division in self.divisions])
+        costs = None if self.costs is None else self.costs[at]
+        return HeldOutPredictions(p, labels[at], weight, self.rows[at], fold, costs)
+
+    def sample(self, places: Codes, folds: int, fraction: float) -> Self:
+        """Some of the distinct rows, divided anew."""
+        codes, weight = self.codes[places], self.weight[places]
+        labels = None if self.labels is None else self.labels[places]
+        costs = None if self.costs is None else self.costs[places]
+        divisions = fold_rows(codes, weight, folds, self.seed, fraction=fraction)
+        return replace(
+            self, rows=self.rows[places], codes=codes, weight=weight, divisions=divisions, labels=labels, costs=costs,
+            _cache={},
+        )  # fmt: skip
+
+    def of_label(self, k: int) -> Self | None:
+        """The binary problem of one label on the same folds; None if a fold would train on one class alone."""
+        assert self.labels is not None
+        codes = self.labels[:, k]
+        if not all(0 < codes[d.train].sum() < len(d.train) for d in self.divisions):
+            return None
+        fitted = self.fitted | {"classes_": np.arange(2), "multilabel_": False}
+        return replace(self, codes=codes, labels=None, fitted=fitted)
+
+
+def is_multilabel(y: Any) -> bool:
+    """Whether y is 0/1 of shape (n, L) with two labels or more."""
+    y = y if issparse(y) else np.asarray(y)
+    if len(shape := y.shape) != 2 or shape[1] < 2:
+        return False
+    if type_of_target(y) != "multilabel-indicator":
+        raise ValueError(
+            f"y should be a 1d array, or 0/1 of shape (n, L), got other values of shape {shape}; for several classes a "
+            "row wrap the classifier in sklearn.multioutput.MultiOutputClassifier"
+        )
+    return True
+
+
+def indicator(y: Any) -> Codes:
+    """Multilabel y as a dense 0/1 array (n, L)."""
+    return np.asarray(y.toarray() if hasattr(y, "toarray") else y).astype(np.int64)
+
+
+def rarest_label(labels: Codes) -> Codes:
+    """The rarest label that each row has, by which folds are stratified; L for rows without any."""
+    order = np.argsort(labels.sum(0), kind="stable")
+    found: Codes = np.where(labels.any(1), order[labels[:, order].argmax(1)], labels.shape[1]).astype(np.int64)
+    return found

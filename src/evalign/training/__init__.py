@@ -1,1 +1,1 @@
-"""Batches, recipes, the loop, and many trials as one stacked network. Nothing here knows a metric's name."""
+"""Training of networks: recipes, batches, the loop, and many networks trained as one stack."""

@@ -1,24 +1,21 @@
-"""Shuffled batches of rows in memory, and how large a batch has to be for a metric.
+"""Rows in memory: shuffled batches to train on, and a network's logits and scores."""
 
-`advise` looks at the counts of a batch of n rows as shares of n. EAST Theorem 5.8 bounds their largest deviation from
-those of all rows by sqrt(log(2 d^2 / delta) / (2 n)) with probability 1 - delta; multiplied by the slope of the metric
-this bounds its error, for any classifier. The standard error by the same slope is what to expect, and far smaller.
-Slopes are taken at a classifier that finds `recall` of the rarest class.
-"""
-
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from evalign import _checks as checks
-from evalign import metrics
-from evalign.confusion import Confusion
-from evalign.memory import ROWS_OF_RAREST
-from evalign.metrics import Average, Beta
+from evalign.confusion import Confusion, Task
+from evalign.metrics import MetricFunction
 from evalign.tables.packed import PackedTable, Table, number_type
+
+# (logits, labels, weights, temperature) -> what a stage with `metric` minimises beside its anchor; vmappable
+Term = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Watch = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, weights -> (k,) numbers to keep of every epoch
+Score = Callable[[Tensor, Tensor, Tensor], Tensor]  # probabilities (n, C), labels (n,), weights (n,) -> hard metric
 
 
 class Batches:
@@ -182,100 +179,94 @@ class Rows:
         return len(self.y)
 
 
-TOLERANCE, DELTA, RECALL = 0.05, 0.05, 0.8
-MISSED_RARELY = 0.01
+def joined(parts: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
+    """`torch.cat` of parts computed one after the other, `rows` long in all.
 
+    The result is allocated first: small results allocated between the large temporary tensors of each part would
+    fragment the heap.
 
-@dataclass(frozen=True)
-class BatchAdvice:
-    """How well a batch of `batch` rows estimates the metric."""
-
-    batch: int
-    rows_of_rarest: float
-    missing: float  # probability that it lacks a class
-    standard_error: float  # of the metric
-    decay: float  # of a memory that makes up for what the batch lacks; 0 where none is needed
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Batch sizes that a metric needs for these class shares; `at` describes one batch size."""
-
-    shares: tuple[float, ...]
-    variance: float  # of the metric of one row: the standard error of n rows is its root over sqrt(n)
-    slope: float  # sum of the absolute derivatives by the counts
-
-    @property
-    def for_every_class(self) -> int:
-        """Rows of a batch that lacks a class in one of a hundred batches at most."""
-        low, high = 1, 2
-        while _missing(self.shares, high) > MISSED_RARELY:
-            low, high = high, 2 * high
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (middle, high) if _missing(self.shares, middle) > MISSED_RARELY else (low, middle)
-        return high
-
-    def for_error(self, tolerance: float = TOLERANCE) -> int:
-        """Rows for a standard error of `tolerance`."""
-        return math.ceil(self.variance / tolerance**2)
-
-    def guaranteed(self, tolerance: float = TOLERANCE, delta: float = DELTA) -> int:
-        """Rows for an error of `tolerance` at most, with probability 1 - delta, to first order (Theorem 5.8)."""
-        return math.ceil(math.log(2 * len(self.shares) ** 2 / delta) / 2 * (self.slope / tolerance) ** 2)
-
-    def at(self, batch: int) -> BatchAdvice:
-        checks.check_number("batch", batch, low=1)
-        rarest = batch * min(self.shares)
-        return BatchAdvice(
-            batch, rarest, _missing(self.shares, batch), math.sqrt(self.variance / batch),
-            max(0.0, 1 - rarest / ROWS_OF_RAREST),
-        )  # fmt: skip
-
-
-def advise(
-    labels: Sequence[float] | Tensor,
-    metric: str = "f1",
-    *,
-    average: Average | None = None,
-    beta: Beta | None = None,
-    recall: float = RECALL,
-) -> Advice:
-    """Advice for a metric on data with `labels` label counts, one per class.
-
-    >>> advice = advise([9800, 200], "f1")
-    >>> advice.for_every_class, advice.for_error(0.05), advice.guaranteed(0.05)
-    (228, 1920, 2537587)
-    >>> print(f"{advice.at(64).missing:.2f}, {advice.at(64).standard_error:.2f}, {advice.at(64).decay:.4f}")
-    0.27, 0.27, 0.9872
+    >>> joined((torch.full((1, n), float(n)) for n in (1, 2)), 3, dim=1)
+    tensor([[1., 2., 2.]])
     """
-    counts = torch.as_tensor(labels, dtype=torch.float64)
-    if counts.dim() != 1 or len(counts) < 2 or not bool((counts > 0).all()):
-        raise ValueError(f"labels must hold a count above 0 for two classes or more, got {counts.tolist()}")
-    checks.check_number("recall", recall, low=0.0, high=1.0, open_low=True, open_high=True)
-    shares = counts / counts.sum()
-    if average is None:
-        average = "binary" if len(shares) == 2 else "macro"
-    matrix = _typical(shares, recall).requires_grad_()
-    c = Confusion(matrix.diagonal(), matrix.sum(1), matrix.sum(0), matrix.sum(), matrix=matrix)
-    score = metrics.resolve(metric, average=average, beta=beta)(c)
-    (slope,) = torch.autograd.grad(score, matrix)
-    p = matrix.detach()
-    variance = (p * slope**2).sum() - (p * slope).sum() ** 2
-    return Advice(tuple(shares.tolist()), max(0.0, float(variance)), float(slope.abs().sum()))
+    parts = iter(parts)
+    first = next(parts)
+    whole = first.new_empty(*first.shape[:dim], rows, *first.shape[dim + 1 :])
+    start = 0
+    for part in itertools.chain([first], parts):
+        whole.narrow(dim, start, part.shape[dim]).copy_(part)
+        start += part.shape[dim]
+    return whole
 
 
-def _typical(shares: Tensor, recall: float) -> Tensor:
-    """Shares of a classifier that finds `recall` of the rarest class, and more of the others.
+def flat(logits: Tensor, y: Tensor, weight: Tensor, task: Task) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, labels and weights in the shapes that an objective takes.
 
-    C_ij = (1 - recall) t_i t_j / (1 - min t) off the diagonal: errors in proportion to both classes, and every class
-    predicted as often as it comes.
+    Binary logits (M,), (M, 1) or (F, E) and labels (M,) or (F, E) become vectors, a row's weight that of all its
+    pairs. Multiclass ones, (M, C) and (M,), stay.
+
+    >>> z, y, w = flat(torch.zeros(2, 3), torch.ones(2, 3), torch.tensor([1.0, 5.0]), "binary")
+    >>> z.shape, w.tolist()
+    (torch.Size([6]), [1.0, 1.0, 1.0, 5.0, 5.0, 5.0])
     """
-    matrix = (1 - recall) / (1 - shares.min()) * torch.outer(shares, shares)
-    matrix.fill_diagonal_(0.0)
-    return matrix + torch.diag(shares - matrix.sum(1))
+    if task != "binary":
+        return logits, y, weight
+    if logits.numel() != y.numel():
+        raise ValueError(
+            f"a binary task has one logit for every label, got logits {tuple(logits.shape)} and labels "
+            f"{tuple(y.shape)}; give the network one output"
+        )
+    if weight.dim() < y.dim():
+        weight = weight.reshape(*weight.shape, *([1] * (y.dim() - weight.dim()))).expand(y.shape)
+    return logits.reshape(-1), y.reshape(-1), weight.reshape(-1)
 
 
-def _missing(shares: Sequence[float], batch: int) -> float:
-    """Probability that `batch` rows lack a class, by Bonferroni: never more than the sum over the classes."""
-    return min(1.0, sum((1 - share) ** batch for share in shares))
+def probabilities_of(logits: Tensor, task: Task) -> Tensor:
+    """Probabilities (n, C) of flat logits; (n, 2) of binary ones.
+
+    >>> probabilities_of(torch.zeros(1), "binary")
+    tensor([[0.5000, 0.5000]])
+    """
+    if task != "binary":
+        return logits.softmax(-1)
+    p = logits.sigmoid()
+    return torch.stack([1 - p, p], -1)
+
+
+IMAGES_AT_ONCE = 2048
+
+
+def rows_at_once(device: torch.device) -> int:
+    """Rows per forward pass outside of training."""
+    return 1024 if device.type == "cpu" else 16384
+
+
+@torch.no_grad()
+def predict_logits(network: nn.Module, x: Table, rows: Tensor | None = None, *, amp: bool = False) -> Tensor:
+    """Logits of x, or of those `rows` of it, in evaluation mode; bytes give float32.
+
+    In pieces, so that hidden layers never hold a whole table, and neither does a copy of the rows.
+    """
+    network.eval()
+    size = rows_at_once(x.device) if x.dim() <= 2 else IMAGES_AT_ONCE
+    count = len(x) if rows is None else len(rows)
+    places = [slice(i, i + size) for i in range(0, max(1, count), size)]
+    pieces = (x[part] for part in (places if rows is None else torch.split(rows.to(x.device), size)))
+    dtype = number_type(x)
+    with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
+        return joined((network(part).to(dtype) for part in pieces), count)
+
+
+def argmax_score(metric: MetricFunction) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """(probabilities (n, C), labels, weights) -> the metric of the most probable classes; vmappable.
+
+    >>> import torch
+    >>> from evalign import metrics
+    >>> p = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
+    >>> argmax_score(metrics.accuracy)(p, torch.tensor([0, 0]), torch.tensor([1.0, 3.0]))
+    tensor(0.2500, dtype=torch.float64)
+    """
+
+    def score(p: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return metric(Confusion.hard(p.argmax(1), y, p.shape[1], sample_weight=weight))
+
+    return score

@@ -39,7 +39,6 @@ class Checkpoint:
                 for name, value in source.optimiser.state.get(parameter, {}).items()
             },
             **{f"random.{name}": value for name, value in _random_states(source).items()},
-            **{f"average.{i}": value for i, value in enumerate(source.average.state if source.average else [])},
         }
         if source.offset is not None:
             arrays["offset"] = source.offset
@@ -92,8 +91,6 @@ class Checkpoint:
                 # In the parameter's own memory order, which a fused optimiser asks of its averages.
                 averages = {name: torch.empty_like(parameter).copy_(state[name]) for name in ("exp_avg", "exp_avg_sq")}
                 source.optimiser.state[parameter] = {"step": state["step"].to(device), **averages}
-        for i, value in enumerate(source.average.state if source.average else []):
-            value.copy_(arrays[f"average.{i}"])
         _set_random_states(source, _part(arrays, "random."))
         return True
 

@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from types import SimpleNamespace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from evalign.annealing import Geometric
-from evalign.training.recipes import Recipe, Stage
+from evalign.training.recipes import Stage
 
 
 @dataclass
@@ -55,13 +56,6 @@ class Values(NamedTuple):
     watched: tuple[float, ...] = ()
 
 
-class Temperature:
-    """A temperature for a schedule to set where there is no loss module."""
-
-    def __init__(self, temperature: float) -> None:
-        self.temperature = temperature
-
-
 class Controller:
     """Follows one stage of one trial: `step` takes an epoch's validation values and says if they are the best.
 
@@ -71,7 +65,7 @@ class Controller:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.heat = Temperature(stage.temperature)
+        self.heat = SimpleNamespace(temperature=stage.temperature)  # what a schedule sets
         self.cooling = (
             Geometric(self.heat, stage.temperature, stage.rate, stage.patience, stage.max_stale)
             if stage.rate is not None
@@ -84,7 +78,8 @@ class Controller:
 
     @property
     def temperature(self) -> float:
-        start, end = self.heat.temperature, self.stage.cool_to
+        start: float = self.heat.temperature
+        end = self.stage.cool_to
         if end is None:
             return start
         passed = self.epochs / max(1, self.stage.epochs - 1)
@@ -145,44 +140,10 @@ class Run:
         controller = self.controller
         temperature, learning_rate = controller.temperature, controller.learning_rate
         best = controller.step(loss=values.loss, entropy=values.entropy, score=values.score)
-        epoch = Epoch(
-            len(self.history) + 1, self.stage.name, temperature, learning_rate, values.train_loss, values.loss,
-            values.entropy, values.score, best, seconds, values.watched,
-        )  # fmt: skip
+        number, stage = len(self.history) + 1, self.stage.name
+        epoch = Epoch(number, stage, temperature, learning_rate, *values[:4], best, seconds, values.watched)
         self.history.append(epoch)
         return epoch
-
-
-def describe(epoch: Epoch, metric: str) -> str:
-    """One epoch in a few words.
-
-    >>> describe(Epoch(3, "metric", 0.16, 3e-4, 0.4, 0.5, 0.3, 0.81), "f1")
-    'metric  f1 0.8100  T 0.160'
-    """
-    return f"{epoch.stage}  {metric} {epoch.score:.4f}  T {epoch.temperature:.3f}"
-
-
-@contextlib.contextmanager
-def epoch_bar(recipe: Recipe, metric: str, *, enabled: bool, console: Any = None) -> Iterator[Callable[[Epoch], None]]:
-    """Shows every epoch given to it; the time left is an upper bound, since stages may stop early."""
-    if not enabled:
-        yield lambda epoch: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True, console=console) as progress:
-        task = progress.add_task("training", total=recipe.epochs)
-        ends, seen = [sum(s.epochs for s in recipe.stages[: i + 1]) for i in range(len(recipe.stages))], [0]
-
-        def show(epoch: Epoch) -> None:
-            # A stage that stopped early has no epochs left: jump to where the next one begins.
-            stage = next(i for i, s in enumerate(recipe.stages) if s.name == epoch.stage)
-            start = ends[stage] - recipe.stages[stage].epochs
-            seen[0] = max(seen[0] + 1, start + 1)
-            progress.update(task, completed=seen[0], description=describe(epoch, metric))
-
-        yield show
 
 
 OnEpoch = Callable[[Epoch], None]
@@ -212,13 +173,11 @@ def run_stages(
     save: Callable[[], None] | None = None,
     may_diverge: bool = False,
     catch_interrupt: bool = True,
-    deadline: float | None = None,
 ) -> None:
     """Take every network through its stages, each from the best weights of the one before, and leave it with its best.
 
-    `save` writes a checkpoint after every epoch. A loss that is not finite raises unless `may_diverge`. Ctrl-C ends
-    training early if `catch_interrupt`, and so does `deadline` (seconds of `time.perf_counter`), after the epoch in
-    which it passes and at least one epoch.
+    `save` writes a checkpoint after every epoch. A loss that is not finite raises unless `may_diverge`. Ctrl-C, or an
+    `on_epoch` that raises KeyboardInterrupt, ends training early if `catch_interrupt`.
     """
     for number in range(len(runs)):
         _advance(source, runs, number)  # a checkpoint may have been written at the end of a stage
@@ -226,8 +185,6 @@ def run_stages(
         with contextlib.suppress(*([KeyboardInterrupt] if catch_interrupt else [])):
             while unfinished := [number for number, run in enumerate(runs) if not run.finished]:
                 _run_epoch(source, runs, unfinished, on_epoch, save, may_diverge)
-                if deadline is not None and time.perf_counter() >= deadline:
-                    break
     finally:
         for number, run in enumerate(runs):
             if not run.finished:
@@ -275,39 +232,35 @@ RECORDING = threading.Lock()
 
 
 class Replay:
-    """`step` itself on a CPU; on a GPU a recording of it, made at the first call.
+    """Calls a step on a CPU; on a GPU records the first one and replays it from then on.
 
-    `step` must take its inputs from tensors that stay where they are, and leave its outputs in such. `state` are the
+    A step must take its inputs from tensors that stay where they are, and leave its outputs in such. `state` are the
     tensors it changes: recording runs the step a few times, and puts them back. `generators` draw its random numbers.
     """
 
     def __init__(
-        self,
-        step: Callable[[], None],
-        state: Sequence[Tensor],
-        device: torch.device,
-        generators: Sequence[torch.Generator],
+        self, state: Sequence[Tensor], device: torch.device, generators: Sequence[torch.Generator] = ()
     ) -> None:
-        self.step, self.state, self.generators = step, state, generators
+        self.state, self.generators = state, generators
         self.records = device.type == "cuda"
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self) -> None:
+    def __call__(self, step: Callable[[], None]) -> None:
         if not self.records:
-            self.step()
+            step()
             return
         if self.graph is None:
             with RECORDING:
-                self.graph = self._record()
+                self.graph = self._record(step)
         self.graph.replay()
 
-    def _record(self) -> torch.cuda.CUDAGraph:
+    def _record(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         saved = [tensor.detach().clone() for tensor in self.state]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):  # libraries choose their algorithms and workspaces now, not while recording
-                self.step()
+                step()
         torch.cuda.current_stream().wait_stream(stream)
         with torch.no_grad():
             for tensor, old in zip(self.state, saved, strict=True):
@@ -316,7 +269,7 @@ class Replay:
         for generator in self.generators:
             graph.register_generator_state(generator)
         with _nothing_collected(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            self.step()
+            step()
         return graph
 
 

@@ -1,4 +1,4 @@
-"""Recipes: what is minimised when, as data. docs/research/recipes.md tells what was tried and measured."""
+"""Training recipes as data: stages, and what each minimises. docs/research/recipes.md has the measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +19,8 @@ class Stage:
     `decay` "cosine" takes the learning rate to 0 over `epochs`. `monitor` names the validation value that chooses the
     weights to keep; "last" keeps the last epoch.
 
-    With `offset` the class offsets of the metric (`training.evaluation`), estimated from the validation confusion
+    With `offset` the class offsets of the metric (`training.offsets`), estimated from the validation confusion
     matrix at the start of the stage and multiplied by this number, are added to the logits in training only.
-
-    `average` is the share of the stage's updates so far over which the weights are averaged: validation evaluates the
-    average, its best is kept, and the next stage starts from there. 0 is the last update alone.
     """
 
     name: str
@@ -43,10 +40,6 @@ class Stage:
     weight_decay: float = 1e-2
     stop_at: int | None = None  # ends after that many epochs and keeps the last, whatever validation says
     offset: float = 0.0
-    average: float = 0.0
-
-    def __post_init__(self) -> None:
-        checks.check_number("average", self.average, low=0.0, high=1.0)
 
 
 @dataclass(frozen=True)
@@ -65,6 +58,10 @@ class Recipe:
     @property
     def epochs(self) -> int:
         return sum(stage.epochs for stage in self.stages)
+
+    @property
+    def has_offsets(self) -> bool:
+        return any(stage.offset for stage in self.stages)
 
     def limited(self, epochs: int | None) -> "Recipe":
         """The same recipe in at most `epochs` epochs, shared among the stages in proportion.

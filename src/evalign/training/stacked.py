@@ -1,13 +1,14 @@
-"""Several networks trained as one: folds of a table, repeated trials, points of a grid.
+"""Train several networks as one: folds of a table, repeated trials, points of a grid.
 
-Every tensor that a step reads or writes stays in place, so that a CUDA graph of it can be replayed.
+With folds every row is held out by one network, so that every label serves to train and to choose, and the mean of
+the networks predicts. Every tensor that a step reads or writes stays in place: a CUDA graph of it can be replayed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
@@ -15,167 +16,24 @@ from torch.func import vmap
 from evalign._checks import safe_divide
 from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Task
+from evalign.networks.mlp import MeanOfNetworks
 from evalign.steps import StepChoice
-from evalign.tables.packed import release_memory
-from evalign.training.batches import Rows, StackedBatches
-from evalign.training.evaluation import Score, Term, Watch, flat, probabilities_of
-from evalign.training.in_memory import weight_of_newest
-from evalign.training.loop import Epoch, Replay, Run, Values, run_stages
+from evalign.tables.packed import Table, release_memory
+from evalign.tables.split import Codes, Division, Floats
+from evalign.training.batches import (
+    Batches,
+    Rows,
+    Score,
+    StackedBatches,
+    Term,
+    Watch,
+    flat,
+    predict_logits,
+    probabilities_of,
+)
+from evalign.training.loop import Epoch, OnEpoch, Replay, Run, Values, run_stages
 from evalign.training.recipes import Recipe
 from evalign.training.stacked_networks import StackedAdamW, StackedNetworks, padded
-
-
-class StackedSteps:
-    """Loss and update of every network on its own rows: metric * term + anchor * cross-entropy, at its temperature.
-
-    `index` and `mask` (S, width) are the batch of the next step; `rate`, `decay` and `share` (of the updates to average
-    over) the optimiser's settings. `validate` fills `values` with the epoch of each network: mean training loss of
-    `updates` steps, then loss, cross-entropy and hard score of its validation rows, then the watched values.
-    """
-
-    def __init__(
-        self,
-        networks: StackedNetworks,
-        rows: Rows,
-        valid: Sequence[Tensor],
-        *,
-        term: Term,
-        score: Score,
-        task: Task,
-        width: int,
-        updates: int,
-        averages: bool,
-        watch: Watch | None = None,
-        watched: Sequence[Tensor] | None = None,
-    ) -> None:
-        self.networks, self.rows, self.term, self.score, self.task = networks, rows, term, score, task
-        self.updates, self.averages, self.watch = updates, averages, watch
-        device, count = networks.device, networks.count
-        # On a CPU a fused loss of each network is faster than the eager loss of all; a GPU waits for launches.
-        self.fused: dict[float, Objective] = {}
-        self.fusible = isinstance(term, Objective) and device.type == "cpu" and task == term.task == "multiclass"
-        self.adam = StackedAdamW(networks.parameters)
-        self.valid = padded(valid, device)
-        self.watched = None if watched is None else padded(watched, device)
-        zeros = torch.zeros(count, dtype=rows.x.dtype, device=device)
-        self.temperature, self.metric, self.anchor = zeros.clone(), zeros.clone(), zeros.clone()
-        self.rate, self.decay, self.share = zeros[:, None].clone(), zeros[:, None].clone(), zeros[:, None].clone()
-        self.index = torch.zeros(count, width, dtype=torch.long, device=device)
-        self.mask = zeros.new_ones(count, width)
-        self.loss_sum = zeros.clone()
-        self.values = zeros.new_zeros(count, 4 if self.watched is None else 4 + self._watched_values().shape[1])
-        self.uses_metric = False
-
-    @property
-    def changed(self) -> list[Tensor]:
-        """The tensors that a step or a validation writes to."""
-        networks = self.networks
-        return [*self.adam.state, networks.evaluated, *networks.buffers.values(), self.loss_sum, self.values]
-
-    def step(self) -> None:
-        for own in self.networks.groups:
-            self._step(own)
-
-    @torch.no_grad()
-    def validate(self) -> None:
-        self.values[:, 0] = self.loss_sum / self.updates
-        index, mask = self.valid
-        for own in self.networks.groups:
-            y, weight = self.rows.y[index[own]], self.rows.weight[index[own]] * mask[own]
-            found = self._vmapped_losses(self.networks.logits(own, index[own]), y, weight, own, scored=True)
-            self.values[own, 1:4] = torch.stack(found, 1)
-        if self.watched is not None:
-            self.values[:, 4:] = self._watched_values()
-
-    def _step(self, own: slice) -> None:
-        networks, index = self.networks, self.index[own]
-        logits, gradient = networks.training_logits(own, index)
-        loss, slope = self._loss_and_slope(logits, self.rows.y[index], self.rows.weight[index] * self.mask[own], own)
-        self.adam.step(own, gradient(slope), self.rate[own], self.decay[own])
-        with torch.no_grad():
-            self.loss_sum[own].add_(loss)
-            if self.averages:
-                newest = weight_of_newest(self.adam.steps[own], self.share[own])
-                networks.evaluated[own].lerp_(networks.parameters.flat[own], newest.to(networks.evaluated.dtype))
-
-    def _loss_and_slope(self, logits: Tensor, y: Tensor, weight: Tensor, own: slice) -> tuple[Tensor, Tensor]:
-        """Losses (s,) of these networks, and the gradient of each by its logits."""
-        if not self.uses_metric and self.task == "multiclass" and logits.dim() == 3:
-            loss, slope = cross_entropy_and_slope(logits, y, weight)
-            return loss * self.anchor[own], slope.mul_(self.anchor[own, None, None])
-        with torch.enable_grad():
-            z = logits.detach().requires_grad_()
-            if self.fusible and logits.dim() == 3:
-                loss = self._fused_losses(z, y, weight, own)
-            else:
-                loss = self._vmapped_losses(z, y, weight, own, scored=False)[0]
-            (slope,) = torch.autograd.grad(loss.sum(), z)
-        return loss.detach(), slope
-
-    def _fused_losses(self, logits: Tensor, y: Tensor, weight: Tensor, own: slice) -> Tensor:
-        """Losses by the fused kernels, one network after the other."""
-        settings = zip(*(x[own].tolist() for x in (self.temperature, self.metric, self.anchor)), strict=True)
-        losses = []
-        for number, (temperature, metric, anchor) in enumerate(settings):
-            z, labels, weights = logits[number], y[number], weight[number]
-            if metric:
-                losses.append(self._at_anchor(anchor)(z, labels, weights, temperature))
-            else:
-                losses.append(anchor * cross_entropy(z, labels, weights, self.task))
-        return torch.stack(losses)
-
-    def _at_anchor(self, anchor: float) -> Objective:
-        if anchor not in self.fused:
-            assert isinstance(self.term, Objective)
-            self.fused[anchor] = replace(self.term, anchor=anchor, backend="auto")
-        return self.fused[anchor]
-
-    def _vmapped_losses(
-        self, logits: Tensor, y: Tensor, weight: Tensor, own: slice, *, scored: bool
-    ) -> tuple[Tensor, ...]:
-        """Loss, cross-entropy and, if `scored`, hard score of these networks."""
-        of_one = partial(self._losses_of_one, scored=scored)
-        return vmap(of_one)(logits, y, weight, self.temperature[own], self.metric[own], self.anchor[own])
-
-    def _losses_of_one(
-        self,
-        logits: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        temperature: Tensor,
-        metric: Tensor,
-        anchor: Tensor,
-        *,
-        scored: bool,
-    ) -> tuple[Tensor, ...]:
-        logits, y, weight = flat(logits, y, weight, self.task)
-        if self.task == "multiclass" and logits.dim() == 3:  # an ensemble in training
-            members = vmap(partial(self._losses_of_one, scored=scored), in_dims=(0, None, None, None, None, None))
-            return tuple(v.mean() for v in members(logits, y, weight, temperature, metric, anchor))
-        entropy = cross_entropy(logits, y, weight, self.task)
-        loss = anchor * entropy
-        if self.uses_metric:
-            loss = loss + metric * self.term(logits, y, weight, temperature)
-        if not scored:
-            return loss, entropy
-        return loss, entropy, self.score(probabilities_of(logits, self.task), y, weight).to(loss.dtype)
-
-    @torch.no_grad()
-    def _watched_values(self) -> Tensor:
-        """Values (S, k) of the watched rows."""
-        assert self.watched is not None
-        watch, (index, mask) = self.watch, self.watched
-        assert watch is not None
-
-        def one(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            return watch(*flat(logits, y, weight, self.task))
-
-        def of(own: slice) -> Tensor:
-            places = index[own]
-            logits = self.networks.logits(own, places)
-            return vmap(one)(logits, self.rows.y[places], self.rows.weight[places] * mask[own])
-
-        return torch.cat([of(own) for own in self.networks.all_groups])
 
 
 def cross_entropy_and_slope(logits: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,12 +70,12 @@ class Trial:
     watch: Tensor | None = None  # rows whose values are recorded every epoch; no choice is made by them
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrialResult:
     """Best weights as a state dict, and history."""
 
     state: dict[str, Tensor]
-    history: list[Epoch] = field(default_factory=list)
+    history: list[Epoch]
 
 
 def train_trials(
@@ -230,21 +88,17 @@ def train_trials(
     on_epoch: Callable[[int, Epoch], None] | None = None,
     catch_interrupt: bool = False,
     may_diverge: bool = True,
-    deadline: float | None = None,
     **options: Any,
 ) -> list[TrialResult]:
     """Train every trial by its recipe; returns the best weights and the history of each.
 
     `make_network` is called once per trial after seeding with the trial's seed; with `task` "binary" it has one output
     for every label of a row, which may have several, as the pairs of a graph. `objective` may be any other loss of the
-    same form. On a GPU a step is recorded once and replayed, and one generator draws the dropout of all trials. For
-    `catch_interrupt`, `may_diverge` and `deadline` see `training.loop.run_stages`; `options` are those of `Stack`.
+    same form. On a GPU a step is recorded once and replayed, and one generator draws the dropout of all trials.
+    `options` are those of `Stack`; the others those of `training.loop.run_stages`.
     """
     stack = Stack(make_network, rows, trials, objective, score, **options)
-    run_stages(
-        stack, stack.runs, on_epoch=on_epoch, may_diverge=may_diverge, catch_interrupt=catch_interrupt,
-        deadline=deadline,
-    )  # fmt: skip
+    run_stages(stack, stack.runs, on_epoch=on_epoch, may_diverge=may_diverge, catch_interrupt=catch_interrupt)
     return [TrialResult(stack.networks.best_of(s), run.history) for s, run in enumerate(stack.runs)]
 
 
@@ -253,20 +107,25 @@ def _term(objective: Objective | Term, trials: Sequence[Trial]) -> Term:
     steps = {stage.step for trial in trials for stage in trial.recipe.stages if stage.metric}
     if not trials or len(steps) > 1:
         raise ValueError(f"at least one trial is needed, and one step for all, got {len(trials)} with {sorted(steps)}")
-    if any(stage.offset for trial in trials for stage in trial.recipe.stages):
+    if any(trial.recipe.has_offsets for trial in trials):
         raise ValueError("stacked trials have no class offsets; train them one by one, or without offset")
     if not isinstance(objective, Objective):
         return objective
     step = next(iter(steps), objective.step.step)
-    if step != objective.step.step and not callable(
-        objective.step.step
-    ):  # a stage does not replace a function given by the user
+    # A stage does not replace a function given by the user.
+    if step != objective.step.step and not callable(objective.step.step):
         objective = replace(objective, step=StepChoice(step))
     return replace(objective, anchor=0.0, backend="eager")  # the fused form does not vmap
 
 
 class Stack:
-    """A `training.loop.Source` of stacked trials; `runs` holds the progress of each."""
+    """A `training.loop.Source` of stacked trials; `runs` holds the progress of each.
+
+    A network's loss is metric * term + anchor * cross-entropy of its own rows, at its temperature. `index` and `mask`
+    (S, width) are the batch of the next `step`, `rate` and `decay` the optimiser's settings. `validate` fills `values`
+    with the epoch of each network: mean training loss, then loss, cross-entropy and hard score of its validation rows,
+    then the watched values.
+    """
 
     def __init__(
         self,
@@ -280,11 +139,10 @@ class Stack:
         watch: Watch | None = None,
     ) -> None:  # fmt: skip
         trials = [replace(trial, recipe=trial.recipe.for_rows(len(trial.train), batch_size)) for trial in trials]
-        term = _term(objective, trials)
+        self.term, self.rows, self.score, self.task, self.watch = _term(objective, trials), rows, score, task, watch
         if rows.y.dim() > 1 and (stratified or oversample):
             raise ValueError("rows of many labels, such as graphs, have no class to be drawn by; leave that option off")
         device, seeds = rows.x.device, [trial.seed for trial in trials]
-        averages = any(stage.average for trial in trials for stage in trial.recipe.stages)
         self.batches = StackedBatches(
             [trial.train for trial in trials], batch_size, seeds=seeds,
             labels=[rows.y[t.train.to(device)] if stratified or oversample else None for t in trials],
@@ -292,47 +150,54 @@ class Stack:
         )  # fmt: skip
         self.networks = StackedNetworks(
             make_network, rows.x, seeds=seeds, dropouts=[trial.dropout for trial in trials],
-            batch_lengths=self.batches.longest, averages=averages,
+            batch_lengths=self.batches.longest,
         )  # fmt: skip
         release_memory()  # what the networks took that the stack was made from
-        watched = [trial.watch for trial in trials if trial.watch is not None]
-        self.steps = StackedSteps(
-            self.networks, rows, [trial.valid for trial in trials], term=term, score=score, task=task,
-            width=self.batches.width, updates=self.batches.count, averages=averages, watch=watch,
-            watched=watched if watch is not None and len(watched) == len(trials) else None,
-        )  # fmt: skip
-        changed = self.steps.changed
-        self.run_step, self.run_validation = (
-            {uses_metric: Replay(run, changed, device, generators) for uses_metric in (False, True)}
-            for run, generators in ((self.steps.step, self.networks.generators), (self.steps.validate, []))
-        )
+        # On a CPU a fused loss of each network is faster than the eager loss of all; a GPU waits for launches.
+        self.fused: dict[float, Objective] = {}
+        own = self.term.task if isinstance(self.term, Objective) else None
+        self.fusible = device.type == "cpu" and task == own == "multiclass"
+        self.adam = StackedAdamW(self.networks.parameters)
+        self.valid = padded([trial.valid for trial in trials], device)
+        seen = [trial.watch for trial in trials if trial.watch is not None]
+        self.watched = padded(seen, device) if watch is not None and len(seen) == len(trials) else None
+        zeros = torch.zeros(len(trials), dtype=rows.x.dtype, device=device)
+        self.temperature, self.metric, self.anchor = zeros.clone(), zeros.clone(), zeros.clone()
+        self.rate, self.decay = zeros[:, None].clone(), zeros[:, None].clone()
+        self.index = torch.zeros(len(trials), self.batches.width, dtype=torch.long, device=device)
+        self.mask = zeros.new_ones(len(trials), self.batches.width)
+        self.loss_sum = zeros.clone()
+        extra = 0 if self.watched is None else self._watched_values().shape[1]
+        self.values = zeros.new_zeros(len(trials), 4 + extra)
+        self.uses_metric = False
+        changed = [*self.adam.state, *self.networks.buffers.values(), self.loss_sum, self.values]
+        # With and without a metric a step is another one.
+        self.run_step = [Replay(changed, device, self.networks.generators) for _ in range(2)]
+        self.run_validation = [Replay(changed, device) for _ in range(2)]
         self.runs = [Run(trial.recipe.stages) for trial in trials]
 
     def begin_stage(self, number: int, run: Run) -> None:
-        self.steps.adam.restart(number)
+        self.adam.restart(number)
 
     def epoch(self, runs: Sequence[Run]) -> list[Values]:
-        """One epoch of every unfinished trial."""
-        steps = self.steps
         stages = [run.stage for run in runs]
         for tensor, numbers in (
-            (steps.temperature, [run.controller.temperature for run in runs]),
-            (steps.metric, [float(stage.metric) for stage in stages]),
-            (steps.anchor, [stage.anchor for stage in stages]),
-            (steps.rate, [0.0 if run.finished else run.controller.learning_rate for run in runs]),
-            (steps.decay, [stage.weight_decay for stage in stages]),
-            (steps.share, [stage.average for stage in stages]),
+            (self.temperature, [run.controller.temperature for run in runs]),
+            (self.metric, [float(stage.metric) for stage in stages]),
+            (self.anchor, [stage.anchor for stage in stages]),
+            (self.rate, [0.0 if run.finished else run.controller.learning_rate for run in runs]),
+            (self.decay, [stage.weight_decay for stage in stages]),
         ):
             tensor.copy_(torch.tensor(numbers, dtype=tensor.dtype).view_as(tensor))
-        steps.uses_metric = any(run.stage.metric and not run.finished for run in runs)
+        self.uses_metric = any(run.stage.metric and not run.finished for run in runs)
         self.networks.open_groups([not run.finished for run in runs])
-        steps.loss_sum.zero_()
+        self.loss_sum.zero_()
         for index, mask in self.batches.epoch():
-            steps.index.copy_(index)
-            steps.mask.copy_(mask)
-            self.run_step[steps.uses_metric]()
-        self.run_validation[steps.uses_metric]()
-        found: list[list[float]] = steps.values.tolist()
+            self.index.copy_(index)
+            self.mask.copy_(mask)
+            self.run_step[self.uses_metric](self.step)
+        self.run_validation[self.uses_metric](self.validate)
+        found: list[list[float]] = self.values.tolist()
         return [Values(a, b, c, d, tuple(watched)) for a, b, c, d, *watched in found]
 
     def keep(self, numbers: Sequence[int]) -> None:
@@ -340,3 +205,208 @@ class Stack:
 
     def restore(self, number: int) -> None:
         self.networks.restore(number)
+
+    def step(self) -> None:
+        for own in self.networks.groups:
+            index = self.index[own]
+            logits, gradient = self.networks.training_logits(own, index)
+            weight = self.rows.weight[index] * self.mask[own]
+            loss, slope = self._loss_and_slope(logits, self.rows.y[index], weight, own)
+            self.adam.step(own, gradient(slope), self.rate[own], self.decay[own])
+            self.loss_sum[own].add_(loss)
+
+    @torch.no_grad()
+    def validate(self) -> None:
+        self.values[:, 0] = self.loss_sum / self.batches.count
+        index, mask = self.valid
+        for own in self.networks.groups:
+            y, weight = self.rows.y[index[own]], self.rows.weight[index[own]] * mask[own]
+            logits = self.networks.logits(own, index[own])
+            found = (self._losses(logits, y, weight, own), *vmap(self._entropy_and_score)(logits, y, weight))
+            self.values[own, 1:4] = torch.stack(found, 1)
+        if self.watched is not None:
+            self.values[:, 4:] = self._watched_values()
+
+    def _loss_and_slope(self, logits: Tensor, y: Tensor, weight: Tensor, own: slice) -> tuple[Tensor, Tensor]:
+        """Losses (s,) of these networks, and the gradient of each by its logits."""
+        if not self.uses_metric and self.task == "multiclass" and logits.dim() == 3:
+            loss, slope = cross_entropy_and_slope(logits, y, weight)
+            return loss * self.anchor[own], slope.mul_(self.anchor[own, None, None])
+        with torch.enable_grad():
+            z = logits.detach().requires_grad_()
+            loss = self._losses(z, y, weight, own)
+            (slope,) = torch.autograd.grad(loss.sum(), z)
+        return loss.detach(), slope
+
+    def _losses(self, logits: Tensor, y: Tensor, weight: Tensor, own: slice) -> Tensor:
+        """Losses (s,) of these networks."""
+        if self.fusible and self.uses_metric and logits.dim() == 3:
+            return self._fused_losses(logits, y, weight, own)
+        settings = self.temperature[own], self.metric[own], self.anchor[own]
+        losses: Tensor = vmap(self._loss_of_one)(logits, y, weight, *settings)
+        return losses
+
+    def _fused_losses(self, logits: Tensor, y: Tensor, weight: Tensor, own: slice) -> Tensor:
+        """Losses by the fused kernels, one network after the other."""
+        settings = zip(*(x[own].tolist() for x in (self.temperature, self.metric, self.anchor)), strict=True)
+        losses = []
+        for number, (temperature, metric, anchor) in enumerate(settings):
+            z, labels, weights = logits[number], y[number], weight[number]
+            if metric:
+                losses.append(self._at_anchor(anchor)(z, labels, weights, temperature))
+            else:
+                losses.append(anchor * cross_entropy(z, labels, weights, self.task))
+        return torch.stack(losses)
+
+    def _at_anchor(self, anchor: float) -> Objective:
+        if anchor not in self.fused:
+            assert isinstance(self.term, Objective)
+            self.fused[anchor] = replace(self.term, anchor=anchor, backend="auto")
+        return self.fused[anchor]
+
+    def _loss_of_one(
+        self, logits: Tensor, y: Tensor, weight: Tensor, temperature: Tensor, metric: Tensor, anchor: Tensor
+    ) -> Tensor:
+        logits, y, weight = flat(logits, y, weight, self.task)
+        if self.task == "multiclass" and logits.dim() == 3:  # an ensemble in training
+            losses: Tensor = vmap(self._loss_of_one, (0, *[None] * 5))(logits, y, weight, temperature, metric, anchor)
+            return losses.mean()
+        loss = anchor * cross_entropy(logits, y, weight, self.task)
+        return loss + metric * self.term(logits, y, weight, temperature) if self.uses_metric else loss
+
+    def _entropy_and_score(self, logits: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        logits, y, weight = flat(logits, y, weight, self.task)
+        score = self.score(probabilities_of(logits, self.task), y, weight)
+        return cross_entropy(logits, y, weight, self.task), score.to(logits.dtype)
+
+    @torch.no_grad()
+    def _watched_values(self) -> Tensor:
+        """Values (S, k) of the watched rows."""
+        assert self.watched is not None
+        assert self.watch is not None
+        watch, (index, mask), found = self.watch, self.watched, []
+        for own in self.networks.all_groups:
+            places = index[own]
+            batch = self.networks.logits(own, places), self.rows.y[places], self.rows.weight[places] * mask[own]
+            found.append(vmap(lambda z, y, weight: watch(*flat(z, y, weight, self.task)))(*batch))
+        return torch.cat(found)
+
+
+@dataclass(frozen=True)
+class FoldedRows:
+    """Rows on a device, and the positions of every fold's training and validation rows.
+
+    All folds share one encoded table: its encoder has seen the features of every row, and no label. One for each fold
+    would cost k times the time and memory.
+    """
+
+    rows: Rows
+    train: list[Tensor]
+    valid: list[Tensor]
+
+    @classmethod
+    def of(
+        cls, encode: Callable[[Codes], Table], labels: Codes, divisions: Sequence[Division], device: torch.device
+    ) -> "FoldedRows":
+        """Encode the rows; `encode` maps positions to columns on the device.
+
+        A row whose weights in training and validation differ, as those of heavy rows do, is there once for each.
+        """
+        trained, held_out = np.zeros(len(labels)), np.zeros(len(labels))
+        for division in divisions:
+            trained[division.train] = division.train_weight
+            held_out[division.valid] = division.valid_weight
+        both = np.flatnonzero((trained != held_out) & (trained > 0) & (held_out > 0))
+        place = np.arange(len(labels))
+        place[both] = len(labels) + np.arange(len(both))
+        source = np.concatenate([np.arange(len(labels)), both])
+        weight = np.concatenate([np.where(trained > 0, trained, held_out), held_out[both]])
+        y = torch.from_numpy(labels[source] if len(both) else labels).to(device)
+        rows = Rows(encode(source), y, torch.from_numpy(weight.astype(np.float32)).to(device))
+
+        def numbers(places: Codes) -> Tensor:
+            # k folds hold k - 1 row numbers for every row; 32-bit ones halve that memory on a CPU.
+            short = torch.int32 if device.type == "cpu" and len(rows) < 2**31 else torch.int64
+            return torch.from_numpy(places).to(device, short)
+
+        return cls(rows, [numbers(d.train) for d in divisions], [numbers(place[d.valid]) for d in divisions])
+
+    def batch_size(self, size: int) -> int:
+        """The smallest batch size from `size` on with equally many batches in every fold, as stacking requires.
+
+        >>> labels = np.zeros(3, dtype=np.int64)
+        >>> halves = [Division(np.arange(n), np.ones(n), np.arange(n, 3), np.ones(3 - n)) for n in (1, 2)]
+        >>> columns = torch.zeros(3, 1)
+        >>> FoldedRows.of(columns.__getitem__, labels, halves, torch.device("cpu")).batch_size(1)
+        2
+        """
+        while len({Batches(len(train), size, seed=0).count for train in self.train}) > 1:
+            size += 1
+        return size
+
+
+@dataclass(frozen=True)
+class TrainedFolds:
+    """The mean of the networks, the history of each, and probabilities of the held-out rows, fold after fold."""
+
+    network: MeanOfNetworks
+    histories: list[list[Epoch]]
+    held_out: Floats
+
+
+def train_folds(
+    make_network: Callable[[], nn.Module],
+    folded: FoldedRows,
+    recipe: Recipe,
+    objective: Objective,
+    score: Score,
+    *,
+    batch_size: int,
+    seed: int,
+    stratified: bool = False,
+    refit: bool = False,
+    on_epoch: OnEpoch | None = None,
+) -> TrainedFolds:
+    """Train a network for every fold, fold i with the seed `seed` + i, as one stack; each stops by its own fold.
+
+    `on_epoch` receives the epochs of the first network that still trains; Ctrl-C ends training and keeps the best
+    weights. With `refit` the networks are trained once more, each on all rows, each stage for as many epochs as were
+    best.
+    """
+
+    def run(trials: list[Trial]) -> tuple[MeanOfNetworks, list[list[Epoch]]]:
+        shown = [0]
+
+        def listen(member: int, epoch: Epoch) -> None:
+            if on_epoch is not None and epoch.epoch > shown[0]:  # all began together, so that their epochs agree
+                shown[0] = epoch.epoch
+                on_epoch(epoch)
+
+        results = train_trials(
+            make_network, folded.rows, trials, objective, score, batch_size=batch_size, stratified=stratified,
+            on_epoch=listen, catch_interrupt=True, may_diverge=False,
+        )  # fmt: skip
+        with torch.random.fork_rng([]):  # the caller's random numbers are left as they were
+            members = [make_network() for _ in results]
+        for member, result in zip(members, results, strict=True):
+            member.load_state_dict(result.state)
+            member.to(folded.rows.x.device)
+        return MeanOfNetworks(members), [result.history for result in results]
+
+    trials = [
+        Trial(train, valid, recipe, seed=seed + i)
+        for i, (train, valid) in enumerate(zip(folded.train, folded.valid, strict=True))
+    ]
+    network, histories = run(trials)
+    held_out = [
+        predict_logits(member, folded.rows.x, trial.valid).double().softmax(1).cpu().numpy()
+        for member, trial in zip(network, trials, strict=True)
+    ]
+    if refit:
+        network, _ = run(
+            [
+                Trial(torch.cat([trial.train, trial.valid]), trial.valid, recipe.repeated(history), seed=trial.seed)
+                for trial, history in zip(trials, histories, strict=True)
+            ]
+        )
+    return TrainedFolds(network, histories, np.concatenate(held_out))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from evalign.tables.packed import Table
-from evalign.training.evaluation import joined, rows_at_once
+from evalign.training.batches import joined, rows_at_once
 from evalign.training.loop import RECORDING
 
 
@@ -231,7 +231,7 @@ class StackedNetworks:
 
     `make_network` is called once for each, after seeding with its seed; `dropouts` replace the network's rate where
     they are not None, and `batch_lengths` are how many rows of a training batch are a network's own, for which its
-    generator draws the dropout masks. With `averages` an average of the weights is evaluated, kept by the caller.
+    generator draws the dropout masks.
     """
 
     def __init__(
@@ -242,7 +242,6 @@ class StackedNetworks:
         seeds: Sequence[int],
         dropouts: Sequence[float | None],
         batch_lengths: Sequence[int],
-        averages: bool,
     ) -> None:
         self.x, self.device, self.count, self.batch_lengths = x, x.device, len(seeds), batch_lengths
         networks = []
@@ -253,8 +252,6 @@ class StackedNetworks:
             networks.append(network.to(self.device))
         params, buffers = stack_module_state(networks)
         self.parameters = FlatParameters(params)
-        self.evaluated = self.parameters.flat.clone() if averages else self.parameters.flat
-        self.evaluated_views = self.parameters.views_of(self.evaluated)
         self.widths = dropout_widths(networks[0], x[:2])
         masks = {f"{name}.keep" for name in self.widths}  # drawn for every batch
         self.buffers: dict[str, Tensor] = {name: b.detach() for name, b in buffers.items() if name not in masks}
@@ -345,8 +342,8 @@ class StackedNetworks:
 
     @torch.no_grad()
     def logits(self, own: slice, index: Tensor) -> Tensor:
-        """Logits in evaluation mode by the weights to be evaluated; on a CPU in pieces."""
-        views = {name: view[own] for name, view in self.evaluated_views.items()}
+        """Logits in evaluation mode; on a CPU in pieces."""
+        views = {name: view[own] for name, view in self.parameters.views.items()}
         mlp = self.mlp
         if mlp is not None:
             front = {name: view for name, view in views.items() if name.startswith("0.")}
@@ -412,11 +409,11 @@ class StackedNetworks:
     @torch.no_grad()
     def restore(self, s: int) -> None:
         """Set the weights of network s to its best ones."""
-        for name, current in {**self._kept(), "": self.parameters.flat}.items():
+        for name, current in self._kept().items():
             current[s] = self.best[name][s]
 
     def _kept(self) -> dict[str, Tensor]:
-        return {"": self.evaluated, **self.buffers}
+        return {"": self.parameters.flat, **self.buffers}
 
     def best_of(self, s: int) -> dict[str, Tensor]:
         """The best weights of network s as a state dict of what `make_network` makes."""
