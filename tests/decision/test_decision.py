@@ -230,6 +230,7 @@ def test_unguarded_offsets_cannot_be_bettered_one_at_a_time():
         assert f1_score(y, moved.argmax(axis=1), average="macro") <= rule.value + 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distort", ["calibrated", "overconfident", "reweighted"])
 def test_guard_on_small_binary_sets_beats_the_raw_optimum_and_argmax(distort):
     """60 labels, 60 draws: on average the guarded rule is not worse than argmax, and better than the best cut."""
@@ -251,6 +252,7 @@ def test_guard_on_small_binary_sets_beats_the_raw_optimum_and_argmax(distort):
     assert mean["guarded"] > mean["argmax"] - 0.002
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distort", ["calibrated", "reweighted"])
 def test_guard_on_small_multiclass_sets_beats_the_raw_optimum_and_argmax(distort):
     scores = {"argmax": [], "raw": [], "guarded": []}
@@ -308,8 +310,8 @@ def test_row_order_does_not_matter():
 @pytest.mark.parametrize("floor", [0.3, 0.6, 0.9])
 def test_constraints_of_two_classes_against_all_cuts(metric, other, floor):
     rng = np.random.default_rng(0)
-    p = rng.beta(0.4, 1.2, size=400)
-    y = (rng.random(400) < p).astype(int)
+    p = rng.beta(0.4, 1.2, size=150)
+    y = (rng.random(150) < p).astype(int)
     score = {"recall": recall_score, "precision": precision_score}
     cuts = [(p >= t).astype(int) for t in np.unique(p)]
 

@@ -98,6 +98,7 @@ def test_level_of_both_tests_where_nothing_changed(features):
     assert kinds.count("none") >= 36, kinds  # 5 % of 40 is 2
 
 
+@pytest.mark.slow
 def test_refuses_moved_features():
     refused = 0
     for seed in range(20):
@@ -108,6 +109,21 @@ def test_refuses_moved_features():
         refused += found.kind == "other"
         assert found.kind != "other" or "decisions stay" in found.reason
     assert refused >= 18
+
+
+@pytest.mark.slow
+def test_evidence_of_features_is_standard_normal_unless_shares_changed():
+    old, aim = np.array([0.7, 0.3]), np.array([0.5, 0.5])
+    found: dict[float, list[float]] = {0.3: [], 0.5: []}
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        X, y = sample(rng, 600, old)
+        known = Reference.of(posterior(X, old), y, features=X)
+        for share, values in found.items():
+            values.append(shift._evidence(known, sample(rng, 300, (1 - share, share))[0], old, aim))
+    assert abs(np.mean(found[0.3])) < 0.5
+    assert 0.7 < np.std(found[0.3]) < 1.3
+    assert np.mean(np.array(found[0.5]) > shift.EVIDENCE) > 0.9
 
 
 def test_shares_without_a_change_are_those_of_before():
@@ -164,5 +180,5 @@ def test_features_veto_shares_that_only_another_model_suggests():
     assert find_shift(known, biased, intervals=False).kind == "shares"  # probabilities alone cannot tell
     found = find_shift(known, biased, X_new, intervals=False)
     assert found.kind == "none"
-    assert "features agree more with the old class shares" in found.reason
+    assert "features do not confirm" in found.reason
     assert found.shares == found.before

@@ -8,22 +8,14 @@ import numpy as np
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, logsumexp, softmax
 
-from evalign.decision.rule import (
-    FLOOR,
-    Floats,
-    Labels,
-    Task,
-    Vector,
-    as_held_out,
-    logit,
-    recalibrated,
-)
+from evalign.decision.rule import FLOOR, Floats, Labels, Task, Vector, as_held_out, logit, recalibrated
 
 RIDGE = 0.5  # of log slope and offsets: a prior of standard deviation 1.4 around "already calibrated"
 FOLDS = 5
 STEEPEST = 30.0  # largest log slope: beyond it every probability is 0 or 1
 BLOCK = 2**18  # probabilities handled at a time, so that temporary arrays fit into a cache
 SAMPLE = 2**23  # probabilities used in a fit; of larger arrays a stratified sample of rows
+ROWS = 4000  # held-out rows that are kept for tests of a shift, at most, and new rows that those look at
 
 
 def probability_floor(p: Floats, *, multilabel: bool) -> float:
@@ -73,6 +65,15 @@ def helpful_temperature(p: Floats, y: Labels, weight: Floats, *, multilabel: boo
         loss = _log_loss(p[rest], y[rest], weight[rest], multilabel=multilabel, floor=floor)
         gain += loss(1.0) - loss(temperature)
     return temperature_of(p, y, weight, multilabel=multilabel, floor=floor) if gain > 1e-6 * weight.sum() else 1.0
+
+
+def sampled_rows(p: Floats, weight: Floats) -> Labels:
+    """Rows to keep for tests of a shift: all if they are few; drawn by weight where weights differ."""
+    most = min(ROWS, max(100, 2**20 // p.shape[1]))
+    random = np.random.default_rng(0)
+    if weight.min() < weight.max():
+        return np.asarray(random.choice(len(p), min(most, len(p)), p=weight / weight.sum()))
+    return np.arange(len(p)) if len(p) <= most else np.sort(random.choice(len(p), most, replace=False))
 
 
 def balanced_folds(p: Floats, y: Labels, folds: int) -> Labels:

@@ -20,6 +20,7 @@ rows. Out-of-fold probabilities come from several models, and the model that is 
 guarantee is then approximate; docs/research/decisions.md has measured rates.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from evalign.decision.calibration import balanced_folds
 from evalign.decision.constraints import FLAGGED, Constraint
 from evalign.decision.plug_in import best_expected, constraint_values, metric_value, warn_infeasible
 from evalign.decision.rule import Floats, Labels, Rule
-from evalign.decision.search.problem import SLACK, Problem
+from evalign.decision.search.problem import Problem
 from evalign.decision.search.thresholds import ThresholdSweep
 
 RANKS = 16  # candidate thresholds of two classes for metrics that are not monotone
@@ -107,10 +108,7 @@ class CertifiedProblem(Problem):
         return super().batch_size(width, min(budget, 2**12))
 
     def shortfalls(self, c: Confusion) -> Floats:
-        bounds = self.bounds(c)
-        signs = np.array([[1.0 if r.op == ">=" else -1.0] for r in self.constraints])
-        missing = signs * (np.array([[r.value] for r in self.constraints]) - bounds)
-        return np.where(missing <= SLACK, 0.0, missing)
+        return self.missing(self.bounds(c))
 
     def bounds(self, c: Confusion) -> Floats:
         """Bound of each constraint for a batch of confusions of observed labels, (constraints, K)."""
@@ -180,9 +178,7 @@ def certify_decisions(problem: Problem, decisions: Labels, y: Labels, level: flo
         micro = problem.average == "micro" and r.metric not in RECALL_MEANS
         if problem.multilabel and r.label is None and (micro or r.metric in (FLAGGED, "accuracy")):
             bounds[i] = _pooled_bound(r, decisions, y, level / len(problem.constraints), problem.beta)
-    signs = np.array([1.0 if r.op == ">=" else -1.0 for r in problem.constraints])
-    limits = np.array([r.value for r in problem.constraints])
-    return Certificate(bool((signs * (bounds - limits) >= -SLACK).all()), bounds)
+    return Certificate(not problem.missing(bounds).any(), bounds)
 
 
 def _cells(name: str, tp: Floats, y: Floats, d: Floats, one: Floats, beta: Any) -> tuple[Floats, Floats]:
@@ -219,10 +215,8 @@ def certified_rule(q: Floats, y: Labels, problem: Problem, confidence: float) ->
     alpha, ones = 1 - confidence, np.ones(len(y))
     check_confidence(problem, ones, confidence)
     exact = (is_monotone(r, problem) or (r.metric == "precision" and of_class(r, problem)) for r in problem.constraints)
-    if problem.classes == 2 and not problem.multilabel and all(exact):
-        rule, certificate = _two_classes(q, y, problem, alpha)
-    else:
-        rule, certificate = _candidates(q, y, problem, alpha)
+    learn = _two_classes if problem.classes == 2 and not problem.multilabel and all(exact) else _candidates
+    rule, certificate = learn(q, y, problem, alpha)
     if not certificate.holds:
         warn_infeasible(problem, certificate.bounds.tolist(), confidence)
     return replace(
@@ -248,45 +242,33 @@ def is_monotone(r: Constraint, problem: Problem) -> bool:
 
 
 def _two_classes(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[Rule, Certificate]:
+    """The last threshold whose monotone bounds hold; of other constraints the best of some ranks."""
     ones = np.ones(len(y))
     expected = ThresholdSweep(q[:, 1], q[:, 1], ones, expected=True)
     observed = ThresholdSweep(q[:, 1], y.astype(np.float64), ones, expected=False)
-    bounded = CertifiedProblem.at(problem, alpha)
     if all(is_monotone(r, problem) for r in problem.constraints):
-        k = expected.best(bounded, observed)
-        bounds = bounded.bounds(observed.at(np.array([k])))[:, 0]
-        holds = not bounded.shortfalls(observed.at(np.array([k]))).any()
-        return _threshold_rule(expected, k, problem), Certificate(holds, bounds)
-    # Given the next lower score, the m rows above it are an independent sample of all rows above it, so that a rank
-    # chosen in advance keeps the binomial law exact although its threshold is read from the data.
-    ranks = np.unique(np.geomspace(min(10, len(y)), len(y), RANKS).astype(int))
-    cuts = np.unique(np.searchsorted(observed.sizes, ranks, side="right") - 1)
-    cuts = cuts[cuts > 0]
-    certificates: list[Certificate] = []
-    level = 0.0
-    for k in cuts:
-        level += alpha / len(cuts)
-        bounded.level = level
-        c = observed.at(np.array([k]))
-        found = Certificate(not bounded.shortfalls(c).any(), bounded.bounds(c)[:, 0])
-        certificates.append(found)
-        if not found.holds:
-            level = 0.0
-    shortfall = np.array([_distance(problem, one) for one in certificates])
-    values = problem.value(expected.at(cuts))
+        cuts = np.array([expected.best(CertifiedProblem.at(problem, alpha), observed)])
+    else:
+        # Given the next lower score, the m rows above it are an independent sample of all rows above it, so that a
+        # rank chosen in advance keeps the binomial law exact although its threshold is read from the data.
+        ranks = np.unique(np.geomspace(min(10, len(y)), len(y), RANKS).astype(int))
+        cuts = np.unique(np.searchsorted(observed.sizes, ranks, side="right") - 1)
+        cuts = cuts[cuts > 0]
+    thresholds = [expected.threshold(int(k)) for k in cuts]
+    rules = [Rule("threshold", 2, threshold=t, at_most=problem.at_most) for t in thresholds]
+    levels = np.full(len(cuts), alpha / len(cuts))
+    # Certificates are about the threshold, before a limit on the positives of a call.
+    certificates = _in_turn(((q[:, 1] >= t).astype(np.int64) for t in thresholds), y, problem, levels)
+    return _best_certified(rules, certificates, problem, problem.value(expected.at(cuts)))
+
+
+def _best_certified(
+    rules: list[Rule], certificates: list[Certificate], problem: Problem, values: Floats
+) -> tuple[Rule, Certificate]:
+    """The certified rule of the best value; without one, that of the least shortfall."""
+    shortfall = np.array([0.0 if c.holds else problem.missing(c.bounds).sum() for c in certificates])
     best = int(np.lexsort((-values, shortfall))[0])
-    return _threshold_rule(expected, int(cuts[best]), problem), certificates[best]
-
-
-def _threshold_rule(sweep: ThresholdSweep, k: int, problem: Problem) -> Rule:
-    return Rule("threshold", 2, threshold=sweep.threshold(k), at_most=problem.at_most)
-
-
-def _distance(problem: Problem, certificate: Certificate) -> float:
-    """Total shortfall of a certificate's bounds, 0 if it holds."""
-    signs = np.array([1.0 if r.op == ">=" else -1.0 for r in problem.constraints])
-    missing = signs * (np.array([r.value for r in problem.constraints]) - certificate.bounds)
-    return 0.0 if certificate.holds else float(np.maximum(missing, 1e-12).sum())
+    return rules[best], certificates[best]
 
 
 def _candidates(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[Rule, Certificate]:
@@ -296,11 +278,9 @@ def _candidates(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[R
         raise ValueError(f"certified constraints need at least 10 labelled rows, got {len(y)}")
     rules = candidate_rules(q[part], y[part], problem)
     certificates = certify_in_turn(rules, q[~part], y[~part], problem, alpha)
-    shortfall = np.array([_distance(problem, one) for one in certificates])
     ones = np.ones(len(y))
     values = np.array([metric_value(problem, problem.observed(r.decide(q), y, ones)) or 0.0 for r in rules])
-    best = int(np.lexsort((-values, shortfall))[0])
-    return rules[best], certificates[best]
+    return _best_certified(rules, certificates, problem, values)
 
 
 def candidate_rules(q: Floats, y: Labels, problem: Problem) -> list[Rule]:
@@ -317,8 +297,12 @@ def certify_in_turn(rules: list[Rule], q: Floats, y: Labels, problem: Problem, a
     """
     own = np.full(len(rules), alpha / 2 / max(len(rules) - 1, 1))
     own[0] = alpha / 2 if len(rules) > 1 else alpha
+    return _in_turn((rule.decide(q) for rule in rules), y, problem, own)
+
+
+def _in_turn(decisions: Iterable[Labels], y: Labels, problem: Problem, levels: Floats) -> list[Certificate]:
     carried, certificates = 0.0, []
-    for rule, level in zip(rules, own, strict=True):
-        certificates.append(certify_decisions(problem, rule.decide(q), y, carried + level))
+    for decided, level in zip(decisions, levels, strict=True):
+        certificates.append(certify_decisions(problem, decided, y, carried + level))
         carried = carried + level if certificates[-1].holds else 0.0
     return certificates

@@ -1,7 +1,7 @@
 """Costs of decisions: a matrix by true and decided class, or numbers and columns of the data; rejection at a cost."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -140,15 +140,13 @@ def cheapest(
     fields = fit_calibration(p, y, weight).fields | {"reject": None if reject is None else -float(reject)}
     if table.ndim == 2:
         rule = Rule("gain", size, gain=tuple(map(tuple, -table)), **fields)
-        decisions = rule.decide(p)
     else:
         rule = Rule("row_costs", size, **fields)
-        decisions = rule.decide(p, table)
-    shares = np.bincount(y, weight, size) / weight.sum()
-    return Rule(
-        **{name: getattr(rule, name) for name in ("kind", "columns", "gain", *fields)},
+    decisions = rule.decide(p, None if table.ndim == 2 else table)
+    return replace(
+        rule,
         metric=COST,
         value=mean_cost(decisions, y, table, weight, reject),
         coverage=float(weight @ (decisions != REJECTED) / weight.sum()),
-        shares=tuple(shares.tolist()),
+        shares=tuple((np.bincount(y, weight, size) / weight.sum()).tolist()),
     )

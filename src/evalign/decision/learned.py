@@ -1,18 +1,20 @@
 """Rules learned from held-out labels: `calibrated`, the default, and `tuned`; joint rules of a batch."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from scipy.special import expit
 
 from evalign import _checks as checks
-from evalign.decision.calibration import balanced_folds, fit_calibration
+from evalign.decision.calibration import Calibration, balanced_folds, fit_calibration
 from evalign.decision.certified import certified_rule, check_confidence
 from evalign.decision.plug_in import (
     argmax_rule,
     best_expected,
-    expected_confusion,
+    expected_gain,
     lead,
     metric_value,
     plug_in,
@@ -25,6 +27,7 @@ from evalign.decision.search.thresholds import LabelCounts, ThresholdSweep, best
 from evalign.metrics import Average, Beta, MetricFunction
 
 Decision = Literal["auto", "plug_in", "tuned", "argmax"]
+Learn = Callable[[Floats, Labels, Floats], Rule]
 DECISIONS: tuple[Decision, ...] = ("auto", "plug_in", "tuned", "argmax")
 FOLDS, GROUPS = 4, 20  # of the cross-validated comparison, and of its jackknife
 RESAMPLES = 30
@@ -61,26 +64,40 @@ def calibrated(
     """
     p, y, weight = as_held_out(probabilities, target, sample_weight, task)
     problem = Problem.of(metric, p, task, average, beta, subject_to)
+    return _learned(p, y, weight, problem, confidence, _unless_argmax_leads)
+
+
+def _learned(
+    p: Floats, y: Labels, weight: Floats, problem: Problem, confidence: float | None, learn: Callable[..., Rule]
+) -> Rule:
+    """A certified rule, or one that `learn` returns, with what it reached."""
+    counts = weight @ y if problem.multilabel else np.bincount(y, weight, problem.classes)
+    shares = tuple((counts / weight.sum()).tolist())
     if confidence is not None:
         check_confidence(problem, weight, confidence)
-    calibration = fit_calibration(p, y, weight, multilabel=problem.multilabel)
-    q = calibration(p)
-    if confidence is not None:
-        return replace(
-            certified_rule(q, y, problem, confidence), shares=_shares(y, weight, problem), **calibration.fields
-        )
-    rule = replace(guarded(p, y, weight, problem), shares=_shares(y, weight, problem))
-    free = not problem.constraints and problem.at_most is None
-    if free and _argmax_lead(p, y, weight, problem) > 0:
-        rule = replace(argmax_rule(problem), shares=rule.shares)
+        calibration = fit_calibration(p, y, weight, multilabel=problem.multilabel)
+        return replace(certified_rule(calibration(p), y, problem, confidence), shares=shares, **calibration.fields)
+    rule = learn(p, y, weight, problem)
     value = metric_value(problem, problem.observed(rule.decide(p), y, weight))
-    return with_constraints(replace(rule, value=value), p, problem, weight, y)
+    return with_constraints(replace(rule, value=value, shares=shares), p, problem, weight, y)
 
 
-def _shares(y: Labels, weight: Floats, problem: Problem) -> tuple[float, ...]:
-    """Share of each class or label in the rows."""
-    counts = weight @ y if problem.multilabel else np.bincount(y, weight, problem.classes)
-    return tuple((counts / weight.sum()).tolist())
+def _unless_argmax_leads(p: Floats, y: Labels, weight: Floats, problem: Problem) -> Rule:
+    free = not problem.constraints and problem.at_most is None
+    return argmax_rule(problem) if free and _argmax_lead(p, y, weight, problem) > 0 else guarded(p, y, weight, problem)
+
+
+def _cross_fitted(p: Floats, y: Labels, weight: Floats, learn: Learn) -> tuple[Labels, Labels] | None:
+    """Decisions of rows by rules of other folds, and jackknife groups of rows; None if a fold has all the weight."""
+    part = balanced_folds(p, y, FOLDS * GROUPS)
+    decided = np.zeros_like(y)
+    for k in range(FOLDS):
+        fit, rest = part % FOLDS != k, part % FOLDS == k
+        if weight[fit].sum() == 0:
+            return None
+        if rest.any():
+            decided[rest] = learn(p[fit], y[fit], weight[fit]).decide(p[rest])
+    return decided, part // FOLDS
 
 
 def _argmax_lead(p: Floats, y: Labels, weight: Floats, problem: Problem) -> float:
@@ -88,19 +105,15 @@ def _argmax_lead(p: Floats, y: Labels, weight: Floats, problem: Problem) -> floa
     if p.size > COMPARED:
         rows = balanced_folds(p, y, -(-p.size // COMPARED)) == 0
         p, y, weight = p[rows], y[rows], weight[rows]
-    part = balanced_folds(p, y, FOLDS * GROUPS)
-    fold, group = part % FOLDS, part // FOLDS
-    plain, decided = argmax_rule(problem).decide(p), np.zeros_like(y)
-    for k in range(FOLDS):
-        fit, rest = fold != k, fold == k
-        if not rest.any():
-            continue
-        if weight[fit].sum() == 0:
-            return -np.inf
-        calibration = fit_calibration(p[fit], y[fit], weight[fit], multilabel=problem.multilabel)
-        rule = best_expected(calibration(p[fit]), problem, weight[fit], None)
-        decided[rest] = rule.decide(calibration(p[rest]))
-    ahead, error = lead(problem, plain, decided, y, weight, group)
+
+    def learn(p: Floats, y: Labels, weight: Floats) -> Rule:
+        calibration = fit_calibration(p, y, weight, multilabel=problem.multilabel)
+        return _with(best_expected(calibration(p), problem, weight, None), calibration)
+
+    found = _cross_fitted(p, y, weight, learn)
+    if found is None:
+        return -np.inf
+    ahead, error = lead(problem, argmax_rule(problem).decide(p), found[0], y, weight, found[1])
     return ahead - EVIDENCE * error
 
 
@@ -160,9 +173,8 @@ def joint_rule(
         return rule
     q, weight = rule.calibrate(p), as_weights(sample_weight, p)
     found = best_expected(q, problem, weight, None)
-    counts = [expected_confusion(q, d, task=task, sample_weight=weight) for d in (found.decide(q), rule.decide(p))]
-    values = [metric_value(problem, c) or 0.0 for c in counts]
-    if not limited and values[0] - values[1] < 1 / len(p):  # less than a row's worth
+    gain = expected_gain(problem, q, found.decide(q), rule.decide(p), weight)
+    if not limited and gain < 1 / len(p):  # less than a row's worth
         return rule
     kind = "offsets" if found.kind == "argmax" and rule.offsets is not None else found.kind
     found = replace(found, kind=kind, temperature=rule.temperature, offsets=rule.offsets, floor=rule.floor)
@@ -198,13 +210,7 @@ def tuned(
     """
     p, y, weight = as_held_out(probabilities, target, sample_weight, task)
     problem = Problem.of(metric, p, task, average, beta, subject_to)
-    if confidence is not None:
-        check_confidence(problem, weight, confidence)
-        calibration = fit_calibration(p, y, weight, multilabel=problem.multilabel)
-        return replace(certified_rule(calibration(p), y, problem, confidence), **calibration.fields)
-    rule = guarded(p, y, weight, problem) if guard else unguarded(p, y, weight, problem)
-    value = metric_value(problem, problem.observed(rule.decide(p), y, weight))
-    return with_constraints(replace(rule, value=value), p, problem, weight, y)
+    return _learned(p, y, weight, problem, confidence, guarded if guard else unguarded)
 
 
 def unguarded(p: Floats, y: Labels, weight: Floats, problem: Problem) -> Rule:
@@ -237,13 +243,16 @@ def guarded(p: Floats, y: Labels, weight: Floats, problem: Problem) -> Rule:
         return Rule("threshold", 2, threshold=threshold, **calibration.fields)
     else:
         rule = best_expected(q, problem, weight, y)
-        plain = argmax_rule(problem).decide(p)
-        counts = [expected_confusion(q, d, sample_weight=weight) for d in (rule.decide(q), plain)]
-        gain = (metric_value(problem, counts[0]) or 0.0) - (metric_value(problem, counts[1]) or 0.0)
+        gain = expected_gain(problem, q, rule.decide(q), argmax_rule(problem).decide(p), weight)
         if len(p) * problem.classes**2 <= SWEPT and _tuning_wins(p, y, weight, problem, rule.decide(q)):
             return unguarded(p, y, weight, problem)
         if gain <= MARGIN:
             return argmax_rule(problem)
+    return _with(rule, calibration)
+
+
+def _with(rule: Rule, calibration: Calibration) -> Rule:
+    """A rule of calibrated probabilities as one of those before."""
     if rule.kind == "argmax":
         return Rule("offsets", rule.columns, **calibration.fields)
     return replace(rule, **calibration.fields)
@@ -274,15 +283,10 @@ def _shrunk_threshold(q: Floats, y: Labels, weight: Floats, problem: Problem, *,
 
 def _tuning_wins(p: Floats, y: Labels, weight: Floats, problem: Problem, decisions: Labels) -> bool:
     """Whether offsets tuned on other folds beat `decisions` by TUNING_EVIDENCE standard errors (jackknife)."""
-    n, cells = len(p), balanced_folds(p, y, FOLDS * GROUPS)
-    fold, group = cells % FOLDS, cells // FOLDS
-    tuned_decisions = np.empty(n, dtype=np.int64)
-    for k in range(FOLDS):
-        rest = fold != k
-        if weight[rest].sum() == 0:
-            return False
-        tuned_decisions[~rest] = unguarded(p[rest], y[rest], weight[rest], problem).decide(p[~rest])
-    ahead, error = lead(problem, tuned_decisions, decisions, y, weight, group)
+    found = _cross_fitted(p, y, weight, partial(unguarded, problem=problem))
+    if found is None:
+        return False
+    ahead, error = lead(problem, found[0], decisions, y, weight, found[1])
     return ahead > max(TUNING_EVIDENCE * error, MARGIN)
 
 

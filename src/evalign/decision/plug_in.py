@@ -25,7 +25,7 @@ from evalign.decision.rule import (
 )
 from evalign.decision.search.counts import ClassCounts
 from evalign.decision.search.frank_wolfe import Gain, maximise
-from evalign.decision.search.problem import SLACK, Problem, present_classes
+from evalign.decision.search.problem import Problem, present_classes
 from evalign.decision.search.thresholds import LabelCounts, ThresholdSweep, best_thresholds
 from evalign.metrics import Average, Beta, MetricFunction
 
@@ -150,6 +150,13 @@ def metric_value(problem: Problem, c: Confusion) -> float | None:
     return value if np.isfinite(value) else None
 
 
+def expected_gain(problem: Problem, q: Floats, one: Labels, other: Labels, weight: Floats) -> float:
+    """Expected lead of decisions `one` over `other` in the metric; -inf if that of `one` is not finite."""
+    counts = [expected_confusion(q, d, task=problem.task, sample_weight=weight) for d in (one, other)]
+    first, second = (metric_value(problem, c) for c in counts)
+    return -np.inf if first is None else first - (second or 0.0)
+
+
 def lead(problem: Problem, one: Labels, other: Labels, y: Labels, weight: Floats, group: Labels) -> tuple[float, float]:
     """Lead of decisions `one` over `other` in the metric, and its jackknife error over groups of rows."""
 
@@ -175,12 +182,7 @@ def unless_negligible(rule: Rule, q: Floats, problem: Problem, weight: Floats, y
     plain = argmax_rule(problem)
     if margin == 0.0 or problem.at_most is not None or not _meets(plain.decide(q), q, problem, weight, y):
         return rule
-    task: Task = "multilabel" if problem.multilabel else "multiclass"
-    scores = [
-        metric_value(problem, expected_confusion(q, one.decide(q), task=task, sample_weight=weight))
-        for one in (rule, plain)
-    ]
-    return rule if scores[0] is not None and scores[0] - (scores[1] or 0.0) > margin else plain
+    return rule if expected_gain(problem, q, rule.decide(q), plain.decide(q), weight) > margin else plain
 
 
 def constraint_values(decisions: Labels, q: Floats, problem: Problem, weight: Floats, y: Labels | None) -> list[float]:
@@ -188,19 +190,14 @@ def constraint_values(decisions: Labels, q: Floats, problem: Problem, weight: Fl
     if not problem.constraints:
         return []
     if y is None:
-        task: Task = "multilabel" if problem.multilabel else "multiclass"
-        c = expected_confusion(q, decisions, task=task, sample_weight=weight)
+        c = expected_confusion(q, decisions, task=problem.task, sample_weight=weight)
     else:
         c = problem.observed(decisions, y, weight)
     return [float(torch.as_tensor(limit.function(c))) for limit in problem.limits]
 
 
 def _meets(decisions: Labels, q: Floats, problem: Problem, weight: Floats, y: Labels | None) -> bool:
-    reached = constraint_values(decisions, q, problem, weight, y)
-    return all(
-        v >= c.value - SLACK if c.op == ">=" else v <= c.value + SLACK
-        for v, c in zip(reached, problem.constraints, strict=True)
-    )
+    return not problem.missing(constraint_values(decisions, q, problem, weight, y)).any()
 
 
 def with_constraints(rule: Rule, p: Floats, problem: Problem, weight: Floats, y: Labels | None) -> Rule:
@@ -212,7 +209,7 @@ def with_constraints(rule: Rule, p: Floats, problem: Problem, weight: Floats, y:
         metric=problem.name,
         subject_to=tuple(map(str, problem.constraints)),
         reached=tuple(reached),
-        feasible=_meets(decisions, rule.calibrate(p), problem, weight, y),
+        feasible=not problem.missing(reached).any(),
     )
     if not rule.feasible:
         warn_infeasible(problem, reached)

@@ -353,17 +353,15 @@ class Rule:
 
     def __repr__(self) -> str:
         shown = [repr(self.kind), str(self.columns)]
-        for name in ("threshold", "thresholds", "offsets", "weights", "biases"):
-            value = getattr(self, name)
-            if value is not None:
-                shown.append(f"{name}={np.array2string(np.asarray(value), precision=4, threshold=12, separator=', ')}")
-        for name in ("temperature", "floor", "reject", "at_most", "feasible", "metric", "value", "coverage",
-                     "subject_to", "reached", "bounds", "confidence"):  # fmt: skip
-            value = getattr(self, name)
-            if value != getattr(Rule, name):
-                value = tuple(float(f"{v:.4g}") if isinstance(v, float) else v for v in value) if isinstance(
-                    value, tuple) else value  # fmt: skip
-                shown.append(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value!r}")
+        for f in fields(self)[2:]:
+            value = getattr(self, f.name)
+            if value == f.default or f.name in ("gain", "shares"):
+                continue
+            if isinstance(value, tuple) and f.name != "subject_to":
+                text = np.array2string(np.asarray(value), precision=4, threshold=12, separator=", ")
+            else:
+                text = f"{value:.4g}" if isinstance(value, float) else repr(value)
+            shown.append(f"{f.name}={text}")
         return f"Rule({', '.join(shown)})"
 
 

@@ -5,20 +5,23 @@ p_k -> p_k shares_k / before_k, and the rule can be learned anew without a label
 tested: estimated shares that are applied where nothing changed, or where something else did, cost more than they gain.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from scipy.special import chdtrc, expit
 
-from evalign.decision.calibration import fit_calibration
-from evalign.decision.rule import Floats, Labels, as_labels, as_probabilities, as_weights
+from evalign.decision.calibration import ROWS, fit_calibration, sampled_rows
+from evalign.decision.rule import Floats, Labels, as_labels, as_probabilities, as_weights, logit
 
 Kind = Literal["none", "shares", "other", "given"]
-LEVEL = 0.01  # of the test for changed shares
-FIT_LEVEL = 0.02  # of the test for a change that shares do not explain
+LEVEL = 0.02  # of the test for changed shares
+EVIDENCE = 2.0  # standard errors by which features must have moved towards the new shares
+TREES = 50  # of the forest that measures this
+FIT_LEVEL = 0.01  # of the test for a change that shares do not explain
 FEWEST = 50  # held-out rows, counted as (sum w)^2 / sum w^2, that estimated shares must rest on
 EACH = 10  # new rows for each class whose share is estimated
-ROWS = 4000  # held-out and new rows that tests and intervals look at, at most
 DRAWS = 200  # permutations, and bootstrap samples of the fit
 RESAMPLES = 40  # of the intervals
 PRIOR = 1.0  # rows of the old shares that the Dirichlet prior adds to the new ones, for each class
@@ -26,11 +29,18 @@ ALLOWED = 0.5  # excess of a distance of scores over its usual size that models 
 
 
 class Reference(NamedTuple):
-    """A sample of held-out rows: probabilities (n, C), labels, and optionally features (n, F) as numbers."""
+    """A sample of held-out rows: probabilities (n, C), labels (n,) or, if multilabel, (n, L), features (n, F)."""
 
     p: Floats
     y: Labels
     features: Floats | None = None
+
+    @property
+    def shares(self) -> Floats:
+        """Share of each class or label."""
+        if self.y.ndim == 2:
+            return np.asarray(self.y.mean(axis=0))
+        return np.bincount(self.y, minlength=self.p.shape[1]) / len(self.y)
 
     @classmethod
     def of(cls, probabilities: Any, target: Any, sample_weight: Any = None, features: Any = None) -> "Reference":
@@ -43,15 +53,6 @@ class Reference(NamedTuple):
         y = as_labels(target, p, "multiclass")
         rows = sampled_rows(p, as_weights(sample_weight, p))
         return cls(p[rows], y[rows], None if features is None else np.asarray(features, dtype=np.float64)[rows])
-
-
-def sampled_rows(p: Floats, weight: Floats) -> Labels:
-    """Rows of a `Reference`: all if they are few; drawn by weight where weights differ."""
-    most = min(ROWS, max(100, 2**20 // p.shape[1]))
-    random = np.random.default_rng(0)
-    if weight.min() < weight.max():
-        return np.asarray(random.choice(len(p), min(most, len(p)), p=weight / weight.sum()))
-    return np.arange(len(p)) if len(p) <= most else np.sort(random.choice(len(p), most, replace=False))
 
 
 @dataclass(frozen=True)
@@ -106,27 +107,32 @@ class Shift:
 
 def given_shares(reference: Reference, shares: Floats, classes: Any = None) -> Shift:
     """The shift to known class shares."""
-    before = np.bincount(reference.y, minlength=reference.p.shape[1]) / len(reference.y)
-    names = tuple(range(len(before)) if classes is None else classes)
-    return Shift("given", names, tuple(before), tuple(shares.tolist()), reason="Class shares as given.")
+    names = tuple(range(len(shares)) if classes is None else classes)
+    return Shift("given", names, tuple(reference.shares), tuple(shares.tolist()), reason="Class shares as given.")
 
 
 def find_shift(
-    reference: Reference, probabilities: Any, features: Any = None, *, classes: Any = None, intervals: bool = True,
-    random_state: int = 0,
+    reference: Reference, probabilities: Any, features: Any = None, *, classes: Any = None,
+    columns: Sequence[str] | None = None, intervals: bool = True, random_state: int = 0, level: float = LEVEL,
+    explain: bool = True,
 ) -> Shift:  # fmt: skip
     """Test whether new rows have other class shares than the held-out ones, and estimate them.
 
     1. Held-out labels calibrate the probabilities: q.
     2. Did the mean of q change? A permutation test of Hotelling's T^2: exact, whatever the calibration is worth. At
-       level 0.01: shares that are learned anew without a change cost more than a small change that is overlooked.
+       level 0.02: shares that are learned anew without a change cost more than a small change that is overlooked.
     3. If so, the new shares by EM (Saerens 2002), with a Dirichlet prior about the old ones, and by least squares
        from the confusion matrix of argmax (Lipton 2018) as a cross-check; intervals by the bootstrap.
-    4. Are the new rows a mixture of the held-out classes in these shares? The largest Kolmogorov-Smirnov distance
+    4. Do the features confirm it? Held-out probabilities come from models of folds, and their means may differ from
+       those of the final model where no share has changed. A forest of the held-out rows, whose out-of-bag predictions
+       have no such difference, must see the new rows two standard errors nearer to the new shares.
+    5. Are the new rows a mixture of the held-out classes in these shares? The largest Kolmogorov-Smirnov distance
        over the features (Wasserstein over the calibrated probabilities, where no features are kept) and their
        maximum mean discrepancy, against bootstrap samples of such a mixture. Where a few held-out rows stand for most
-       of the new ones, or there are less than 10 new rows a class, this cannot be told, and nothing is adapted; nor
-       is it where the features are closer to the held-out rows as they are than to the mixture.
+       of the new ones, or there are less than 10 new rows a class, this cannot be told, and nothing is adapted.
+
+    `columns` are the names of the features in messages, `level` is that of the second step; without `explain` the last
+    one is left out where shares did not change.
 
     >>> rng = np.random.default_rng(0)
     >>> def sample(n, share):
@@ -147,23 +153,22 @@ def find_shift(
         raise ValueError("at least one new row is needed to look for a shift, got none")
     names = tuple(range(size) if classes is None else classes)
     random = np.random.default_rng(random_state)
-    before = np.bincount(reference.y, minlength=size) / len(reference.y)
-    view = None if features is None or reference.features is None else np.asarray(features, dtype=np.float64)
-    if total > ROWS:
-        rows = np.sort(random.choice(total, ROWS, replace=False))
-        sample, view = p_new[rows], None if view is None else view[rows]
-    else:
-        sample = p_new
+    before = reference.shares
+    rows = np.arange(total) if total <= ROWS else np.sort(random.choice(total, ROWS, replace=False))
+    sample, view = p_new[rows], None
+    if features is not None and reference.features is not None:
+        view = np.asarray(features, dtype=np.float64)[rows]
     calibration = fit_calibration(reference.p, reference.y, np.ones(len(reference.y)))
     q, new = calibration(reference.p), calibration(sample)
     p_shares = _changed_means(q, new, random)
-    changed = p_shares < LEVEL
+    changed = p_shares < level
     shares = class_shares(calibration(p_new), before)[0] if changed else before
-    p_fit, worst, better = _fit(reference, q, new, view, before, shares, changed, random)
-    disputed = changed and not better
+    disputed = changed and view is not None and _evidence(reference, view, before, shares) < EVIDENCE
     if disputed:
         changed, shares = False, before
-        p_fit, worst, _ = _fit(reference, q, new, view, before, before, False, random)
+    p_fit, worst = 1.0, ""
+    if changed or explain:
+        p_fit, worst = _fit(reference, q, new, view, before, shares, changed, columns, random)
     known: dict[str, Any] = {
         "classes": names, "before": tuple(before.tolist()), "shares": tuple(shares.tolist()), "rows": total,
         "p_shares": p_shares, "p_fit": p_fit,
@@ -176,29 +181,60 @@ def find_shift(
     held = (shares / np.maximum(before, 1e-12))[reference.y]
     effective = float(held.sum() ** 2 / (held**2).sum())
     few = effective < min(FEWEST, len(held) / 2)
-    if changed and p_fit >= FIT_LEVEL and (few or total < EACH * size):
+    kind: Kind = "shares" if changed else "none"
+    if p_fit < FIT_LEVEL:
+        kind = "other"
+        reason = (
+            f"The new rows are not a mixture of the held-out classes (p = {p_fit:.3g}; {worst}), so a change of class "
+            "shares alone cannot be corrected: decisions stay as they were. Label some new rows, or train anew."
+        )
+    elif changed and (few or total < EACH * size):
+        kind = "other"
         rests = f"{effective:.0f} held-out rows" if few else f"{total} new rows, less than {EACH} a class"
         reason = (
             f"Class shares seem to have changed, but their estimate rests on {rests}: decisions stay as they were. "
             "Use more rows, or pass the shares as prevalence=."
         )
-        return Shift("other", reason=reason, **known)
-    if p_fit < FIT_LEVEL:
-        reason = (
-            f"The new rows are not a mixture of the held-out classes (p = {p_fit:.3g}; {worst}), so a change of class "
-            "shares alone cannot be corrected: decisions stay as they were. Label some new rows, or train anew."
-        )
-        return Shift("other", reason=reason, **known)
-    if changed:
+    elif changed:
         reason = f"Class shares changed (p = {p_shares:.2g} of equal means, {total} rows), and nothing else that shows."
-        return Shift("shares", reason=reason, **known)
-    reason = f"No evidence that class shares changed (p = {p_shares:.3g}, {total} rows)."
-    if disputed:
+    elif disputed:
         reason = (
-            f"The mean probabilities changed (p = {p_shares:.2g}, {total} rows), but the features agree more with the "
-            "old class shares than with those that this would mean: decisions stay as they were."
+            f"The mean probabilities changed (p = {p_shares:.2g}, {total} rows), but the features do not confirm the "
+            "class shares that this would mean: decisions stay as they were."
         )
-    return Shift("none", reason=reason, **known)
+    else:
+        reason = f"No evidence that class shares changed (p = {p_shares:.3g}, {total} rows)."
+    return Shift(kind, reason=reason, **known)
+
+
+def find_label_shifts(
+    reference: Reference, probabilities: Any, features: Any = None, *, classes: Any = None, **options: Any
+) -> Shift:
+    """`find_shift` of each label (n, L) as two classes of its own; shares are those of the positives.
+
+    A label whose share did not change, or not alone, keeps it. The level is divided by the number of labels.
+    """
+    p = as_probabilities(probabilities, "multilabel")
+    names = tuple(range(p.shape[1]) if classes is None else classes)
+
+    def of_label(k: int, **more: Any) -> Shift:
+        own = Reference(np.stack([1 - reference.p[:, k], reference.p[:, k]], axis=1), reference.y[:, k], *reference[2:])
+        return find_shift(own, p[:, k], features, level=LEVEL / len(names), **options, **more)
+
+    found = [of_label(k, explain=False) for k in range(len(names))]
+    kinds = [one.kind for one in found]
+    whole = of_label(0) if set(kinds) == {"none"} else None  # do all columns together differ?
+    kind: Kind = whole.kind if whole else "shares" if "shares" in kinds else "other"
+    reasons = [f"Label {name}: {one.reason}" for name, one in zip(names, found, strict=True) if one.kind != "none"]
+    p_shares = min(one.p_shares or 0.0 for one in found)
+    if whole:
+        unchanged = f"No evidence that the share of a label changed (least p = {p_shares:.3g}, {len(p)} rows)."
+        reasons = [unchanged if whole.kind == "none" else whole.reason]
+    return Shift(
+        kind, names, tuple(one.before[1] for one in found),
+        tuple(one.shares[1] if one.adapts else one.before[1] for one in found), p_shares=p_shares,
+        p_fit=min(one.p_fit or 0.0 for one in ([whole] if whole else found)), rows=len(p), reason="\n".join(reasons),
+    )  # fmt: skip
 
 
 def reweighted(q: Floats, ratios: Floats) -> Floats:
@@ -233,7 +269,10 @@ def class_shares(q: Floats, before: Floats, times: Floats | None = None, rounds:
 
 
 def _changed_means(old: Floats, new: Floats, random: np.random.Generator) -> float:
-    """p-value of equal means, by permuting rows; Hotelling's T^2 with the covariance of all rows."""
+    """p-value of equal means, by permuting rows; Hotelling's T^2 with the covariance of all rows.
+
+    Beyond all permutations the tail is that of chi^2.
+    """
     pooled = np.concatenate([old, new])[:, 1:]
     pooled = pooled - pooled.mean(axis=0)
     covariance = pooled.T @ pooled / len(pooled)
@@ -243,7 +282,9 @@ def _changed_means(old: Floats, new: Floats, random: np.random.Generator) -> flo
     picks = np.stack([random.permutation(len(pooled))[:m] for _ in range(2 * DRAWS)])
     drawn = np.stack([whitened[pick].sum(axis=0) for pick in picks])
     seen = (whitened[len(old) :].sum(axis=0) ** 2).sum()
-    return float((1 + ((drawn**2).sum(axis=1) >= seen - 1e-12).sum()) / (1 + 2 * DRAWS))
+    beyond = int(((drawn**2).sum(axis=1) >= seen - 1e-12).sum())
+    tail = float(chdtrc(whitened.shape[1], seen / (m * (1 - m / len(pooled))))) if not beyond else 1.0
+    return min((1 + beyond) / (1 + 2 * DRAWS), tail)
 
 
 def _from_confusion(reference: Reference, p_new: Floats) -> Floats:
@@ -274,35 +315,47 @@ def _intervals(
         calibration = fit_calibration(reference.p[rows], y, np.ones(n))
         own = np.bincount(y, minlength=len(before)) / n
         found.append(class_shares(calibration(sample[new]), own, rounds=200)[0])
-    centre = _log_odds(shares)
-    spread = 1.96 * _log_odds(np.array(found)).std(axis=0) if len(found) > 1 else np.full(len(before), np.inf)
-    return 1 / (1 + np.exp(-(centre - spread))), 1 / (1 + np.exp(-(centre + spread)))
+    centre, *draws = logit(np.array([shares, *found]), 1e-6)
+    spread = 1.96 * np.std(draws, axis=0) if len(found) > 1 else np.full(len(before), np.inf)
+    return expit(centre - spread), expit(centre + spread)
 
 
-def _log_odds(shares: Floats) -> Floats:
-    s = np.clip(shares, 1e-6, 1 - 1e-6)
-    return np.asarray(np.log(s) - np.log1p(-s))
+def _evidence(reference: Reference, view: Floats, before: Floats, shares: Floats) -> float:
+    """Standard errors by which the features of the new rows moved from the old class shares towards these."""
+    from sklearn.ensemble import RandomForestRegressor
+
+    assert reference.features is not None
+    y, n = reference.y, len(reference.y)
+    ranks = _ranks(reference.features, view)
+    forest = RandomForestRegressor(TREES, min_samples_leaf=5, max_features="sqrt", oob_score=True, random_state=0)
+    forest.fit(ranks[:n], np.eye(len(before))[y])
+    old, new = forest.oob_prediction_, forest.predict(ranks[n:])
+    seen = np.unique(y)
+    expected = (shares - before)[seen] @ np.stack([old[y == k].mean(axis=0) for k in seen])
+    covariance = np.cov(old, rowvar=False)
+    covariance += (1e-3 * np.trace(covariance) / len(before) + 1e-12) * np.eye(len(before))
+    direction = np.linalg.solve(covariance, expected)
+    old, new = old @ direction, new @ direction
+    return float((new.mean() - old.mean()) / np.sqrt(old.var() / n + new.var() / len(new) + 1e-24))
 
 
 def _fit(
     reference: Reference, q: Floats, new: Floats, view: Floats | None, before: Floats, shares: Floats, changed: bool,
-    random: np.random.Generator,
-) -> tuple[float, str, bool]:  # fmt: skip
-    """p-value of "the new rows are held-out classes mixed in these shares", and the column that fits worst.
-
-    The last value says whether features fit these shares better than those of before. Held-out probabilities come from
-    models of folds, and their means may differ from those of the model in use where no class share has changed.
-    """
+    columns: Sequence[str] | None, random: np.random.Generator,
+) -> tuple[float, str]:  # fmt: skip
+    """p-value of "the new rows are held-out classes mixed in these shares", and the column that fits worst."""
     n, m, y = len(reference.y), len(new), reference.y
     if view is None or reference.features is None:
         old, others, distance, what = q, new, _area, "probability of class"
+        names: Sequence[Any] = range(q.shape[1])
     else:
         old, others, distance, what = reference.features, view, _height, "feature"
         # A column with one value but for a few rows says nothing, and its distances are too coarse to compare.
         told = [j for j in range(old.shape[1]) if _varied(old[:, j])]
         old, others = old[:, told], others[:, told]
+        names = [j if columns is None else columns[j] for j in told]
         if not told:
-            return 1.0, "no feature varies", True
+            return 1.0, "no feature varies"
     waves = _waves(old, others, random)
 
     def apart(of: Floats, columns: Floats, signed: Floats) -> Floats:
@@ -319,17 +372,20 @@ def _fit(
     signed = weights / weights.sum(axis=1, keepdims=True) - new_times / m
     null = apart(waves[:n], old, signed)
     usual = np.maximum(np.quantile(null, 0.9, axis=0), 2 / m if distance is _height else 1e-3)
-    mixtures = np.stack([held / held.sum(), np.full(n, 1 / n)])
-    signed = np.concatenate([mixtures, np.full((2, m), -1 / m)], axis=1)
-    found, unchanged = apart(waves, np.concatenate([old, others]), signed)
-    better = bool(distance is _area or ((found / usual) ** 2).sum() < ((unchanged / usual) ** 2).sum())
+    signed = np.append(held / held.sum(), np.full(m, -1 / m))[None]
+    found = apart(waves, np.concatenate([old, others]), signed)[0]
     worst = int((found / usual).argmax())
     most = float(found[worst] / usual[worst]) - (ALLOWED if distance is _area else 0.0)
-    p_value = (1 + ((null / usual).max(axis=1) >= most).sum()) / (1 + DRAWS)
+    p_value = float((1 + ((null / usual).max(axis=1) >= most).sum()) / (1 + DRAWS))
     if worst == old.shape[1]:
-        return float(p_value), f"the joint distribution of {what} columns differs", better
-    column = worst if distance is _area else told[worst]
-    return float(p_value), f"{what} {column} differs most, by {found[worst]:.2g}", better
+        return p_value, f"the joint distribution of {what} columns differs"
+    return p_value, f"{what} {names[worst]} differs most, by {found[worst]:.2g}"
+
+
+def _ranks(old: Floats, new: Floats) -> Floats:
+    """Both samples, column by column as shares of the old values that are at most as large."""
+    both = zip(old.T, new.T, strict=True)
+    return np.stack([np.searchsorted(np.sort(a), np.append(a, b), side="right") / len(a) for a, b in both], axis=1)
 
 
 def _waves(old: Floats, new: Floats, random: np.random.Generator, size: int = 256) -> Floats:
@@ -337,8 +393,7 @@ def _waves(old: Floats, new: Floats, random: np.random.Generator, size: int = 25
 
     The distance of the means is the maximum mean discrepancy with a Gaussian kernel of the median width.
     """
-    both = zip(old.T, new.T, strict=True)
-    z = np.stack([np.searchsorted(np.sort(a), np.append(a, b), side="right") / len(a) for a, b in both], axis=1)
+    z = _ranks(old, new)
     pairs = random.integers(len(z), size=(2, 1000))
     squared = float(np.median(((z[pairs[0]] - z[pairs[1]]) ** 2).sum(axis=1)))
     frequencies = random.normal(size=(z.shape[1], size)) * np.sqrt(2 / max(squared, 1e-12))

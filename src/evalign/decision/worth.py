@@ -138,17 +138,10 @@ def _marks(threshold: Estimate) -> str:
 
 
 def assess(
-    rule: Rule,
-    probabilities: Any,
-    target: Any,
-    metric: str | MetricFunction | None = None,
-    *,
-    average: Average | None = None,
-    beta: Beta | None = None,
-    subject_to: Any = None,
-    learn: Learner | None = None,
+    rule: Rule, probabilities: Any, target: Any, metric: str | MetricFunction | None = None, *,
+    average: Average | None = None, beta: Beta | None = None, subject_to: Any = None, learn: Learner | None = None,
     random_state: int = 0,
-) -> Worth:
+) -> Worth:  # fmt: skip
     """Estimate what a rule is worth on labelled rows, with intervals by resampling them.
 
     Rows should not be those that the rule was learned from, or the metric is flattered. `metric` and `subject_to`
@@ -164,8 +157,7 @@ def assess(
     >>> print(str(worth).splitlines()[0])
     Decision for f1, on 400 rows
     """
-    if metric is None:
-        metric = rule.metric
+    metric = rule.metric if metric is None else metric
     if metric is None:
         raise ValueError("the rule does not say what it was learned for; pass metric=")
     if rule.multilabel:
@@ -181,11 +173,11 @@ def assess(
     draws = np.vstack([counts, random.multinomial(len(y), counts / len(y), size=RESAMPLES)]).astype(np.float64)
     ours, limit_values = _scores(problem, patterns[0], patterns[1], draws)
     theirs, _ = _scores(problem, patterns[0], patterns[2], draws)
-    constraints = {}
-    for k, constraint in enumerate(problem.constraints):
-        values = limit_values[:, k]
-        missed = values[1:] < constraint.value if constraint.op == ">=" else values[1:] > constraint.value
-        constraints[str(constraint)] = (Estimate.of(values[0], values[1:]), float(missed.mean()))
+    missed = (problem.missing(limit_values[1:].T) > 0).mean(axis=1)
+    constraints = {
+        str(constraint): (Estimate.of(values[0], values[1:]), float(share))
+        for constraint, values, share in zip(problem.constraints, limit_values.T, missed, strict=True)
+    }
     threshold, curve = None, None
     if p.shape[1] == 2 and rule.kind == "threshold":
         threshold = _threshold(

@@ -130,7 +130,9 @@ class OffsetSweep(NamedTuple):
         size, n = counts.classes, len(self.order)
         # First cut that includes each row; rows that no cut includes fall past the end.
         segment = np.searchsorted(self.sizes[index], np.arange(n), side="right")
-        start, length = counts.count(self._without_j(n)), (len(index) + 1) * counts.width
+        without_j = np.empty_like(self.rival)
+        without_j[self.order] = self.rival
+        start, length = counts.count(without_j), (len(index) + 1) * counts.width
         j = np.full(n, self.j)
         moved = np.zeros(length)
         for decisions, sign in ((j, 1.0), (self.rival, -1.0)):
@@ -143,11 +145,6 @@ class OffsetSweep(NamedTuple):
                 moved += sign * np.bincount(base + size, counts.weight[self.order], length)
         steps = moved.reshape(len(index) + 1, *start.shape)[:-1]
         return np.asarray(start + np.cumsum(steps, axis=0))
-
-    def _without_j(self, n: int) -> Labels:
-        rival = np.empty(n, dtype=np.int64)
-        rival[self.order] = self.rival
-        return rival
 
     def score(self, problem: Problem, values: ClassCounts, limits: ClassCounts, index: NDArray[np.int64]) -> Scored:
         """Shortfall of the constraints on `limits` and metric on `values`, at the cuts in `index`."""

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from evalign.decision.rule import Floats, Labels, decide_blocks
+from evalign.decision.rule import Floats, decide_blocks
 from evalign.decision.search.counts import ClassCounts, OffsetSweep, State
 from evalign.decision.search.problem import SLACK, Problem, best_of, coarse_to_fine
 from evalign.metrics import MetricFunction
@@ -131,22 +131,16 @@ class BestGain:
 
     def __init__(self, p: Floats, problem: Problem, values: ClassCounts, limits: ClassCounts) -> None:
         self.p, self.problem, self.values, self.limits = p, problem, values, limits
-        self.gain = identity(values)
-        decisions = decide_blocks(p, lambda x: x)
-        self.shortfall, self.value = self._score(values.count(decisions), decisions)
-        self.latest = self.shortfall  # of the gain matrix that was added last
-
-    def _score(self, state: State, decisions: Labels) -> tuple[Floats, float]:
-        value = self.values.value(state, self.problem)
-        if self.limits is not self.values:
-            state = self.limits.count(decisions)
-        return self.limits.shortfalls(state, self.problem), value
+        self.gain, self.shortfall, self.value = identity(values), np.full(len(problem.constraints), np.inf), -np.inf
+        self.add(self.gain)
 
     def add(self, gain: Gain) -> State:
         """Score a gain matrix, keep it if it is the best, and return the counts of its decisions."""
         decisions = decide_blocks(self.p, gain.scores)
         state = self.values.count(decisions)
-        self.latest, value = self._score(state, decisions)
+        value = self.values.value(state, self.problem)
+        limited = state if self.limits is self.values else self.limits.count(decisions)
+        self.latest = self.limits.shortfalls(limited, self.problem)  # of the gain matrix that was added last
         both = np.array([self.shortfall.sum(), self.latest.sum()])
         if best_of(both, np.array([self.value, value])) == 1:
             self.gain, self.shortfall, self.value = gain, self.latest, value

@@ -81,15 +81,9 @@ class Problem:
     """Maximise a metric subject to constraints, both functions of a `Confusion`."""
 
     def __init__(
-        self,
-        metric: str | MetricFunction,
-        constraints: Sequence[Constraint] = (),
-        *,
-        average: Average,
-        beta: Beta | None,
-        classes: int,
-        multilabel: bool,
-    ) -> None:
+        self, metric: str | MetricFunction, constraints: Sequence[Constraint] = (), *, average: Average,
+        beta: Beta | None, classes: int, multilabel: bool,
+    ) -> None:  # fmt: skip
         budgets = [c for c in constraints if c.count]
         if budgets and (classes != 2 or multilabel or any(c.label not in (None, 1) for c in budgets)):
             raise ValueError(f"{budgets[0]} counts rows of the positive class of two; write a share, like 2%, instead")
@@ -124,8 +118,13 @@ class Problem:
                 f"average='binary' needs two classes, got {columns} {'labels' if multilabel else 'classes'}; "
                 "use 'macro', 'micro' or 'weighted'"
             )
-        constraints = parse_constraints(subject_to)
+        constraints = () if subject_to is None else parse_constraints(subject_to)
         return cls(metric, constraints, average=average, beta=beta, classes=columns, multilabel=multilabel)
+
+    @property
+    def task(self) -> Task:
+        """The task as users name it."""
+        return "multilabel" if self.multilabel else "multiclass"
 
     @property
     def needs_labels(self) -> bool:
@@ -166,9 +165,13 @@ class Problem:
         if not self.constraints:
             return np.zeros((0, len(c.tp)))
         with torch.no_grad():
-            scores = np.stack([limit(c).double().numpy() for limit in self.limits])
-        signs = np.array([[1.0 if r.op == ">=" else -1.0] for r in self.constraints])
-        missing = signs * (np.array([[r.value] for r in self.constraints]) - scores)
+            return self.missing(np.stack([limit(c).double().numpy() for limit in self.limits]))
+
+    def missing(self, reached: Any) -> Floats:
+        """Shortfall of values of the constraints, (constraints,) or (constraints, K)."""
+        shape = (-1,) + (1,) * (np.ndim(reached) - 1)
+        signs = np.array([1.0 if r.op == ">=" else -1.0 for r in self.constraints]).reshape(shape)
+        missing = signs * (np.array([r.value for r in self.constraints]).reshape(shape) - reached)
         return np.where(np.isnan(missing), np.inf, np.where(missing <= SLACK, 0.0, missing))
 
     def lagrangian(self, multipliers: Floats) -> MetricFunction:

@@ -105,28 +105,21 @@ class ThresholdSweep:
         shortfall, value = zip(*found, strict=True)
         return np.concatenate(shortfall), np.concatenate(value)
 
-    def misses(self, problem: Problem, k: int) -> bool:
-        """Whether cut k misses a constraint."""
-        return bool(self.score(problem, np.array([k]))[0].any())
-
-    def best(self, problem: Problem, limits: "ThresholdSweep | None" = None, near: float = 0.5) -> int:
-        """Best cut for a problem, with constraints on `limits` of the same scores; ties go to the nearest to `near`."""
-        limits = limits or self
+    def best(self, problem: Problem, limits: "ThresholdSweep | None" = None) -> int:
+        """Best cut for a problem, with constraints on `limits` of the same scores; ties go to the nearest to 1/2."""
 
         def score(index: NDArray[np.int64]) -> Scored:
-            if limits is self:
-                return self.score(problem, index)
-            return limits.score(problem, index)[0], self.score(problem, index)[1]
+            shortfall, value = self.score(problem, index)
+            return shortfall if limits is None else limits.score(problem, index)[0], value
 
-        return coarse_to_fine(score, len(self), self.cut_at(near), problem.batch_size(1, EXACT))
+        return coarse_to_fine(score, len(self), self.cut_at(0.5), problem.batch_size(1, EXACT))
 
 
 def _single(c: Confusion) -> Confusion:
     """First confusion of a batch."""
-    present = c.present
     matrix = None if c._matrix is None else c.matrix[0]
-    return Confusion(c.tp[0], c.actual[0], c.predicted[0], c.total[0], present=present, multilabel=c.multilabel,
-                     matrix=matrix)  # fmt: skip
+    parts = (x[0] for x in (c.tp, c.actual, c.predicted, c.total))
+    return Confusion(*parts, present=c.present, multilabel=c.multilabel, matrix=matrix)
 
 
 class LabelCounts:
@@ -170,15 +163,13 @@ class LabelSearch:
     def __init__(self, problem: Problem, values: LabelCounts, limits: LabelCounts) -> None:
         self.problem, self.values, self.limits = problem, values, limits
         self.half = np.array([sweep.cut_at(0.5) for sweep in values.sweeps])
-        self.best = self.half
-        self.shortfall, self.value = self._score(self.half)
-
-    def _score(self, cuts: Cuts) -> tuple[Floats, float]:
-        value = float(self.problem.value(self.values.confusion(self.values.at(cuts)[None]))[0])
-        return self.problem.shortfalls(self.limits.confusion(self.limits.at(cuts)[None]))[:, 0], value
+        self.best, self.shortfall, self.value = self.half, np.full(len(problem.constraints), np.inf), -np.inf
+        self.add(self.half)
 
     def add(self, cuts: Cuts) -> Floats:
-        shortfall, value = self._score(cuts)
+        """Keep the cuts if they are the best so far; returns their shortfalls."""
+        value = float(self.problem.value(self.values.confusion(self.values.at(cuts)[None]))[0])
+        shortfall = self.problem.shortfalls(self.limits.confusion(self.limits.at(cuts)[None]))[:, 0]
         both = np.array([self.shortfall.sum(), shortfall.sum()])
         if best_of(both, np.array([self.value, value])) == 1:
             self.best, self.shortfall, self.value = cuts, shortfall, value
