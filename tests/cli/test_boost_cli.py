@@ -142,7 +142,8 @@ def test_stock_boosters_are_the_libraries_own_models(data):
     X, y = frame.drop(columns=["label", "town"]), (frame["label"] == "yes").astype(int).to_numpy()
     import lightgbm
 
-    model = StockBooster("lightgbm", random_state=0, n_jobs=1).fit(X, y)
+    model = StockBooster("lightgbm", random_state=0).fit(X, y)
+    assert model.estimator_.n_jobs == 1  # of a small table
     network = EASTClassifier(hidden=(4,), epochs=1, folds=1, random_state=0).fit(X, y)
     valid = network.held_out_predictions_.rows  # the same rows are held out
     train = np.setdiff1d(np.arange(len(y)), valid)

@@ -18,6 +18,7 @@ import pytest
 from sklearn.metrics import f1_score, fbeta_score, precision_score, recall_score
 
 from evalign import EASTClassifier
+from evalign.cli import console
 from evalign.cli.app import main
 from evalign.cli.console import Output
 
@@ -810,3 +811,21 @@ def test_bench_times_both_losses_in_one_run(call: Call):
         assert refused.code == 2
         assert message in refused.err
         assert refused.err.count("\n") == 1
+
+
+def test_progress_of_compare_counts_the_rounds_of_boosted_trees(
+    folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    heard: list[tuple[str, int | None, int]] = []
+
+    class Heard(console.Listener):
+        def __call__(self, epoch: Any) -> None:
+            heard.append((self.name, self.patience, self.epochs))
+
+    monkeypatch.setattr(console, "Listener", Heard)
+    monkeypatch.setattr("evalign.cli.compare.Listener", Heard)
+    words = ["compare", folder / "train.csv", "--target", "kind", "--out", tmp_path / "run"]
+    fast = ["--model", "network", "--epochs", "3", "--hidden", "4", "--splits", "2", "--folds", "1", "--device", "cpu"]
+    assert call(*words, *fast).code == 0
+    assert ("ours (boosted trees, anchored), split 1 of 2", 30, 3) in heard
+    assert ("ours (anchored), split 2 of 2", None, 3) in heard

@@ -3,6 +3,7 @@
 import json
 import random
 import string
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +140,17 @@ NAMES = ["--metric", "--average", "--beta", "--positive", "--subject-to", "--tes
          "--decision", "--seed", "--device", "--decimal", "--na", "--encoding", "--task", "--network", "--ensemble",
          "--folds", "--hidden", "--target", "--out", "--preset", "--time-limit", "--confidence", "--budget", "--epochs",
          "--model"]  # fmt: skip
+GOALS = ["--costs", "--costs", "--target", "--subject-to", "--positive", "--metric", "--decision", "--drop"]
+COSTS = ["fn=1,fp=2", "fn=1", "fn=weight", "fn=weight,fp=1,reject=0.5", "fp=colour", "cat:dog=3", "cat:cow=1",
+         "cat:dog=", "fn=-1", "fn=nan", "fn=1e999", "reject=weight", "tp=x", "fn=1,fn=2", "=1", ",", "", "weight",
+         "costs.csv", "table.csv", "weight,height", "kind,colour", "kind,kind", '"kind"', "kind,", "recall>=0.9", "dog",
+         "cost", "auto"]  # fmt: skip
 FLAGS = ["--force", "--quiet", "--json", "--stream", "--drop-unlabelled", "--bogus"]
 
 
-def try_options(numbers: range, folder: Path) -> list[str]:
+def try_options(
+    numbers: range, folder: Path, names: Sequence[str] = NAMES, values: Sequence[str] = VALUES
+) -> list[str]:
     """Option sets on which a promise was broken."""
     failures = []
     table, new = FRAME.to_csv(index=False).encode(), animals(20, 5).to_csv(index=False).encode()
@@ -156,9 +164,9 @@ def try_options(numbers: range, folder: Path) -> list[str]:
         words: list[Any] = [draw.choice(["fit"] * 4 + ["advise"]), folder / "table.csv", "-t", "kind"]
         words += ["-o", out, *(FAST if number % 4 else BLEND)] if words[0] == "fit" else []
         for _ in range(draw.randrange(1, 4)):
-            value = draw.choice([*VALUES, "".join(draw.choices(string.printable, k=3))])
+            value = draw.choice([*values, "".join(draw.choices(string.printable, k=3))])
             value = str(folder / value) if value.endswith(".csv") else value
-            name = draw.choice(NAMES)
+            name = draw.choice(names)
             if name == "--out":  # somewhere in this folder
                 value = str(folder / draw.choice(["run", "table.csv", "new.csv/run"]))
             words += [name, value] if draw.random() < 0.85 else [draw.choice(FLAGS)]
@@ -178,4 +186,10 @@ def test_wrong_option_sets(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_wrong_option_sets(tmp_path: Path) -> None:
     failures = try_options(range(QUICK, OPTION_SETS), tmp_path)
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.slow
+def test_wrong_costs_and_targets(tmp_path: Path) -> None:
+    failures = try_options(range(QUICK), tmp_path, GOALS, COSTS)
     assert not failures, "\n".join(failures)

@@ -10,6 +10,7 @@ from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import f1_score, fbeta_score, matthews_corrcoef, precision_score, recall_score
 from sklearn.naive_bayes import GaussianNB
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from evalign import decision
 from evalign.comparison import Aim, Contender, Judge, Table, compare, evaluate, split, standard_error, summarise
@@ -128,6 +129,25 @@ def test_network_and_trees_hold_out_the_same_rows(cancer: Table) -> None:
         assert network.held_out_predictions_.labels.tolist() == other.held_out_predictions_.labels.tolist()
         means = [[column["shift"] for column in m.encoder_.to_json()["columns"]] for m in (network, other)]
         assert means[0] == means[1]  # learned from the same training rows
+
+
+@pytest.mark.parametrize(("rows", "one"), [(c.ONE_THREAD_ROWS, True), (2 * c.ONE_THREAD_ROWS, False)])
+def test_rivals_get_one_openmp_thread_on_small_tables(rows: int, one: bool) -> None:
+    def threads() -> list[int]:
+        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "openmp"]
+
+    seen: list[list[int]] = []
+
+    class Spy(GaussianNB):
+        def fit(self, X: Any, y: Any) -> Any:
+            seen.append(threads())
+            return super().fit(X, y)
+
+    with threadpool_limits(2, "openmp"):
+        before = threads()
+        HeldOut(Spy(), random_state=0).fit(np.arange(float(rows)).reshape(-1, 1), np.arange(rows) % 2)
+        assert threads() == before
+    assert seen == [[1] * len(before) if one else before]
 
 
 def test_no_test_row_is_seen_before_the_end(iris: Table) -> None:

@@ -43,6 +43,14 @@ def test_what_a_document_links_to_is_there(document):
             assert anchor in anchors_of(linked.read_text()), f"{path} has no heading for #{anchor}"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_document_names_are_there(document):
+    for named in re.findall(
+        r"\b(?:benchmarks|docs|examples|papers|src|tests|tools)/[\w./-]+\.\w+", document.read_text()
+    ):
+        assert (ROOT / named).exists(), f"{document.relative_to(ROOT)} names {named}, which is not there"
+
+
 def test_pages_of_the_api_name_what_can_be_imported():
     named = re.findall(
         r"^::: (\S+)$", "\n".join(p.read_text() for p in (ROOT / "docs" / "api").glob("*.md")), re.MULTILINE

@@ -5,32 +5,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.run_files import Reading, Source, load
+from evalign.cli.run_files import Source, load
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evalign.training.batches import Advice
+    from evalign.training.advice import Advice
 
 NAME = "advise"
 EXAMPLE = "evalign advise adult.csv --target income --metric f1"
 SIZES = (32, 64, 128, 256, 512, 1024, 4096)
 
 
+@o.takes("target", "metric", "average", "beta", "positive", *o.READING, "json")
 def command(
+    context: typer.Context,
     data: o.Data,
-    target: o.Target,
-    metric: o.Metric = "f1",
-    average: o.Average = None,
-    beta: o.Beta = None,
-    positive: o.Positive = None,
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Acceptable standard error of the metric.", rich_help_panel=o.GOAL)
     ] = 0.05,
-    decimal: o.Decimal = None,
-    na: o.Na = None,
-    encoding: o.Encoding = None,
-    json: o.Json = False,
+    **given: Any,
 ) -> None:
     """Recommend a batch size for training on a metric, or a memory for smaller batches.
 
@@ -38,17 +32,19 @@ def command(
     class, how often a class is missing, the standard error of the metric in one batch, and the decay that
     MetricLoss(memory="auto") uses. The bound of EAST Theorem 5.8 holds for any classifier and is therefore large.
     """
-    source = Source(data, target, reading=Reading(decimal, tuple(na or ()), encoding))
+    source = Source.of(data, given)
     source.check()
     from evalign import _checks as checks
     from evalign.cli.console import Output
     from evalign.comparison.aims import Judge
-    from evalign.training.batches import advise
+    from evalign.training.advice import advise
 
-    settings = o.Settings(metric=metric, average=average, beta=o.parse_beta(beta), positive=positive)
+    settings = o.Settings.of(given, context)
     settings.check()
+    if len(source.targets) > 1:
+        raise ValueError(f"evalign advise takes one --target, got {source.target}")
     checks.check_number("--tolerance", tolerance, low=0.0, high=1.0, open_low=True, open_high=True)
-    output = Output(quiet=False, as_json=json)
+    output, metric = Output(quiet=False, as_json=given["json"]), settings.metric
     y = load(source, output.say).table.y
     judge = Judge(settings.aim(), y)
     counts = [int(n) for n in (judge.codes(y)[:, None] == range(len(judge.classes))).sum(0)]

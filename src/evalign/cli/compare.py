@@ -8,37 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.console import Interrupt, Output, watch_interrupt
-from evalign.cli.run_files import Loaded, Reading, RunFolder, Source, load
+from evalign.cli.console import Interrupt, Listener, Output, watch_interrupt
+from evalign.cli.run_files import Loaded, RunFolder, Source, load
 
 NAME = "compare"
 EXAMPLE = "evalign compare adult.csv --target income --metric f1 --splits 5"
 
-Splits = Annotated[int, typer.Option("--splits", help="Number of random splits.", min=1, rich_help_panel=o.DATA)]
 
-
+@o.takes(without=("budget", "network", "ensemble", "stream"))
 def command(
     context: typer.Context,
     data: o.Data,
-    target: o.Target,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder to write the report to.", rich_help_panel=o.OUTPUT)
     ] = Path("evalign-compare"),
-    metric: o.Metric = "f1",
-    average: o.Average = None,
-    beta: o.Beta = None,
-    positive: o.Positive = None,
-    subject_to: o.SubjectTo = None,
-    confidence: o.Confidence = None,
-    test: o.Test = None,
-    test_size: o.TestSize = None,
-    splits: Splits = 5,
-    drop: o.Drop = None,
-    drop_unlabelled: o.DropUnlabelled = False,
-    task: o.Task = None,
-    decimal: o.Decimal = None,
-    na: o.Na = None,
-    encoding: o.Encoding = None,
+    splits: Annotated[
+        int, typer.Option("--splits", help="Number of random splits.", min=1, rich_help_panel=o.DATA)
+    ] = 5,
     model: Annotated[
         str,
         typer.Option(
@@ -47,18 +33,7 @@ def command(
             rich_help_panel=o.TRAINING,
         ),
     ] = "blend",
-    preset: o.Preset = "default",
-    time_limit: o.TimeLimit = None,
-    recipe: o.RecipeName = "auto",
-    decision: o.Decision = None,
-    epochs: o.Epochs = None,
-    folds: o.Folds = "auto",
-    hidden: o.Hidden = None,
-    seed: o.Seed = 0,
-    device: o.Device = "auto",
-    force: o.Force = False,
-    quiet: o.Quiet = False,
-    json: o.Json = False,
+    **given: Any,
 ) -> None:
     """Compare our models with cross-entropy, LightGBM, XGBoost, a random forest and histogram gradient boosting over
     several splits.
@@ -67,20 +42,14 @@ def command(
     With --test the test rows are fixed and splits differ by their seed only. Ctrl-C keeps the completed splits. Writes
     report.html and result.json to the --out folder.
     """
-    settings = o.Settings(
-        metric=metric, average=average, beta=o.parse_beta(beta), positive=positive,
-        subject_to=tuple(subject_to or ()), confidence=confidence, recipe=recipe, decision=decision, epochs=epochs,
-        hidden=o.parse_hidden(hidden), seed=seed, device=device, folds=o.parse_folds(folds),
-        model=model, preset=preset, time_limit=time_limit,
-    )  # fmt: skip
-    reading = Reading(decimal, tuple(na or ()), encoding)
-    source = Source(data, target, test, test_size, tuple(drop or ()), reading, drop_unlabelled, task)
-    folder = RunFolder(out, force=force)
+    settings = o.Settings.of(given | {"model": model}, context)
+    source = Source.of(data, given, settings.cost_columns)
+    folder = RunFolder(out, force=given["force"])
     source.check()
     folder.check()
     settings.check()
     with watch_interrupt() as interrupt:
-        output = Output(quiet=quiet, as_json=json, words=context.obj)
+        output = Output(quiet=given["quiet"], as_json=given["json"], words=context.obj)
         run(NAME, load(source, output.note), settings, splits, folder, output, interrupt)
 
 
@@ -112,11 +81,19 @@ def run(
         others = [replace(one, decisions=("argmax", "tuned")) for one in others if one.name in rivals]
     listed = [*own_models(judge, settings), *others]
     epochs = find_recipe(recipe).limited(settings.epochs).epochs
+    makers = {one.title: one.make for one in listed}
     with output.warnings_as_notes(), output.progress(len(listed) * splits, epochs, splits) as step:
+
+        def start(title: str, split: int) -> Any:
+            listener = step(title, split)
+            if isinstance(listener, Listener):
+                listener.follow(makers[title](settings.seed))
+            return listener
+
         comparison = compare(
             loaded.table.X, loaded.table.y, listed, judge,
             splits=splits, test_size=test_size, test=None if loaded.test is None else (loaded.test.X, loaded.test.y),
-            seed=settings.seed, on_step=step, interrupted=lambda: interrupt.pressed,
+            seed=settings.seed, on_step=start, interrupted=lambda: interrupt.pressed,
         )  # fmt: skip
     if comparison.interrupted:
         output.note(f"Ctrl-C ended the comparison after {comparison.splits} of {splits} splits")
@@ -138,9 +115,8 @@ def run(
         f"early stopping used {held_out} rows held out of the rest, {how}. Splits overlap, so "
         "standard errors are somewhat too small."
     )
-    own = settings.decision_of(settings.model)
     finish(
-        name, comparison, settings, facts, sizes, protocol, folder, output, decision=own, **loaded.details(),
+        name, comparison, settings, facts, sizes, protocol, folder, output, decision=settings.rule, **loaded.details(),
     )  # fmt: skip
 
 
@@ -149,17 +125,11 @@ def own_models(judge: Any, settings: o.Settings) -> list[Any]:
     from evalign.boosting.growth import is_installed
     from evalign.comparison import contenders as c
 
-    blend = c.ours_blended(judge, recipe=settings.recipe_of("blend"), **settings.for_blend())
     if settings.model == "blend":
-        return [replace(blend, name=c.OURS)]
-    shared, recipe = settings.for_network(), settings.recipe_of("network")
-    boosted = [c.ours_boosted(judge, recipe=settings.recipe_of("boost"), **settings.for_trees())]
-    return [
-        c.ours(judge, recipe=recipe, **shared),
-        *(boosted if is_installed("lightgbm") else []),
-        blend,
-        c.cross_entropy(judge, rival_of=recipe, **shared),
-    ]
+        return [replace(settings.contender(judge, "blend"), name=c.OURS)]
+    kinds = ["network", *(["boost"] if is_installed("lightgbm") else []), "blend"]
+    control = c.cross_entropy(judge, rival_of=settings.recipe_of("network"), **settings.options_of("network"))
+    return [*(settings.contender(judge, kind) for kind in kinds), control]
 
 
 def stock_libraries(judge: Any, note: Any) -> list[Any]:

@@ -154,7 +154,12 @@ class Listener:
         self.progress, self.name, self.place = progress, name, place
         self.started, self.expected = time.monotonic(), 0.0
         self.patience: int | None = None  # epochs without a better one after which the model stops; None if unknown
+        self.epochs = progress.epochs
         self.best = 0
+
+    def follow(self, model: Any) -> None:
+        """Count the rounds of boosted trees, which may be more than the epochs of other models."""
+        self.patience, self.epochs = getattr(model, "patience", None), getattr(model, "rounds", None) or self.epochs
 
     def expect(self, seconds: float) -> None:
         self.started, self.expected = time.monotonic(), seconds
@@ -163,13 +168,13 @@ class Listener:
         progress, now = self.progress, time.monotonic()
         spent, own = now - progress.started, now - self.started
         # Epochs of a blend are those of its members, side by side, and say little about the time.
-        share = own / self.expected if self.expected else epoch.epoch / progress.epochs
+        share = own / self.expected if self.expected else epoch.epoch / self.epochs
         done = (self.place + min(share, 1.0)) / progress.steps
         left, self.best = "", epoch.epoch if epoch.best else self.best
         if self.expected and progress.splits == 1:
             left = f", about {duration(self.expected - own)} left for this model" if own < self.expected else ""
         elif self.patience is not None:  # boosted trees rarely take all the rounds that they may
-            rounds = min(self.best + self.patience, progress.epochs) - epoch.epoch
+            rounds = min(self.best + self.patience, self.epochs) - epoch.epoch
             left = f", {duration(own * rounds / epoch.epoch)} left for this model unless it improves"
         elif done >= KNOWN:
             left = f", {duration(spent * (1 - done) / done)} left at most"
@@ -196,3 +201,37 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def as_table(result: dict[str, Any]) -> Any:
+    """Format the scores of a result as a table for the terminal."""
+    from rich import box
+    from rich.table import Table
+
+    from evalign.report.page import score, signed
+
+    several = result["splits"] > 1
+    tested = any(row["p"] is not None for row in result["table"])
+    spread = "std. error" if several else "95 % interval"
+    limits = list(result["table"][0]["limits"])
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("training + decision", no_wrap=True)
+    columns = [result["metric"]["title"], spread, "ours minus it", spread, *(["p"] if tested else [])]
+    for name in (*columns, *limits):
+        table.add_column(name, justify="right", no_wrap=not limits)
+    for row in result["table"]:
+        own = [row["contender"], row["decision"]] == result["reference"]
+        if several:
+            spreads = score(row["error"]), score(row["difference_error"])
+        else:
+            low, high = row["interval"]
+            spreads = f"{score(low)} to {score(high)}", " to ".join(map(signed, row["difference_interval"]))
+        held = [score(row["limits"][name]) + " missed" * (name in row["missed"]) for name in limits]
+        gap = ["–", "–"] if own else [signed(row["difference"]), spreads[1]]
+        if tested:
+            gap.append("–" if own or row["p"] is None else f"{row['p']:.2g}")
+        table.add_row(
+            row["title"], score(row["score"]), spreads[0], *gap, *held,
+            style="bold" if own else None,
+        )  # fmt: skip
+    return table

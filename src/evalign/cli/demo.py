@@ -6,7 +6,7 @@ import sys
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ ROWS = 5000
 RIVALS = ("lightgbm", "logistic_regression", "random_forest")
 
 
+@o.takes("preset", "seed", "force", "quiet", "json", preset="quick")
 def command(
     context: typer.Context,
     out: Annotated[
@@ -30,12 +31,8 @@ def command(
         typer.Option("--out", "-o", help="Folder to write data and report to. Default: a new one, evalign-demo."),
     ] = None,
     splits: Annotated[int, typer.Option("--splits", help="Number of random splits.", min=1)] = 3,
-    preset: o.Preset = "quick",
-    seed: o.Seed = 0,
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open the report, when run in a terminal.")] = True,
-    force: o.Force = False,
-    quiet: o.Quiet = False,
-    json: o.Json = False,
+    **given: Any,
 ) -> None:
     """Find frauds among made-up card payments: our default against what people use.
 
@@ -47,7 +44,8 @@ def command(
     from evalign.cli.run_files import REPORT, RunFolder, Source, load
     from evalign.storage import write_atomically
 
-    settings = o.Settings(positive=POSITIVE, preset=preset, seed=seed, device="cpu")
+    settings = o.Settings(positive=POSITIVE, preset=given["preset"], seed=given["seed"], device="cpu")
+    force, quiet, json = given["force"], given["quiet"], given["json"]
     out = out or next(path for path in new_names("evalign-demo") if force or not path.exists())
     output, folder = Output(quiet=quiet, as_json=json, words=context.obj), RunFolder(out, also=(FILE,), force=force)
     folder.check()

@@ -12,7 +12,7 @@ import typer
 
 from evalign.cli import options as o
 from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Listener, Output, watch_interrupt
-from evalign.cli.run_files import CHECKPOINT, Reading, RunFolder, Source
+from evalign.cli.run_files import CHECKPOINT, RunFolder, Source
 
 NAME = "fit"
 ROUNDS = 1000  # maximum of boosting rounds, the end of the progress bar
@@ -20,49 +20,19 @@ REPEATS, IMPORTANCE_ROWS, IMPORTANCE_SECONDS = 3, 500, 5.0  # of permutation imp
 EXAMPLE = "evalign fit adult.csv --target income --metric f1 --out adult-run"
 
 
+@o.takes()
 def command(
     context: typer.Context,
     data: o.Data,
-    target: o.Target,
     out: Annotated[
         Path,
         typer.Option(
             "--out", "-o", help="Folder to write model and report to.", show_default=False, rich_help_panel=o.OUTPUT
         ),
     ],
-    metric: o.Metric = "f1",
-    average: o.Average = None,
-    beta: o.Beta = None,
-    positive: o.Positive = None,
-    subject_to: o.SubjectTo = None,
-    confidence: o.Confidence = None,
-    test: o.Test = None,
-    test_size: o.TestSize = None,
-    drop: o.Drop = None,
-    drop_unlabelled: o.DropUnlabelled = False,
-    task: o.Task = None,
-    decimal: o.Decimal = None,
-    na: o.Na = None,
-    encoding: o.Encoding = None,
-    model: o.Model = "blend",
-    preset: o.Preset = "default",
-    time_limit: o.TimeLimit = None,
-    budget: o.Budget = 600.0,
-    recipe: o.RecipeName = "auto",
-    decision: o.Decision = None,
-    epochs: o.Epochs = None,
-    network: o.Network = "mlp",
-    ensemble: o.Ensemble = 1,
-    folds: o.Folds = "auto",
-    hidden: o.Hidden = None,
-    seed: o.Seed = 0,
-    device: o.Device = "auto",
-    stream: o.Stream = False,
-    force: o.Force = False,
-    quiet: o.Quiet = False,
-    json: o.Json = False,
+    **given: Any,
 ) -> None:
-    """Train a classifier for a metric and compare it with cross-entropy on held-out test rows.
+    """Train a classifier for a metric or for costs, and compare it with a baseline on held-out test rows.
 
     Writes model.safetensors, report.html and result.json to the --out folder. The saved model is the one that was
     tested; it was not trained on the test rows. Ctrl-C stops training and keeps the best weights so far.
@@ -74,29 +44,23 @@ def command(
     Parquet file with --stream, is read in passes to train a network, and may exceed the memory; repeat the command to
     resume a run that was killed.
     """
-    settings = o.Settings(
-        metric=metric, average=average, beta=o.parse_beta(beta), positive=positive,
-        subject_to=tuple(subject_to or ()), confidence=confidence, recipe=recipe, decision=decision, epochs=epochs,
-        hidden=o.parse_hidden(hidden), seed=seed, device=device, model=model, budget=budget, network=network,
-        ensemble=ensemble, folds=o.parse_folds(folds), preset=preset, time_limit=time_limit,
-    )  # fmt: skip
-    reading = Reading(decimal, tuple(na or ()), encoding)
-    source = Source(data, target, test, test_size, tuple(drop or ()), reading, drop_unlabelled, task)
-    in_passes = stream or data.is_dir()
+    settings = o.Settings.of(given, context)
+    source = Source.of(data, given, settings.cost_columns)
+    in_passes = given["stream"] or data.is_dir()
     to_network = in_passes and "model" not in o.given_options(context)
     if to_network:
         settings = replace(settings, model="network")
-    folder = RunFolder(out, also=(CHECKPOINT,) if in_passes else (), force=force)
+    folder = RunFolder(out, also=(CHECKPOINT,) if in_passes else (), force=given["force"])
     source.check()
     folder.check()
     settings.check(context)
     with watch_interrupt() as interrupt:
-        output = Output(quiet=quiet, as_json=json, words=context.obj)
+        output = Output(quiet=given["quiet"], as_json=given["json"], words=context.obj)
         fit: Any = run
         if in_passes:
             from evalign.cli import stream as streaming
 
-            fit = partial(streaming.run, by_default=to_network)
+            fit = partial(streaming.run, importance=importance, by_default=to_network)
         fitted = fit(source, folder, settings, output, interrupt)
     if fitted is not None and not fitted.decision_.feasible:  # a note has named the nearest feasible value
         raise typer.Exit(EXIT_INFEASIBLE)
@@ -125,23 +89,40 @@ def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output,
     model = trials[0].estimator
     return data.finish_fit(
         judge, trials, settings, facts, folder, output, interrupted=interrupt.pressed, kept=kept, why=why,
-        rows=len(parts[0]), importance=importance(model, parts[0]), leaderboard=leaderboard(model), **details,
+        rows=len(parts[0]), importance=importance(model, parts[0].X), leaderboard=leaderboard(model), **details,
         test_from=str(source.test) if source.test else f"a stratified split, {source.share:g} of every class",
     )  # fmt: skip
 
 
 def leaderboard(model: Any) -> list[dict[str, Any]]:
     """Members of a blend with their weights and held-out scores; empty for other models."""
-    return model.leaderboard().to_dict("records") if hasattr(model, "leaderboard") else []
-
-
-def importance(model: Any, development: Any) -> list[dict[str, Any]]:
-    """Permutation importance on a sample of the held-out rows; empty if it would take long."""
-    started = time.perf_counter()
-    model.predict(development.X[:IMPORTANCE_ROWS])
-    if (time.perf_counter() - started) * REPEATS * development.X.shape[1] > IMPORTANCE_SECONDS:
+    if not hasattr(model, "leaderboard_"):
         return []
-    found = model.importance(development.X, repeats=REPEATS, rows=IMPORTANCE_ROWS)
+    board = model.leaderboard()
+    if model.costs is not None:
+        board = board.rename(columns={"score": "mean_cost"}).assign(mean_cost=-board["score"])
+    return board.to_dict("records")  # type: ignore[no-any-return]
+
+
+def importance(model: Any, X: Any, y: Any = None) -> list[dict[str, Any]]:
+    """Permutation importance on a sample of the held-out rows; empty if it would take long.
+
+    X is the table that the model was fitted on, or with labels y rows that it was not fitted on.
+    """
+    started = time.perf_counter()
+    model.predict(X[:IMPORTANCE_ROWS])
+    if (time.perf_counter() - started) * REPEATS * X.shape[1] > IMPORTANCE_SECONDS:
+        return []
+    if y is None:
+        found = model.importance(X, repeats=REPEATS, rows=IMPORTANCE_ROWS)
+    else:
+        import pandas as pd
+        from sklearn.inspection import permutation_importance
+
+        rows = permutation_importance(
+            model, X[:IMPORTANCE_ROWS], y[:IMPORTANCE_ROWS], n_repeats=REPEATS, random_state=0
+        )
+        found = pd.DataFrame({"column": X.columns, "mean": rows.importances_mean, "deviation": rows.importances_std})
     return [
         {"column": str(name), "mean": float(mean), "error": float(deviation / math.sqrt(REPEATS))}
         for name, mean, deviation in found.itertuples(index=False)
@@ -165,7 +146,7 @@ def train(
         def run(contender: Any, seconds: float | None = None) -> Any:
             listener = step(contender.title, 0)
             if isinstance(listener, Listener):
-                listener.patience = getattr(contender.make(settings.seed), "patience", None)
+                listener.follow(contender.make(settings.seed))
             before, clock = interrupt.pressed, Clock(listener, seconds)
             trial = evaluate(contender, development, test, judge, seed=settings.seed, on_epoch=clock)
             if interrupt.pressed and not before:
@@ -181,7 +162,7 @@ def train(
             if trials and interrupt.pressed:
                 output.note("the other models were not trained, after Ctrl-C")
                 break
-            trials.append(run(_ours(judge, settings, model), seconds))
+            trials.append(run(replace(settings.contender(judge, model), decisions=(settings.rule,)), seconds))
         choice = choose(trials, judge)
         why = choice.reason(trials, judge.aim.name) if settings.model == "auto" else None
         kept = models[choice.best]
@@ -237,28 +218,16 @@ def _epochs(settings: o.Settings, model: str) -> int:
     return find_recipe(settings.recipe_of(model)).limited(settings.epochs).epochs
 
 
-def _ours(judge: Any, settings: o.Settings, model: str) -> Any:
-    from evalign.comparison import contenders as c
-
-    if model == "boost":
-        ours = c.ours_boosted(judge, recipe=settings.recipe_of("boost"), **settings.for_trees())
-    elif model == "blend":
-        ours = c.ours_blended(judge, recipe=settings.recipe_of("blend"), **settings.for_blend())
-    else:
-        ours = c.ours(judge, recipe=settings.recipe_of("network"), **settings.for_network())
-    return replace(ours, decisions=(settings.decision_of(model),))
-
-
 def _rivals(judge: Any, settings: o.Settings, model: str) -> list[Any]:
     """Baselines: boosted trees beside a blend, else the same model trained on cross-entropy; the majority class."""
     from evalign.boosting.growth import is_installed
     from evalign.comparison import contenders as c
 
-    own = settings.decision_of(model)
+    own = settings.rule
     if model == "boost":
-        rival = c.boosted_cross_entropy(judge, **settings.for_trees())
+        rival = c.boosted_cross_entropy(judge, **settings.options_of("boost"))
     elif model == "blend":
         rival = (c.stock_lightgbm if is_installed("lightgbm") else c.gradient_boosting)(judge)
     else:
-        rival = c.cross_entropy(judge, rival_of=settings.recipe_of("network"), **settings.for_network())
+        rival = c.cross_entropy(judge, rival_of=settings.recipe_of("network"), **settings.options_of("network"))
     return [replace(rival, decisions=tuple(dict.fromkeys(("argmax", "plug_in", own)))), c.majority(judge)]

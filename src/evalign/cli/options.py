@@ -1,8 +1,9 @@
 """Command-line options shared by several commands, and the `Settings` they are parsed into."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +16,6 @@ MODELS = ("blend", "network", "boost", "auto")
 NETWORK_OPTIONS = ("network", "ensemble", "folds", "hidden")
 DATA, GOAL, TRAINING, OUTPUT = "Data", "Metric to optimise", "Training", "Output"
 
-in_data, in_goal, in_training, in_output = (
-    partial(typer.Option, rich_help_panel=panel) for panel in (DATA, GOAL, TRAINING, OUTPUT)
-)
 Data = Annotated[
     Path,
     typer.Argument(
@@ -26,113 +24,71 @@ Data = Annotated[
         show_default=False,
     ),
 ]
-Target = Annotated[str, in_data("--target", "-t", help="Column that holds the labels.", show_default=False)]
-Test = Annotated[Path | None, in_data("--test", help="File of test rows; by default a share of DATA is held out.")]
-TestSize = Annotated[
-    float | None, in_data("--test-size", help="Share of each class held out for testing. Default: 0.2.")
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite what --out names.", rich_help_panel=OUTPUT)]
+Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:N.", rich_help_panel=TRAINING)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=OUTPUT)]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and nothing else.", rich_help_panel=OUTPUT)
 ]
-Drop = Annotated[list[str] | None, in_data("--drop", help="Column to ignore; repeatable.")]
-Decimal = Annotated[
-    str | None, in_data("--decimal", help="Decimal separator of text files, . or , (default: detected).")
-]
-Na = Annotated[
-    list[str] | None, in_data("--na", help="Entry that means missing, beside NA, null, ? and the like; repeatable.")
-]
-Encoding = Annotated[str | None, in_data("--encoding", help="Encoding of text files. Default: UTF-8.")]
-DropUnlabelled = Annotated[bool, in_data("--drop-unlabelled", help="Drop rows without a label.")]
-Task = Annotated[str | None, in_data("--task", help="classification: take each number in the target as a class.")]
-Force = Annotated[bool, in_output("--force", "-f", help="Overwrite what --out names.")]
-Metric = Annotated[
-    str,
-    in_goal(
-        "--metric",
-        "--maximize",
-        "-m",
-        help="Metric to optimise: f1, fbeta, precision, recall, specificity, accuracy, balanced_accuracy, jaccard, "
-        "gmean, mcc, cohen_kappa or quadratic_kappa.",
-    ),
-]
-Average = Annotated[
-    str | None,
-    in_goal(
-        "--average",
-        help="Average over classes: binary, macro, micro or weighted. Default: binary for two classes, else macro.",
-    ),
-]
-Beta = Annotated[
-    list[str] | None, in_goal("--beta", help="Beta of --metric fbeta: a number, or LABEL=NUMBER; repeatable.")
-]
-Positive = Annotated[
-    str | None, in_goal("--positive", help="Positive class of two. Default: the last in sorted order.")
-]
-SubjectTo = Annotated[
-    list[str] | None,
-    in_goal("--subject-to", help='Constraint such as "precision>=0.9" or "recall[dog]>=0.8"; repeatable.'),
-]
-RecipeName = Annotated[
-    str,
-    in_training(
-        "--recipe",
-        help="Training recipe: cross_entropy, anchored, paper or btg. auto: cross_entropy in a blend unless argmax "
-        "decides, else anchored.",
-    ),
-]
-Confidence = Annotated[
-    float | None,
-    in_goal(
-        "--confidence",
-        help="Probability with which constraints hold on new rows, such as 0.9. Default: they hold on held-out rows.",
-    ),
-]
-Decision = Annotated[
-    str | None,
-    in_training(
-        "--decision",
-        help="Decision rule: auto (calibrate on held-out rows, then plug-in), plug_in, tuned or argmax. Default: auto.",
-    ),
-]
-Model = Annotated[
-    str,
-    in_training(
-        "--model",
-        help="blend (linear model, randomised and boosted trees and a network, averaged); network; boost (boosted "
-        "trees); or auto: train all three and keep the best on held-out rows.",
-    ),
-]
-Budget = Annotated[
-    float,
-    in_training(
-        "--budget",
-        help="Seconds for all models of --model auto together; a model that runs out of time keeps its best state.",
-    ),
-]
-Preset = Annotated[str, in_training("--preset", help="Effort of a blend: quick, default or best.")]
-TimeLimit = Annotated[float | None, in_training("--time-limit", help="Seconds that the training of a blend may take.")]
-Epochs = Annotated[int | None, in_training("--epochs", help="Maximum number of epochs. Default: set by the recipe.")]
-Network = Annotated[
-    str,
-    in_training(
-        "--network",
-        help="Network input: mlp (scaled numbers), embedding (a learned vector per column; used in blends) or "
-        "periodic.",
-    ),
-]
-Ensemble = Annotated[int, in_training("--ensemble", help="Number of networks to train and average.", min=1)]
-Folds = Annotated[
-    str,
-    in_training(
-        "--folds",
-        help="Cross-validation folds, one network each; 1 is a single hold-out. auto: 5 if a class is rare, else 1.",
-    ),
-]
-Hidden = Annotated[str | None, in_training("--hidden", help="Hidden layer widths, separated by commas.")]
-Seed = Annotated[int, in_training("--seed", help="Random seed of split and training.", min=0, max=2**32 - 1)]
-Device = Annotated[str, in_training("--device", help="Device to train on: auto, cpu, cuda or cuda:N.")]
-Stream = Annotated[
-    bool, in_data("--stream", help="Read a Parquet file in passes instead of into memory (folders always are).")
-]
-Quiet = Annotated[bool, in_output("--quiet", "-q", help="Print errors only.")]
-Json = Annotated[bool, in_output("--json", help="Print the result as JSON, and nothing else, to standard output.")]
+# Name, type, panel, help, and flags that differ from --name. A default is that of `Settings`, else None or False.
+_TABLE: list[tuple[Any, ...]] = [
+    ("target", str, DATA,
+     "Column of the labels; several columns of 0 and 1, separated by commas, are multilabel.", "--target", "-t"),
+    ("test", Path | None, DATA, "File of test rows; by default a share of DATA is held out."),
+    ("test_size", float | None, DATA, "Share of each class held out for testing. Default: 0.2."),
+    ("drop", list[str] | None, DATA, "Column to ignore; repeatable."),
+    ("decimal", str | None, DATA, "Decimal separator of text files, . or , (default: detected)."),
+    ("na", list[str] | None, DATA, "Entry that means missing, beside NA, null, ? and the like; repeatable."),
+    ("encoding", str | None, DATA, "Encoding of text files. Default: UTF-8."),
+    ("drop_unlabelled", bool, DATA, "Drop rows without a label."),
+    ("task", str | None, DATA, "classification: take each number in the target as a class."),
+    ("stream", bool, DATA, "Read a Parquet file in passes instead of into memory (folders always are)."),
+    ("metric", str, GOAL,
+     "Metric to optimise: f1, fbeta, precision, recall, specificity, accuracy, balanced_accuracy, jaccard, gmean, mcc, "
+     "cohen_kappa or quadratic_kappa.", "--metric", "--maximize", "-m"),
+    ("average", str | None, GOAL,
+     "Average over classes: binary, macro, micro or weighted. Default: binary for two classes, else macro."),
+    ("beta", list[str] | None, GOAL, "Beta of --metric fbeta: a number, or LABEL=NUMBER; repeatable."),
+    ("positive", str | None, GOAL, "Positive class of two. Default: the last in sorted order."),
+    ("costs", str | None, GOAL,
+     "Costs to minimise instead of a metric: TRUE:DECIDED=COST such as fraud:ok=100,ok:fraud=1; fn=100,fp=1 for two "
+     "classes; reject=5 to leave rows undecided; or a CSV or JSON file of these. A cost is a number or a column."),
+    ("subject_to", list[str] | None, GOAL,
+     'Constraint such as "precision>=0.9" or "recall[dog]>=0.8"; repeatable.'),
+    ("confidence", float | None, GOAL,
+     "Probability with which constraints hold on new rows, such as 0.9. Default: they hold on held-out rows."),
+    ("model", str, TRAINING,
+     "blend (linear model, randomised and boosted trees and a network, averaged); network; boost (boosted trees); or "
+     "auto: train all three and keep the best on held-out rows."),
+    ("preset", str, TRAINING, "Effort of a blend: quick, default or best."),
+    ("time_limit", float | None, TRAINING, "Seconds that the training of a blend may take."),
+    ("budget", float, TRAINING,
+     "Seconds for all models of --model auto together; a model that runs out of time keeps its best state."),
+    ("recipe", str, TRAINING,
+     "Training recipe: cross_entropy, anchored, paper or btg. auto: cross_entropy in a blend unless argmax decides, "
+     "else anchored."),
+    ("decision", str | None, TRAINING,
+     "Decision rule: auto (calibrate on held-out rows, then plug-in), plug_in, tuned or argmax. Default: auto."),
+    ("epochs", int | None, TRAINING, "Maximum number of epochs. Default: set by the recipe."),
+    ("network", str, TRAINING,
+     "Network input: mlp (scaled numbers), embedding (a learned vector per column; used in blends) or periodic."),
+    ("ensemble", int, TRAINING, "Number of networks to train and average."),
+    ("folds", str | None, TRAINING,
+     "Cross-validation folds, one network each; 1 is a single hold-out. Default: 5 if a class is rare, else 1."),
+    ("hidden", str | None, TRAINING, "Hidden layer widths, separated by commas."),
+    ("seed", int, TRAINING, "Random seed of split and training."),
+]  # fmt: skip
+_LIMITS: dict[str, dict[str, Any]] = {"ensemble": {"min": 1}, "seed": {"min": 0, "max": 2**32 - 1}}
+ALL: dict[str, Any] = {
+    name: Annotated[
+        kind,
+        typer.Option(
+            *flags or (f"--{name.replace('_', '-')}",), help=text, rich_help_panel=panel, **_LIMITS.get(name, {})
+        ),
+    ]
+    for name, kind, panel, text, *flags in _TABLE
+} | {"device": Device, "force": Force, "quiet": Quiet, "json": Json}
+READING = ("decimal", "na", "encoding")
 
 
 @dataclass(frozen=True)
@@ -144,6 +100,7 @@ class Settings:
     beta: float | dict[str, float] | None = None
     positive: str | None = None
     subject_to: tuple[str, ...] = ()
+    costs: dict[str | tuple[str, str], float | str] | None = None
     confidence: float | None = None  # with which constraints hold on new rows
     recipe: str = "auto"
     decision: str | None = None  # None: the default of the model
@@ -165,6 +122,7 @@ class Settings:
         from evalign import curves, decision, metrics
         from evalign.boosting.growth import is_installed
         from evalign.comparison.aims import DECISIONS
+        from evalign.decision.costs import COST
         from evalign.networks.mlp import CURVES
         from evalign.training.recipes import find_recipe
 
@@ -172,7 +130,12 @@ class Settings:
             raise ValueError(
                 f"{self.metric} ranks rows, and no decision changes it; name a metric of labels, such as f1"
             )
-        checks.check_choice("metric", self.metric, metrics.METRICS)
+        if self.costs is None and self.metric == COST:
+            raise ValueError("--metric cost needs --costs, such as --costs fn=100,fp=1")
+        if self.costs is None:
+            checks.check_choice("metric", self.metric, metrics.METRICS)
+        elif self.decision is not None or self.recipe == "btg":
+            raise ValueError("--costs decides by expected cost; remove --decision, and --recipe btg")
         if self.average is not None:
             checks.check_choice("average", self.average, metrics.AVERAGES)
             if not metrics.is_averaged(self.metric):
@@ -217,47 +180,58 @@ class Settings:
     def aim(self) -> "Aim":
         from evalign.comparison.aims import Aim
 
-        return Aim(self.metric, self.average, self.beta, self.positive, self.subject_to, self.confidence)  # type: ignore[arg-type]
+        return Aim(
+            self.metric, self.average, self.beta, self.positive, self.subject_to, self.confidence, self.costs  # type: ignore[arg-type]
+        )  # fmt: skip
 
-    def for_network(self) -> dict[str, Any]:
-        """Options shared by EASTClassifier and its cross-entropy baseline."""
-        return {
-            "network": self.network,
-            "ensemble": self.ensemble,
-            "folds": self.folds,
-            "hidden": self.hidden or (512, 256, 128),
-            "epochs": self.epochs,
-            "device": self.device,
-            "decision": self.decision_of("network"),
-        }
+    @property
+    def cost_columns(self) -> list[str]:
+        """Columns of the data that hold costs."""
+        return list(dict.fromkeys(cost for cost in (self.costs or {}).values() if isinstance(cost, str)))
 
-    def for_trees(self) -> dict[str, Any]:
-        """Options shared by EASTBooster and its cross-entropy baseline; an epoch is a boosting round."""
+    def options_of(self, model: str) -> dict[str, Any]:
+        """Options of a kind of model and of its cross-entropy baseline; an epoch is a boosting round."""
         rounds = {} if self.epochs is None else {"rounds": self.epochs}
-        return {"decision": self.decision_of("boost"), **rounds}
+        if model == "boost":
+            return {"decision": self.rule, **rounds}
+        network = {"network": self.network, "ensemble": self.ensemble, "hidden": self.hidden, "epochs": self.epochs}
+        shared = {"decision": self.rule, "device": self.device, "folds": self.folds}
+        if model == "network":
+            return network | {"hidden": self.hidden or (512, 256, 128)} | shared
+        own = {name: value for name, value in network.items() if value is not None and (name, value) != ("ensemble", 1)}
+        return shared | {"preset": self.preset, "time_limit": self.time_limit, "boost": rounds, "network": own}
 
-    def for_blend(self) -> dict[str, Any]:
-        """Options shared by EASTBlend and its cross-entropy baseline."""
-        rounds = {} if self.epochs is None else {"rounds": self.epochs}
-        network: dict[str, Any] = {"network": self.network}
-        network |= {"ensemble": self.ensemble} if self.ensemble > 1 else {}
-        network |= {"hidden": self.hidden} if self.hidden is not None else {}
-        network |= {"epochs": self.epochs} if self.epochs is not None else {}
-        return {
-            "decision": self.decision_of("blend"), "device": self.device, "preset": self.preset,
-            "time_limit": self.time_limit, "folds": self.folds, "boost": rounds, "network": network,
-        }  # fmt: skip
+    def contender(self, judge: Any, model: str) -> Any:
+        """Our contender of a kind of model."""
+        from evalign.comparison import contenders as c
+
+        make = {"boost": c.ours_boosted, "blend": c.ours_blended, "network": c.ours}[model]
+        return make(judge, recipe=self.recipe_of(model), **self.options_of(model))
 
     def recipe_of(self, model: str) -> str:
         """The requested recipe, or the default of the model."""
         return self.recipe if self.recipe != "auto" or model == "blend" else "anchored"
 
-    def decision_of(self, model: str) -> str:
-        """The requested decision rule, or the default of the model."""
+    @property
+    def rule(self) -> str:
+        """The requested decision rule, or the default."""
         return self.decision or "auto"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        costs = {key if isinstance(key, str) else ":".join(key): cost for key, cost in (self.costs or {}).items()}
+        return asdict(self) | {"costs": costs or None}
+
+    @classmethod
+    def of(cls, given: dict[str, Any], context: typer.Context) -> "Settings":
+        """Settings of the options of a command, by name; --costs is the metric "cost"."""
+        own = {field.name: given[field.name] for field in fields(cls) if field.name in given}
+        for name, parse in PARSERS.items():
+            own[name] = parse(own.get(name))
+        if own["costs"] is not None:
+            if "metric" in given_options(context) and own["metric"] != "cost":
+                raise ValueError(f"--costs is a goal by itself, got --metric {own['metric']} too; remove one of them")
+            own["metric"] = "cost"
+        return cls(**own)
 
 
 def given_options(context: typer.Context | None) -> list[str]:
@@ -322,6 +296,88 @@ def parse_hidden(text: str | None) -> tuple[int, ...] | None:
     if not all(part.isdigit() and 0 < int(part) <= 2**16 for part in parts):
         raise ValueError(f"--hidden must be widths of layers such as 512,256,128, got {text!r}")
     return tuple(int(part) for part in parts)
+
+
+def parse_costs(text: str | None) -> dict[str | tuple[str, str], float | str] | None:
+    """Parse --costs: entries such as "fraud:ok=100", or a .csv or .json file.
+
+    A CSV file has the true classes in its first column and the decided ones in its header; JSON is {"fn": 100} or
+    {"fraud": {"ok": 100}}. Keys of the result are those of `costs` of the classifiers.
+
+    >>> parse_costs("fraud:ok=amount,ok:fraud=1,reject=0.5")
+    {('fraud', 'ok'): 'amount', ('ok', 'fraud'): 1.0, 'reject': 0.5}
+    """
+    if text is None:
+        return None
+    path = Path(text)
+    if path.suffix.lower() in (".csv", ".json"):
+        if not path.is_file():
+            raise ValueError(f"--costs {path} does not exist; check the path, or write fn=100,fp=1")
+        try:
+            entries = _cost_table(path)
+        except (ValueError, OSError, AttributeError) as error:
+            raise ValueError(f"--costs {path} is not a table of costs ({error}); see evalign fit --help") from None
+    else:
+        parts = [part.rpartition("=") for part in text.split(",")]
+        if not all(key and value for key, _, value in parts):
+            raise ValueError(f"--costs must be entries such as fn=100,fp=1, or a .csv or .json file, got {text!r}")
+        entries = [(key.strip(), value.strip()) for key, _, value in parts]
+    found: dict[str | tuple[str, str], float | str] = {}
+    for key, cost in entries:
+        if isinstance(key, str) and ":" in key:
+            true, _, decided = key.partition(":")
+            key = (true.strip(), decided.strip())
+        try:
+            found[key] = float(cost)
+        except (TypeError, ValueError):
+            found[key] = str(cost)
+    if not found:
+        raise ValueError(f"--costs {text} holds no cost; give at least one, such as fn=100")
+    return found
+
+
+def _cost_table(path: Path) -> list[tuple[Any, Any]]:
+    """Keys and costs of a file."""
+    if path.suffix.lower() == ".csv":
+        import pandas as pd
+
+        table = pd.read_csv(path, index_col=0, dtype=str, keep_default_na=False).to_dict("index")
+    else:
+        table = json.loads(path.read_text())
+    rows = [(key, row if isinstance(row, dict) else {None: row}) for key, row in table.items()]
+    pairs = [
+        ((str(key), str(to)) if to is not None else str(key), cost) for key, row in rows for to, cost in row.items()
+    ]
+    return [(key, cost) for key, cost in pairs if cost not in ("", None)]
+
+
+# How values on the command line become those of `Settings`.
+PARSERS: dict[str, Callable[[Any], Any]] = {
+    "beta": parse_beta, "costs": parse_costs, "folds": lambda text: parse_folds(text or "auto"),
+    "hidden": parse_hidden, "subject_to": lambda given: tuple(given or ()),
+}  # fmt: skip
+
+
+def takes(*names: str, without: Sequence[str] = (), **defaults: Any) -> Callable[[Callable[..., None]], Any]:
+    """Add options by name, or all but those `without`, to a command that takes them as keywords."""
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        own = [one for one in inspect.signature(command).parameters.values() if one.kind is not one.VAR_KEYWORD]
+        taken = names or [name for name in ALL if name not in (*without, *(one.name for one in own))]
+        own = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
+        order = [*own[:2], *(_parameter(name, defaults) for name in taken), *own[2:]]
+        command.__signature__ = inspect.Signature(order)  # type: ignore[attr-defined]
+        return command
+
+    return wrap
+
+
+def _parameter(name: str, defaults: dict[str, Any]) -> inspect.Parameter:
+    """An option as a parameter of a function; --target has no default, and some are parsed from None."""
+    kind = ALL[name].__origin__
+    default = defaults.get(name, False if kind is bool else None if name in PARSERS else getattr(Settings, name, None))
+    default = inspect.Parameter.empty if name == "target" and default is None else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=ALL[name])
 
 
 def check_device(name: str) -> None:

@@ -8,9 +8,9 @@ import typer
 
 from evalign.cli import options as o
 from evalign.cli.console import Output, until_pipe_closes
-from evalign.cli.run_files import Reading
+from evalign.cli.run_files import Reading, parts_of, split_names
 from evalign.storage import check_writable, write_atomically
-from evalign.tables.files import check_header, check_source
+from evalign.tables.files import check_header, check_source, quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,10 +20,10 @@ EXAMPLE = "evalign predict adult-run new.csv --out predictions.csv"
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
 
+@o.takes(*o.READING, "device", "force", "quiet", "json")
 def command(
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Folder written by evalign fit, or a model file.", show_default=False),
+        Path, typer.Argument(metavar="DIR", help="Folder written by evalign fit, or a model file.", show_default=False)
     ],
     data: o.Data,
     out: Annotated[
@@ -51,24 +51,20 @@ def command(
         list[str] | None, typer.Option("--keep", help="Column of DATA to copy to the output; repeatable.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--target", "-t", help="Column of DATA with labels, to report the score.")
+        str | None, typer.Option("--target", "-t", help="Column of DATA with labels, to report the score; as in fit.")
     ] = None,
-    decimal: o.Decimal = None,
-    na: o.Na = None,
-    encoding: o.Encoding = None,
-    device: o.Device = "auto",
-    force: o.Force = False,
-    quiet: o.Quiet = False,
-    json: o.Json = False,
+    **given: Any,
 ) -> None:
     """Predict the label and the class probabilities of each row of DATA, in order.
 
-    Columns are matched by name. Unknown columns are ignored with a note; a missing column is an error.
+    Columns are matched by name. Unknown columns are ignored with a note; a missing column is an error. A model of
+    several targets writes a column prediction_TARGET for each.
     """
-    reading = Reading(decimal, tuple(na or ()), encoding)
+    reading, device, force, json = Reading.of(given), given["device"], given["force"], given["json"]
     reading.check()
+    targets = split_names(target) if target else []
     if not data.is_dir():
-        check_source(data, [*(keep or []), *([target] if target else [])], encoding)
+        check_source(data, [*(keep or []), *targets], reading.encoding)
     report = None if out is None or not adapt else out.with_suffix(".report.html")
     check_out(out, data, folder, force)
     if report is not None and report.exists() and not force:
@@ -78,37 +74,37 @@ def command(
     from evalign.tables.formats import expand_dates
 
     o.check_device(device)
-    output = Output(quiet=quiet, as_json=json)
+    output = Output(quiet=given["quiet"], as_json=json)
     model, trained = load_model(folder, device)
-    trained_target = trained.get("data", {}).get("target")
-    frame = read(data, model, target, keep or [], reading, trained.get("reading") or {}, output.note)
+    labelled = trained.get("data", {}).get("target") or []  # as in training
+    frame = read(data, model, targets, keep or [], reading, trained.get("reading") or {}, output.note)
     known = getattr(model, "feature_names_in_", ())
-    features = expand_dates(frame.drop(columns=list(ignorable(known, target, trained_target, frame))), features=known)
-    features, extra = model.encoder_.select(features)
+    answers = {*targets, *([labelled] if isinstance(labelled, str) else labelled)}
+    features = frame.drop(columns=[name for name in frame if name in answers and name not in known])
+    features, extra = encoder(model).select(expand_dates(features, features=known))
     if extra := [name for name in extra if name not in (keep or [])]:
-        from evalign.tables.files import quoted
-
         output.note(f"columns unknown to the model were ignored: {quoted(extra)}")
     trained_model = model
     if adapt:
         model = model.adapt(features)
         output.say(str(model.shift_))
     p = model.predict_proba(features)
-    predictions = predicted_table(model, p, features, proba, jointly)
+    decided = model.decide(p, jointly=jointly, X=features)
+    predictions = predicted_table(model, p, decided, proba)
     for name in reversed(list(dict.fromkeys(keep or []))):
         if name in predictions:
             raise ValueError(f"--keep {name} would give two columns of that name; rename it in {data}")
         predictions.insert(0, name, frame[name].to_numpy())
     result: dict[str, Any] = {"rows": len(frame), "classes": [str(label) for label in model.classes_.tolist()]}
     if adapt:
-        result["shift"] = describe_shift(model.shift_, trained_model.decide(p), predictions["prediction"], data)
-    if target is not None:
+        result["shift"] = describe_shift(model.shift_, trained_model.decide(p, X=features), decided, data)
+    if targets:
         from evalign.cli.run_files import check_labels
 
-        truth = check_labels(frame[target], model.classes_, data)
-        result["score"] = model.score_labels(predictions["prediction"].to_numpy(), truth)
-        result["metric"] = model.metric
-        output.say(f"{model.metric} on these rows: {result['score']:.4f}")
+        truth = check_labels(frame[targets], None if model.multilabel_ else model.classes_, data)
+        score, costs = model.score_labels(decided, truth, X=features), model.metric == "cost"
+        result |= {"metric": model.metric, "score": -score if costs else score}
+        output.say(f"{'mean cost' if costs else model.metric} on these rows: {result['score']:.4f}")
     write(predictions, out)
     if out is not None:
         result["file"] = str(out)
@@ -154,7 +150,7 @@ def load_model(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
 
 
 def read(
-    path: Path, model: Any, target: str | None, keep: list[str], reading: Reading, trained: dict[str, Any], note: Any
+    path: Path, model: Any, targets: list[str], keep: list[str], reading: Reading, trained: dict[str, Any], note: Any
 ) -> "pd.DataFrame":
     """Read the table, or the Parquet files of a folder, as the training file was read; its text columns stay text."""
     import pandas as pd
@@ -162,7 +158,10 @@ def read(
     from evalign.streaming.source import parquet_files
     from evalign.tables.read import read_table
 
-    text = [*model.encoder_.text_columns_, *([target] if target and model.classes_.dtype.kind in "OUT" else [])]
+    if targets and len(targets) != (len(model.classes_) if model.multilabel_ else 1):
+        raise ValueError(f"--target must name the columns that the model was trained on, got {quoted(targets)}")
+    worded = not model.multilabel_ and model.classes_.dtype.kind in "OUT"
+    text = [*encoder(model).text_columns_, *(targets if worded else [])]
     if path.is_dir():
         frame = pd.concat([read_table(file, text=text) for file in parquet_files(path)], ignore_index=True)
     else:
@@ -170,31 +169,37 @@ def read(
             reading.decimal or trained.get("decimal"), reading.na or tuple(trained.get("na", ())),
             reading.encoding or trained.get("encoding"),
         )  # fmt: skip
-        frame = read_table(path, text=text, **same.options(), formats=trained.get("formats"), labels=target, note=note)
-    check_header(str(path), list(frame.columns), [*keep, *([target] if target else [])])
+        labels = targets[0] if len(targets) == 1 else None
+        frame = read_table(path, text=text, **same.options(), formats=trained.get("formats"), labels=labels, note=note)
+    check_header(str(path), list(frame.columns), [*keep, *targets])
     return frame
 
 
-def ignorable(known: Any, target: str | None, trained_target: str | None, frame: "pd.DataFrame") -> list[str]:
-    """Label columns among the unknown ones, which need no note."""
-    return [name for name in {target, trained_target} if name is not None and name in frame and name not in known]
+def encoder(model: Any) -> Any:
+    """The encoder of a model's table; models of labels have equal ones."""
+    return next(part.encoder_ for part in parts_of(model) if hasattr(part, "encoder_"))
 
 
 def describe_shift(shift: Any, before: Any, now: Any, data: Path) -> dict[str, Any]:
     """What was found about the class shares of DATA, and how many rows of each class were decided before and now."""
     import numpy as np
 
-    counts = (dict(zip(*np.unique(decided, return_counts=True), strict=True)) for decided in (before, now))
-    first, last = ({str(label): int(count) for label, count in one.items()} for one in counts)
-    names = map(str, shift.classes)
-    decided = {name: [first.get(name, 0), last.get(name, 0)] for name in names}
+    def counts(decisions: Any) -> dict[str, int]:
+        if decisions.ndim == 2:  # one column a label
+            return dict(zip(map(str, shift.classes), decisions.sum(0).tolist(), strict=True))
+        return {str(label): int(n) for label, n in zip(*np.unique(decisions, return_counts=True), strict=True)}
+
+    first, last = counts(before), counts(now)
+    decided = {name: [first.get(name, 0), last.get(name, 0)] for name in map(str, shift.classes)}
     return {**shift.to_json(), "file": data.name, "decided": decided}
 
 
-def predicted_table(model: Any, p: Any, features: Any, proba: bool, jointly: bool) -> "pd.DataFrame":
+def predicted_table(model: Any, p: Any, decided: Any, proba: bool) -> "pd.DataFrame":
+    """A column of predictions, or one for each label, and the probabilities."""
     import pandas as pd
 
-    table = pd.DataFrame({"prediction": model.decide(p, jointly=jointly, X=features)})
+    names = [f"prediction_{label}" for label in model.classes_] if model.multilabel_ else ["prediction"]
+    table = pd.DataFrame(dict(zip(names, decided.T if model.multilabel_ else [decided], strict=True)))
     for label, column in zip(model.classes_.tolist(), p.T if proba else (), strict=bool(proba)):
         table[f"probability_{label}"] = column
     return table

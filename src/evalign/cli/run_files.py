@@ -1,10 +1,11 @@
 """Files of a run: the tables to read, with notes on what a user should know about them, and the folder to write."""
 
+import csv
 import hashlib
 import json
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,10 @@ class Reading:
     na: tuple[str, ...] = ()
     encoding: str | None = None
 
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Reading":
+        return cls(given["decimal"], tuple(given["na"] or ()), given["encoding"])
+
     def check(self) -> None:
         if self.decimal not in (None, ".", ","):
             raise ValueError(f"--decimal must be . or , got {self.decimal!r}")
@@ -55,7 +60,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a run, and the columns and rows of them to use; `test_size` is None unless it was given."""
+    """The files of a run, and the columns and rows of them to use; `test_size` is None unless it was given.
+
+    `target` names several columns if it has commas; `costs` are columns that hold costs.
+    """
 
     path: Path
     target: str
@@ -65,23 +73,38 @@ class Source:
     reading: Reading = Reading()
     drop_unlabelled: bool = False
     task: str | None = None
+    costs: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, path: Path, given: dict[str, Any], costs: Sequence[str] = ()) -> "Source":
+        """The source that the options of a command describe."""
+        own = {name: given[name] for name in ("test", "test_size", "drop_unlabelled", "task") if name in given}
+        drop, reading = tuple(given.get("drop") or ()), Reading.of(given)
+        return cls(path, given["target"], drop=drop, reading=reading, costs=costs, **own)
+
+    @property
+    def targets(self) -> list[str]:
+        return split_names(self.target)
 
     def check(self) -> None:
         """Raise for what can be found without reading the files; needs neither pandas nor torch."""
         self.reading.check()
         if self.task not in (None, "classification"):
             raise ValueError(f"--task must be classification, got {self.task!r}; evalign does not predict amounts")
-        if self.target in self.drop:
-            raise ValueError(f"--drop names the target {self.target!r}; drop another column")
+        for kind, names in (("the target", self.targets), ("the costs", self.costs)):
+            if both := [name for name in names if name in self.drop]:
+                raise ValueError(f"--drop names {kind} {quoted(both)}; drop another column")
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"--target {self.target} names a column twice; give each once")
         if self.test_size is not None:
             if self.test is not None:
                 raise ValueError("--test-size holds rows of DATA out, --test names a file of test rows; give only one")
             if not 0 < self.test_size < 1:
                 raise ValueError(f"--test-size must lie between 0 and 1, such as 0.2, got {self.test_size:g}")
         if not self.path.is_dir():
-            check_source(self.path, [self.target, *self.drop], self.reading.encoding)
+            check_source(self.path, [*self.targets, *self.drop, *self.costs], self.reading.encoding)
         if self.test is not None:
-            check_source(self.test, [self.target], self.reading.encoding)
+            check_source(self.test, self.targets, self.reading.encoding)
             if not self.path.is_dir() and (self.test.samefile(self.path) or checksum(self.test) == checksum(self.path)):
                 raise ValueError(f"--test {self.test} is the training file; test on rows that were not trained on")
 
@@ -108,7 +131,7 @@ class Loaded:
             "sha256": checksum(self.source.path),
             "rows": len(self.table),
             "features": self.table.X.shape[1],
-            "target": self.source.target,
+            "target": self.source.target if len(self.source.targets) == 1 else self.source.targets,
             "classes": self.profile.classes,
         }
         if self.source.test is not None:
@@ -126,28 +149,40 @@ class Loaded:
 
 def load(source: Source, note: Note) -> Loaded:
     """Read and check everything that can be checked before training."""
+    import pandas as pd
+
     from evalign.comparison.run import Table
     from evalign.tables.formats import expand_dates, is_text
     from evalign.tables.profile import profile_table
-    from evalign.tables.read import DECIMAL, FORMATS, check_target, read_table
+    from evalign.tables.read import DECIMAL, FORMATS, check_indicators, check_target, read_table
 
-    path, target, options = source.path, source.target, source.reading.options(source.drop_unlabelled)
-    fractions = [target] if source.task == "classification" else []
-    frame = read_table(path, **options, text=fractions, labels=target, note=note)
-    check_header(str(path), list(frame.columns), [target, *source.drop])
+    path, targets, options = source.path, source.targets, source.reading.options(source.drop_unlabelled)
+    labels = targets[0] if len(targets) == 1 else None
+    fractions = targets if source.task == "classification" else []
+    frame = read_table(path, **options, text=fractions, labels=labels, note=note)
+    check_header(str(path), list(frame.columns), [*targets, *source.drop, *source.costs])
     formats, decimal = frame.attrs[FORMATS], frame.attrs.get(DECIMAL)
     options["decimal"] = decimal
     reading = source.reading.to_json() | {"decimal": decimal, "formats": formats}
-    X, y = check_target(
-        frame.drop(columns=list(source.drop)), target, classification=bool(fractions),
-        drop_unlabelled=source.drop_unlabelled, note=note,
-    )  # fmt: skip
+    frame = frame.drop(columns=list(source.drop))
+    y: Any
+    if labels is None:
+        X, y = check_indicators(frame, targets, drop_unlabelled=source.drop_unlabelled, note=note)
+    else:
+        X, y = check_target(
+            frame, labels, classification=bool(fractions), drop_unlabelled=source.drop_unlabelled, note=note
+        )
+    for name in source.costs:
+        if not pd.api.types.is_numeric_dtype(X[name]):
+            raise TableError(f"--costs names the column {name!r}, which must hold numbers, got {X[name].dtype}")
     if empty := [name for name in X if X[name].isna().all()]:
         X = X.drop(columns=empty)
         if X.empty:
-            raise TableError(f"{path} has no value in any column but the target {target!r}; is it the right file?")
+            raise TableError(
+                f"{path} has no value in any column but the target {source.target!r}; is it the right file?"
+            )
         note(f"columns without any value were ignored: {quoted(empty)}")
-    text = [*(name for name in X if is_text(X[name])), *([target] if y.dtype.kind in "OUT" else [])]
+    text = [*(name for name in X if is_text(X[name])), *(targets if labels and y.dtype.kind in "OUT" else [])]
     X = expand_dates(X, note=note)
     check_columns(X)
     profile = profile_table(X, y)
@@ -156,16 +191,16 @@ def load(source: Source, note: Note) -> Loaded:
     test = None
     if source.test is not None:
         # What is text in one file must be text in the other, even if it looks like numbers there.
-        frame = read_table(source.test, **options, text=text, formats=formats, labels=target)
-        check_header(str(source.test), list(frame.columns), [target])
+        frame = read_table(source.test, **options, text=text, formats=formats, labels=labels)
+        check_header(str(source.test), list(frame.columns), targets)
         if source.drop_unlabelled:
-            frame = frame[frame[target].notna()].reset_index(drop=True)
-        labels, frame = frame[target], expand_dates(frame.drop(columns=target), features=X.columns)
+            frame = frame.dropna(subset=targets, ignore_index=True)
+        truth, frame = frame[targets], expand_dates(frame.drop(columns=targets), features=X.columns)
         check_header(str(source.test), list(frame.columns), list(X.columns))
         if extra := [name for name in frame.columns if name not in X and name not in (*source.drop, *empty)]:
             note(f"{source.test.name} has columns that {path.name} lacks, which are ignored: {quoted(extra)}")
         check_columns(frame[list(X.columns)])
-        test = Table(frame[list(X.columns)], check_labels(labels, y, source.test))
+        test = Table(frame[list(X.columns)], check_labels(truth, None if labels is None else y, source.test))
     return Loaded(Table(X, y), test, source, profile, reading)
 
 
@@ -178,11 +213,25 @@ def check_columns(frame: "pd.DataFrame") -> None:
             floats(frame[name], name)
 
 
-def check_labels(column: "pd.Series[Any]", known: Any, path: Path) -> Any:
-    """Labels of another file, which must all be known."""
+def split_names(text: str) -> list[str]:
+    """Names of columns that commas separate; quotes keep a comma.
+
+    >>> split_names("a, b"), split_names('"a,b"')
+    (['a', 'b'], ['a,b'])
+    """
+    return next(csv.reader([text], skipinitialspace=True), [text]) or [text]
+
+
+def check_labels(columns: "pd.DataFrame", known: Any, path: Path) -> Any:
+    """Labels of another file: 0 and 1 of several columns, or one column of labels that are all known."""
     import numpy as np
     import pandas as pd
 
+    from evalign.tables.read import indicators
+
+    if known is None:
+        return indicators(columns)
+    column = columns.iloc[:, 0]
     if lacking := int(column.isna().sum()):
         raise TableError(f"{path} has {lacking} rows without a label in {column.name!r}; drop them")
     labels, seen = column.infer_objects().to_numpy(), set(np.unique(known).tolist())
@@ -203,7 +252,10 @@ def note_positive(judge: "Judge", counts: dict[str, int], note: Note) -> None:
     """Note that the default positive class is the more frequent one; usually the rare one is meant."""
     from evalign import metrics
 
-    if judge.aim.positive is not None or judge.average != "binary" or not metrics.is_averaged(judge.aim.name):
+    by_cell = judge.costs is not None and any(isinstance(key, str) and key != "reject" for key in judge.aim.costs or ())
+    if judge.aim.positive is not None or judge.average != "binary":
+        return
+    if not by_cell and not metrics.is_averaged(judge.aim.name):
         return
     other, positive = judge.names
     if counts[positive] > counts[other]:
@@ -214,11 +266,12 @@ def note_classes(judge: "Judge", truth: Any, note: Note) -> None:
     """Note classes with too few test rows."""
     import numpy as np
 
-    counts = np.bincount(truth, minlength=len(judge.classes))
+    counts = truth.sum(0) if judge.multilabel else np.bincount(truth, minlength=len(judge.classes))
     if absent := [name for name, count in zip(judge.names, counts, strict=True) if count == 0]:
         note(f"no test row has the class {quoted(absent)}, which counts as 0 in a macro average")
     if few := [name for name, count in zip(judge.names, counts, strict=True) if 0 < count < 10]:
-        note(f"fewer than 10 test rows have the class {quoted(few)}, whose scores are unreliable")
+        which = "the class" if len(few) == 1 else "each of the classes"
+        note(f"fewer than 10 test rows have {which} {quoted(few)}; scores of so few are unreliable")
 
 
 def note_batches(judge: "Judge", counts: dict[str, int], batch_size: int, note: Note) -> None:
@@ -300,6 +353,7 @@ def finish(
 
     `decision` is that of the reference row.
     """
+    from evalign.cli.console import as_table
     from evalign.report import build_result, render
     from evalign.report.page import headline, verdict, versions
 
@@ -342,7 +396,7 @@ def finish_fit(
 
     model, tested = trials[0].estimator, len(trials[0].truth)
     note_classes(judge, trials[0].truth, output.note)
-    for part in (model, *getattr(model, "members_", {}).values()):
+    for part in parts_of(model):
         if hasattr(part, "device"):
             part.device = "auto"  # the saved model may be loaded on another machine
     found = model.held_out_predictions_
@@ -366,7 +420,7 @@ def finish_fit(
     comparison.add(trials)
     finish(
         "fit", comparison, settings, data, sizes | (split or {}), protocol, folder, output,
-        decision=settings.decision_of(kept), estimator=model, model=learned, **more,
+        decision=settings.rule, estimator=model, model=learned, **more,
     )  # fmt: skip
     if why is not None:
         output.show(f"Kept:   {trials[0].contender.title}; {why}")
@@ -374,38 +428,10 @@ def finish_fit(
     return model
 
 
-def as_table(result: dict[str, Any]) -> Any:
-    """Format the scores of a result as a table for the terminal."""
-    from rich import box
-    from rich.table import Table
-
-    from evalign.report.page import score, signed
-
-    several = result["splits"] > 1
-    tested = any(row["p"] is not None for row in result["table"])
-    spread = "std. error" if several else "95 % interval"
-    limits = list(result["table"][0]["limits"])
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("training + decision", no_wrap=True)
-    columns = [result["metric"]["title"], spread, "ours minus it", spread, *(["p"] if tested else [])]
-    for name in (*columns, *limits):
-        table.add_column(name, justify="right", no_wrap=not limits)
-    for row in result["table"]:
-        own = [row["contender"], row["decision"]] == result["reference"]
-        if several:
-            spreads = score(row["error"]), score(row["difference_error"])
-        else:
-            low, high = row["interval"]
-            spreads = f"{score(low)} to {score(high)}", " to ".join(map(signed, row["difference_interval"]))
-        held = [score(row["limits"][name]) + " missed" * (name in row["missed"]) for name in limits]
-        gap = ["–", "–"] if own else [signed(row["difference"]), spreads[1]]
-        if tested:
-            gap.append("–" if own or row["p"] is None else f"{row['p']:.2g}")
-        table.add_row(
-            row["title"], score(row["score"]), spreads[0], *gap, *held,
-            style="bold" if own else None,
-        )  # fmt: skip
-    return table
+def parts_of(model: Any) -> list[Any]:
+    """A model, and the models it is made of."""
+    made_of = [*getattr(model, "members_", {}).values(), *getattr(model, "label_models_", ())]
+    return [model, *(part for one in made_of if not isinstance(one, float) for part in parts_of(one))]
 
 
 def _finite(value: Any) -> Any:

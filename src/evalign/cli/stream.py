@@ -2,10 +2,12 @@
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from evalign.cli import run_files as data
 from evalign.cli.console import Interrupt, Output
@@ -14,24 +16,28 @@ from evalign.cli.run_files import CHECKPOINT, RunFolder
 from evalign.comparison import contenders
 from evalign.comparison.aims import Judge
 from evalign.comparison.contenders import Contender
-from evalign.comparison.run import Trial
+from evalign.comparison.run import Trial, judged
 from evalign.decision import Rule
 from evalign.streaming.fit_stream import Stream, fit_stream, probabilities
 from evalign.streaming.source import ParquetRows, own_rank, process_group, rank_count
+from evalign.streaming.statistics import labels_of
 from evalign.tables.files import TableError, quoted
 from evalign.training.loop import Epoch
 
 
 def run(
     source: data.Source, folder: RunFolder, settings: Settings, output: Output, interrupt: Interrupt,
-    by_default: bool = False,
+    importance: Callable[[Any, pd.DataFrame, Any], list[dict[str, Any]]], by_default: bool = False,
 ) -> Any:  # fmt: skip
     """Collect statistics, train our network and cross-entropy, save; under torchrun the first rank writes.
 
-    `by_default` says that no model was asked for. Returns the model that was saved, None on other ranks.
+    `importance` is that of the columns of held-out rows; `by_default` says that no model was asked for. Returns the
+    model that was saved, None on other ranks.
     """
     if source.test is not None or settings.model != "network":
         raise TableError("data read in passes needs --model network and no --test")
+    if len(source.targets) > 1 or settings.costs is not None:
+        raise TableError("data read in passes needs one --target and no --costs; leave --stream out")
     if settings.folds not in (1, "auto"):
         raise TableError(f"data read in passes is not split into folds; remove --folds {settings.folds}")
     with process_group(settings.device):
@@ -41,7 +47,14 @@ def run(
             output.note("a network is trained, because a blend needs the whole table in memory")
         with output.warnings_as_notes():
             stream, judge, trials = _train(rows, folder, settings, source.share, output, interrupt)
-        return None if own_rank() else _finish(stream, judge, trials, folder, settings, output, interrupt)
+        if own_rank():
+            return None
+        model, valid, important = trials[0].estimator, stream.survey.valid, []
+        if valid:
+            held_out = pd.concat(valid, ignore_index=True)
+            labels = labels_of(held_out[rows.target], rows.target)
+            important = importance(model, held_out[rows.features], labels)
+        return _finish(stream, judge, trials, folder, settings, output, interrupt, important)
 
 
 def _train(
@@ -52,9 +65,8 @@ def _train(
     output.say(f"first pass: {stream.survey.statistics.rows} rows to train on")
     judge = Judge(settings.aim(), stream.survey.classes)
     data.note_positive(judge, _counts(stream), output.note)
-    own = settings.decision_of("network")
-    options = settings.for_network()
-    ours = replace(contenders.ours(judge, recipe=settings.recipe_of("network"), **options), decisions=(own,))
+    own, options = settings.rule, settings.options_of("network")
+    ours = replace(settings.contender(judge, "network"), decisions=(own,))
     rival = contenders.cross_entropy(judge, rival_of=settings.recipe_of("network"), **options)
     rival = replace(rival, decisions=tuple(dict.fromkeys(("argmax", "plug_in", own))))
     trials = [_trial(ours, stream, judge, folder, settings, output, interrupt)]
@@ -93,7 +105,7 @@ def _trial(
     p, truth = probabilities(model, stream.survey.test, stream.source)
     if not len(truth):
         raise TableError(f"{stream.source.path} has too few rows to test on; leave --stream out")
-    return Trial(contender, model, rules, p, {name: rule.predict(p) for name, rule in rules.items()}, truth, seconds)
+    return judged(contender, model, rules, p, truth, seconds, judge)
 
 
 def _majority(stream: Stream, judge: Judge, like: Trial) -> Trial:
@@ -101,13 +113,12 @@ def _majority(stream: Stream, judge: Judge, like: Trial) -> Trial:
     counts = np.array([stream.survey.labels[label] for label in judge.classes.tolist()])
     p = np.zeros_like(like.probabilities)
     p[:, counts.argmax()] = 1.0
-    rule = Rule("argmax", len(counts))
-    return Trial(contenders.majority(judge), None, {"argmax": rule}, p, {"argmax": rule.predict(p)}, like.truth, 0.0)
+    return judged(contenders.majority(judge), None, {"argmax": Rule("argmax", len(counts))}, p, like.truth, 0.0, judge)
 
 
 def _finish(
     stream: Stream, judge: Judge, trials: list[Trial], folder: RunFolder, settings: Settings, output: Output,
-    interrupt: Interrupt,
+    interrupt: Interrupt, importance: list[dict[str, Any]],
 ) -> Any:  # fmt: skip
     source = stream.source
     if constant := trials[0].estimator.encoder_.constant_columns_:
@@ -118,6 +129,8 @@ def _finish(
     }  # fmt: skip
     model = data.finish_fit(
         judge, trials, settings, facts, folder, output, interrupted=interrupt.pressed,
+        profile=stream.survey.statistics.profile(stream.survey.labels).summary(),
+        importance=importance,
         rows=source.rows - len(trials[0].truth), remark="The data set was read in passes. ",
         test_from=f"a hash of the row number, a share of {stream.parts.test:.3g}", split={"ranks": rank_count()},
     )  # fmt: skip

@@ -1,28 +1,13 @@
 """Compare classifiers by a metric: the same splits, the same held-out rows, every decision rule.
 
-`compare` runs contenders over splits, `summarise` averages its rows, `bootstrap` gives intervals on one test set.
+`compare` runs contenders over splits, `summarise` averages its rows.
 """
 
-from evalign.comparison.aims import DECISIONS, Aim, Judge
-from evalign.comparison.contenders import OURS, RIVALS, Contender
-from evalign.comparison.run import Comparison, Row, Table, Trial, compare, evaluate, split
-from evalign.comparison.significance import Line, standard_error, summarise
+from evalign.comparison.aims import Aim, Judge
+from evalign.comparison.contenders import Contender
+from evalign.comparison.run import Comparison, Table, compare, evaluate, split
+from evalign.comparison.significance import standard_error, summarise
 
 __all__ = [
-    "DECISIONS",
-    "OURS",
-    "RIVALS",
-    "Aim",
-    "Comparison",
-    "Contender",
-    "Judge",
-    "Line",
-    "Row",
-    "Table",
-    "Trial",
-    "compare",
-    "evaluate",
-    "split",
-    "standard_error",
-    "summarise",
-]
+    "Aim", "Comparison", "Contender", "Judge", "Table", "compare", "evaluate", "split", "standard_error", "summarise",
+]  # fmt: skip

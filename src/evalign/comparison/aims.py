@@ -12,8 +12,10 @@ from evalign import _checks as checks
 from evalign import decision, metrics
 from evalign.confusion import Confusion
 from evalign.decision import Rule
-from evalign.estimators.rows import Codes, Floats, HeldOutPredictions
+from evalign.decision.costs import Costs, cheapest, cost_metric
+from evalign.decision.rule import REJECTED
 from evalign.metrics import Average, MetricFunction
+from evalign.tables.split import Codes, Floats, HeldOutPredictions, indicator
 
 DECISIONS = ("argmax", "tuned", "plug_in", "auto")
 
@@ -23,7 +25,7 @@ class Aim:
     """A metric and how it is taken: what `EASTClassifier` has as options, before any label is known.
 
     `beta` may be a mapping from label to number, `positive` is the label that counts as positive of two, and a
-    constraint may name a class by its label: "recall[dog] >= 0.8".
+    constraint may name a class by its label: "recall[dog] >= 0.8". `costs` go with metric "cost".
     """
 
     metric: str | MetricFunction = "f1"
@@ -32,6 +34,7 @@ class Aim:
     positive: Any = None
     subject_to: Sequence[str] = ()
     confidence: float | None = None
+    costs: Mapping[Any, float | str] | None = None
 
     @property
     def name(self) -> str:
@@ -41,6 +44,8 @@ class Aim:
 class Judge:
     """An aim at known classes. Inside, classes are 0 to C - 1 and the positive one of two is 1.
 
+    Labels of a data frame are multilabel: each column is a label of 0 and 1, and a confusion is (L, 2, 2).
+
     >>> judge = Judge(Aim("f1", positive="no"), ["no", "yes"])
     >>> judge.classes.tolist(), judge.codes(["no", "yes"]).tolist()
     (['yes', 'no'], [1, 0])
@@ -49,26 +54,41 @@ class Judge:
     """
 
     def __init__(self, aim: Aim, classes: Any) -> None:
-        self.aim = aim
-        in_order = np.unique(np.asarray(classes))
+        self.aim, self.multilabel = aim, np.ndim(classes) == 2
+        in_order = np.asarray(classes.columns) if self.multilabel else np.unique(np.asarray(classes))
         self.order = np.arange(len(in_order))
         self.positive: Any = None
         if aim.positive is not None:
+            if self.multilabel:
+                raise ValueError("a positive label goes with one target, got several; leave it out")
             if len(in_order) != 2:
                 raise ValueError(f"a positive label goes with two classes, got {len(in_order)}; leave it out")
             index = _index_of(aim.positive, in_order, "the positive label")
             self.positive = in_order.tolist()[index]
             self.order = np.array([1 - index, index])
         self.classes = in_order[self.order]
-        self.average: Average = aim.average or ("binary" if len(self.classes) == 2 else "macro")
+        self.average: Average = aim.average or ("binary" if self.binary else "macro")
         self.beta = self._beta()
         self.subject_to = list(aim.subject_to)
         self.constraints = decision.parse_constraints(self.subject_to, self.classes.tolist())
-        self._metric = metrics.resolve(aim.metric, average=self.average, beta=self.beta)
+        self.costs = None if aim.costs is None else Costs.of(aim.costs, self.classes.tolist())
+        if self.costs is not None and self.multilabel:
+            raise ValueError("costs go with one label a row, got several targets; leave one of them out")
+        if self.costs is not None and self.subject_to and (self.costs.per_row or self.costs.reject is not None):
+            raise ValueError(
+                "constraints go with one matrix of costs for all rows, without rejection; drop one of them"
+            )
+        metric = aim.metric if self.costs is None else self._cost_metric()
+        self._metric = metrics.resolve(metric, average=self.average, beta=self.beta)
         self._limits = [limit.resolve(average=self.average, beta=self.beta) for limit in self.constraints]
-        one_each = np.eye(len(self.classes), dtype=np.int64)
+        one_each = np.eye(2 if self.multilabel else len(self.classes), dtype=np.int64)
+        one_each = np.stack([one_each] * len(self.classes)) if self.multilabel else one_each
         self.score(one_each)  # so that an average or a constraint that does not fit is told before any training
         self.limits(one_each)
+
+    @property
+    def binary(self) -> bool:
+        return len(self.classes) == 2 and not self.multilabel
 
     @property
     def names(self) -> list[str]:
@@ -76,7 +96,9 @@ class Judge:
         return [str(label) for label in self.classes.tolist()]
 
     def codes(self, labels: Any) -> Codes:
-        """Labels as 0 to C - 1."""
+        """Labels as 0 to C - 1; multilabel ones as 0/1 (n, L)."""
+        if self.multilabel:
+            return indicator(labels)
         values = np.asarray(labels)
         in_order = np.empty_like(self.classes)
         in_order[self.order] = self.classes
@@ -87,24 +109,28 @@ class Judge:
         codes: Codes = np.argsort(self.order)[at].astype(np.int64)
         return codes
 
-    def confusion(self, truth: Codes, predicted: Codes) -> NDArray[np.int64]:
-        """Counts (C, C): rows are labels, columns predictions."""
-        count = len(self.classes)
-        return np.bincount(truth * count + predicted, minlength=count * count).reshape(count, count)
+    def confusion(self, truth: Codes, predicted: Codes, weight: Floats | None = None) -> NDArray[Any]:
+        """Counts (C, C): rows are labels, columns predictions, without rejected rows; multilabel (L, 2, 2)."""
+        if self.multilabel:
+            cells = (2 * truth + predicted).T
+            return np.stack([np.bincount(label, weight, minlength=4).reshape(2, 2) for label in cells])
+        count, kept = len(self.classes), predicted != REJECTED
+        cells, weight = (truth * count + predicted)[kept], None if weight is None else weight[kept]
+        return np.bincount(cells, weight, minlength=count * count).reshape(count, count)
 
     def score(self, confusion: NDArray[Any]) -> float:
         """The metric of a matrix of counts."""
-        return float(self._metric(as_confusion(confusion)))
+        return float(self._metric(self.counts(confusion)))
 
     def scores(self, confusions: NDArray[Any]) -> Floats:
         """The metric of many matrices (K, C, C)."""
         if isinstance(self.aim.metric, str):
-            return self._metric(as_confusion(confusions)).numpy()
+            return self._metric(self.counts(confusions)).numpy()
         return np.array([self.score(matrix) for matrix in confusions])
 
     def limits(self, confusion: NDArray[Any]) -> dict[str, float]:
         """What each constraint is about, on a matrix of counts: {"precision >= 0.9": 0.87}."""
-        c = as_confusion(confusion)
+        c = self.counts(confusion)
         return {text: float(f(c)) for text, f in zip(self.aim.subject_to, self._limits, strict=True)}
 
     def missed(self, limits: Mapping[str, float]) -> list[str]:
@@ -112,17 +138,53 @@ class Judge:
         pairs = zip(self.constraints, limits.items(), strict=True)
         return [text for c, (text, value) in pairs if not (value >= c.value if c.op == ">=" else value <= c.value)]
 
-    def rule(self, name: str, held_out: HeldOutPredictions) -> Rule:
-        """A decision rule by name, learned from held-out predictions."""
+    def counts(self, confusion: NDArray[Any]) -> Confusion:
+        """Counts that `confusion` returned, for a metric."""
+        return as_confusion(confusion, multilabel=self.multilabel)
+
+    def rule(self, name: str, held_out: HeldOutPredictions, X: Any = None) -> Rule:
+        """A decision rule by name, learned from held-out predictions of the table X, whose columns may hold costs."""
         checks.check_choice("decision", name, DECISIONS)
-        p = held_out.probabilities
-        if name == "argmax":  # also beside constraints, which it then may miss
+        p, y, weight = held_out.probabilities, held_out.labels, held_out.weight
+        if name == "argmax" and not self.multilabel:  # also beside constraints, which it then may miss
             return Rule("argmax", p.shape[1])
+        if self.costs is not None and not self.constraints:
+            table = self.cost_table(X)
+            table = table[held_out.rows] if self.costs.per_row else table
+            return cheapest(p, y, table, reject=self.costs.reject, sample_weight=weight)
+        limits = self.constraints if name != "argmax" else []
         return decision.learn_rule(
-            name, p, held_out.labels, self.aim.metric, average=self.average, beta=self.beta,
-            sample_weight=held_out.weight, subject_to=self.constraints or None,
+            name, p, y, self.aim.metric if self.costs is None else self._cost_metric(), average=self.average,
+            beta=self.beta, sample_weight=weight, subject_to=limits or None,
+            task="multilabel" if self.multilabel else "multiclass",
             confidence=self.aim.confidence if name == "auto" else None,
         )  # fmt: skip
+
+    def decide(self, rule: Rule, p: Floats, X: Any) -> Codes:
+        """Decisions on the rows X, whose columns may hold costs."""
+        return rule.predict(p, costs=self.cost_table(X) if rule.kind == "row_costs" else None)
+
+    def decisions(self, names: Sequence[str]) -> list[str]:
+        """Those of these decision rules that make a difference: expected costs have one."""
+        return [name for name in names if self.costs is None or name in ("argmax", "auto")]
+
+    def cost_table(self, X: Any) -> Floats:
+        """Costs (C, C), or (n, C, C) where columns of X hold them."""
+        assert self.costs is not None
+        return self.costs.rows(X) if self.costs.per_row else self.costs.matrix()
+
+    def paid(self, truth: Codes, decided: Codes, table: Floats) -> Floats:
+        """Cost of each row (n,), by a `cost_table`."""
+        kept = decided != REJECTED
+        at = truth, np.where(kept, decided, 0)
+        found = table[at] if table.ndim == 2 else table[np.arange(len(truth)), *at]
+        return np.where(kept, found, (self.costs and self.costs.reject) or 0.0)
+
+    def _cost_metric(self) -> MetricFunction:
+        """Minus the mean cost of a confusion; costs of rows are not known to it."""
+        assert self.costs is not None
+        size = len(self.classes)
+        return cost_metric(np.zeros((size, size)) if self.costs.per_row else self.costs.matrix())
 
     def _beta(self) -> float | list[float] | None:
         beta = self.aim.beta
@@ -136,9 +198,13 @@ class Judge:
         return [float(value) for value in values]
 
 
-def as_confusion(matrix: NDArray[Any]) -> Confusion:
-    """A matrix of counts (..., C, C) as a `Confusion`."""
+def as_confusion(matrix: NDArray[Any], *, multilabel: bool = False) -> Confusion:
+    """A matrix of counts (..., C, C) as a `Confusion`; multilabel (..., L, 2, 2)."""
     cells = torch.from_numpy(np.asarray(matrix, dtype=np.float64))
+    if multilabel:
+        return Confusion(
+            cells[..., 1, 1], cells[..., 1, :].sum(-1), cells[..., :, 1].sum(-1), cells.sum((-2, -1)), multilabel=True
+        )
     tp = cells.diagonal(dim1=-2, dim2=-1)
     return Confusion(tp, cells.sum(-1), cells.sum(-2), cells.sum((-2, -1)), matrix=cells)
 

@@ -1,8 +1,9 @@
-"""LightGBM and XGBoost as they come: their own objective and defaults, stopped by log-loss on held-out rows."""
+"""Classifiers to compare: ours, and those of other libraries with their defaults."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
@@ -10,6 +11,7 @@ from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils import check_random_state
+from threadpoolctl import threadpool_limits
 
 from evalign import _checks as checks
 from evalign.boosting.growth import LIBRARIES, find_library
@@ -18,82 +20,14 @@ from evalign.estimators.base import MetricClassifier
 from evalign.estimators.blend import EASTBlend
 from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.network import EASTClassifier
-from evalign.estimators.rows import Codes, Floats, HeldOutPredictions
 from evalign.tables import TableEncoder
 from evalign.tables.encode import TreeTable
-from evalign.tables.split import distinct_rows, divide_rows
+from evalign.tables.split import Codes, Division, Floats, HeldOutPredictions, distinct_rows, divide_rows, rarest_label
 from evalign.training.recipes import Recipe, find_recipe
 
 ROUNDS, PATIENCE = 1000, 50
-
-
-class StockBooster(ClassifierMixin, BaseEstimator):
-    """A library's classifier on the rows that `EASTClassifier` would train on, for labels 0 to C - 1.
-
-    Early stopping is the one thing that is not the library's default: a hundred rounds are too few for some tables
-    and too many for others, and a rival with a wrong number of them would prove nothing.
-
-    >>> X, y = np.arange(60.0).reshape(-1, 1), np.arange(60) // 30
-    >>> model = StockBooster("lightgbm", random_state=0, n_jobs=1).fit(X, y)
-    >>> model.predict_proba(X[:2]).shape, len(model.held_out_predictions_.labels)
-    ((2, 2), 12)
-    """
-
-    def __init__(
-        self, library: str = "lightgbm", *, validation_fraction: float = 0.2, random_state: Any = None, n_jobs: int = -1
-    ) -> None:
-        self.library = library
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-
-    def fit(self, X: Any, y: Codes) -> Self:
-        checks.check_choice("library", self.library, LIBRARIES)
-        find_library(self.library)  # says what to install where it is missing
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        codes = np.asarray(y, dtype=np.int64)
-        self.classes_ = np.unique(codes)
-        rows, weight = distinct_rows(X, codes, np.ones(len(codes)))
-        division = divide_rows(codes[rows], weight, self.validation_fraction, seed)
-        train, valid = rows[division.train], rows[division.valid]
-        self.encoder_ = TreeTable().fit(X, rows=train)
-        x, held_out = (self.encoder_.transform(X, rows=part) for part in (train, valid))
-        fit = self._lightgbm if self.library == "lightgbm" else self._xgboost
-        self.estimator_ = fit(x, codes[train], division.train_weight, held_out, codes[valid], seed)
-        self.held_out_predictions_ = _predictions(self._probabilities(held_out), codes, valid, division.valid_weight)
-        return self
-
-    def predict_proba(self, X: Any) -> Floats:
-        return self._probabilities(self.encoder_.transform(X))
-
-    def predict(self, X: Any) -> Any:
-        """The most probable class."""
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
-
-    def _probabilities(self, x: Floats) -> Floats:
-        return np.asarray(self.estimator_.predict_proba(x), dtype=np.float64)
-
-    def _lightgbm(self, x: Floats, y: Codes, weight: Floats, held_out: Floats, truth: Codes, seed: int) -> Any:
-        import lightgbm
-
-        model = lightgbm.LGBMClassifier(n_estimators=ROUNDS, random_state=seed, n_jobs=self.n_jobs, verbose=-1)
-        stop = lightgbm.early_stopping(PATIENCE, verbose=False)
-        # Held-out rows of all classes may be lacking, but none that training lacks is among them.
-        return model.fit(
-            x, y, sample_weight=weight, eval_X=held_out, eval_y=truth, categorical_feature=self.encoder_.categorical,
-            callbacks=[stop],
-        )  # fmt: skip
-
-    def _xgboost(self, x: Floats, y: Codes, weight: Floats, held_out: Floats, truth: Codes, seed: int) -> Any:
-        import xgboost
-
-        codes = set(self.encoder_.categorical)
-        types = ["c" if j in codes else "q" for j in range(x.shape[1])]
-        model = xgboost.XGBClassifier(
-            n_estimators=ROUNDS, early_stopping_rounds=PATIENCE, random_state=seed, n_jobs=self.n_jobs,
-            enable_categorical=True, feature_types=types,
-        )  # fmt: skip
-        return model.fit(x, y, sample_weight=weight, eval_set=[(held_out, truth)], verbose=False)
+# Boosting on up to this many rows gets one thread: more would spend their time waiting for each other in every round.
+ONE_THREAD_ROWS = 5000
 
 
 class HeldOut(ClassifierMixin, BaseEstimator):
@@ -109,24 +43,30 @@ class HeldOut(ClassifierMixin, BaseEstimator):
     (4, array([[0.5, 0.5]]))
     """
 
+    ENCODER: ClassVar[type[TableEncoder]] = TableEncoder
+
     def __init__(self, estimator: Any, *, validation_fraction: float = 0.2, random_state: Any = None) -> None:
         self.estimator = estimator
         self.validation_fraction = validation_fraction
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+    def fit(self, X: Any, y: Any, divided: "Divided | None" = None) -> Self:
         self.classes_, codes = np.unique(y, return_inverse=True)
         codes = codes.astype(np.int64)
-        rows, weight = distinct_rows(X, codes, np.ones(len(codes)))
-        division = divide_rows(codes[rows], weight, self.validation_fraction, seed)
-        train, valid = rows[division.train], rows[division.valid]
-        self.encoder_ = TableEncoder().fit(X, rows=train)
-        again = np.repeat(train, np.rint(division.train_weight).astype(np.int64))  # as often as they were given
-        self.estimator_ = clone(self.estimator).fit(self.encoder_.transform(X, rows=again), codes[again])
-        p = self.estimator_.predict_proba(self.encoder_.transform(X, rows=valid))
-        self.held_out_predictions_ = _predictions(p, codes, valid, division.valid_weight)
+        train, valid, division, seed = divided or divide(self, X, codes)
+        self.encoder_: Any = self.ENCODER().fit(X, rows=train)
+        # Equal rows as often as they were given.
+        train = np.repeat(train, np.rint(division.train_weight).astype(np.int64))
+        x, held_out = (self.encoder_.transform(X, rows=part) for part in (train, valid))
+        with threadpool_limits(1 if len(train) <= ONE_THREAD_ROWS else None, "openmp"):
+            self.estimator_ = self._fitted(x, codes[train], held_out, codes[valid], seed)
+        self.held_out_predictions_ = _predictions(
+            self.estimator_.predict_proba(held_out), codes, valid, division.valid_weight
+        )
         return self
+
+    def _fitted(self, x: Any, y: Codes, held_out: Any, truth: Codes, seed: int) -> Any:
+        return clone(self.estimator).fit(x, y)
 
     def predict_proba(self, X: Any) -> Floats:
         return np.asarray(self.estimator_.predict_proba(self.encoder_.transform(X)), dtype=np.float64)
@@ -134,6 +74,101 @@ class HeldOut(ClassifierMixin, BaseEstimator):
     def predict(self, X: Any) -> Any:
         """The most probable class."""
         return self.classes_[self.predict_proba(X).argmax(axis=1)]
+
+
+class StockBooster(HeldOut):
+    """LightGBM or XGBoost as it comes, but stopped by the log-loss of held-out rows.
+
+    That is not the libraries' default: a hundred rounds are too few for some tables and too many for others, and a
+    rival with a wrong number of them would prove nothing.
+
+    >>> X, y = np.arange(60.0).reshape(-1, 1), np.arange(60) // 30
+    >>> model = StockBooster("lightgbm", random_state=0, n_jobs=1).fit(X, y)
+    >>> model.predict_proba(X[:2]).shape, len(model.held_out_predictions_.labels)
+    ((2, 2), 12)
+    """
+
+    ENCODER = TreeTable
+
+    def __init__(
+        self, library: str = "lightgbm", *, validation_fraction: float = 0.2, random_state: Any = None, n_jobs: int = -1
+    ) -> None:
+        super().__init__(None, validation_fraction=validation_fraction, random_state=random_state)
+        self.library = library
+        self.n_jobs = n_jobs
+
+    def fit(self, X: Any, y: Any, divided: "Divided | None" = None) -> Self:
+        checks.check_choice("library", self.library, LIBRARIES)
+        find_library(self.library)  # says what to install where it is missing
+        return super().fit(X, y, divided)
+
+    def _fitted(self, x: Any, y: Codes, held_out: Any, truth: Codes, seed: int) -> Any:
+        jobs = 1 if len(x) <= ONE_THREAD_ROWS else self.n_jobs
+        options: dict[str, Any] = {"n_estimators": ROUNDS, "random_state": seed, "n_jobs": jobs}
+        codes = self.encoder_.categorical
+        # Held-out rows of all classes may be lacking, but none that training lacks is among them.
+        if self.library == "lightgbm":
+            import lightgbm
+
+            stop, model = (
+                lightgbm.early_stopping(PATIENCE, verbose=False),
+                lightgbm.LGBMClassifier(**options, verbose=-1),
+            )
+            watched: dict[str, Any] = {"eval_X": held_out, "eval_y": truth}
+            if "eval_X" not in inspect.signature(model.fit).parameters:  # before LightGBM 4.7
+                watched = {"eval_set": [(held_out, truth)]}
+            return model.fit(x, y, **watched, categorical_feature=codes, callbacks=[stop])
+        import xgboost
+
+        types = ["c" if j in codes else "q" for j in range(x.shape[1])]
+        options |= {"early_stopping_rounds": PATIENCE, "enable_categorical": True, "feature_types": types}
+        return xgboost.XGBClassifier(**options).fit(x, y, eval_set=[(held_out, truth)], verbose=False)
+
+
+class PerLabel(ClassifierMixin, BaseEstimator):
+    """A `StockBooster` or `HeldOut` for each label of y (n, L), on common held-out rows; probabilities are (n, L)."""
+
+    def __init__(self, estimator: Any, *, validation_fraction: float = 0.2, random_state: Any = None) -> None:
+        self.estimator = estimator
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Codes) -> Self:
+        patterns = np.unique(y, axis=0, return_inverse=True)[1].ravel()
+        divided = divide(self, X, patterns, rarest_label(y))
+        own = (y[divided.train].min(0) < y[divided.train].max(0)).tolist()  # else a label's share says all
+        self.estimators_: list[Any] = [
+            clone(self.estimator).fit(X, y[:, k], divided) if learned else float(y[:, k].mean())
+            for k, learned in enumerate(own)
+        ]
+        p = self._stacked(len(divided.valid), lambda model: model.held_out_predictions_.probabilities)
+        self.held_out_predictions_ = _predictions(p, y, divided.valid, divided.division.valid_weight)
+        return self
+
+    def _stacked(self, rows: int, probabilities: Callable[[Any], Floats]) -> Floats:
+        parts = [np.full(rows, m) if isinstance(m, float) else probabilities(m)[:, 1] for m in self.estimators_]
+        return np.stack(parts, axis=1)
+
+    def predict_proba(self, X: Any) -> Floats:
+        """Probability of each label (n, L)."""
+        return self._stacked(len(X), lambda model: model.predict_proba(X))
+
+
+class Divided(NamedTuple):
+    """Training and validation rows of a table, with the weights of their division, and a seed."""
+
+    train: Codes
+    valid: Codes
+    division: Division
+    seed: int
+
+
+def divide(model: Any, X: Any, codes: Codes, strata: Codes | None = None) -> Divided:
+    """Rows as `EASTClassifier` would divide them; equal codes are equal labels, and `strata` are shared out alike."""
+    seed = int(check_random_state(model.random_state).randint(2**31 - 1))
+    rows, weight = distinct_rows(X, codes, np.ones(len(codes)))
+    division = divide_rows((codes if strata is None else strata)[rows], weight, model.validation_fraction, seed)
+    return Divided(rows[division.train], rows[division.valid], division, seed)
 
 
 def _predictions(p: Any, codes: Codes, rows: Codes, weight: Floats) -> HeldOutPredictions:
@@ -222,35 +257,19 @@ def as_long_as(recipe: Recipe) -> Recipe:
     return replace(plain, stages=stages, updates=recipe.updates)
 
 
-def majority(judge: Judge) -> Contender:
-    """Always the most frequent class: what a score must be above to mean anything."""
-    return Contender("majority", "majority class", lambda seed: DummyClassifier(strategy="most_frequent"), ("argmax",))
+def _stock(name: str, title: str, make: Callable[[int], Any], *decisions: str) -> Callable[[Judge], Contender]:
+    return lambda judge: Contender(name, title, make, decisions or DECISIONS)
 
 
-def random_forest(judge: Judge) -> Contender:
-    """Scikit-learn's forest with 300 trees and its defaults otherwise."""
-    return Contender("random_forest", "random forest", stock_forest)
-
-
-def gradient_boosting(judge: Judge) -> Contender:
-    """Scikit-learn's histogram gradient boosting with its defaults."""
-    return Contender("gradient_boosting", "gradient boosting", stock_boosting)
-
-
-def logistic_regression(judge: Judge) -> Contender:
-    """Scikit-learn's logistic regression with its defaults."""
-    return Contender("logistic_regression", "logistic regression", lambda seed: LogisticRegression(max_iter=1000))
-
-
-def stock_lightgbm(judge: Judge) -> Contender:
-    """LightGBM with its own objective and defaults, stopped by held-out log-loss."""
-    return Contender("lightgbm", "LightGBM", lambda seed: StockBooster("lightgbm", random_state=seed))
-
-
-def stock_xgboost(judge: Judge) -> Contender:
-    """XGBoost with its own objective and defaults, stopped by held-out log-loss."""
-    return Contender("xgboost", "XGBoost", lambda seed: StockBooster("xgboost", random_state=seed))
-
+# What a score must be above to mean anything, and libraries with their defaults.
+majority = _stock("majority", "majority class", lambda seed: DummyClassifier(strategy="most_frequent"), "argmax")
+random_forest = _stock("random_forest", "random forest", stock_forest)
+gradient_boosting = _stock("gradient_boosting", "gradient boosting", stock_boosting)
+logistic_regression = _stock(
+    "logistic_regression", "logistic regression", lambda seed: LogisticRegression(max_iter=1000)
+)
+stock_lightgbm = _stock("lightgbm", "LightGBM", lambda seed: StockBooster("lightgbm", random_state=seed))
+stock_xgboost = _stock("xgboost", "XGBoost", lambda seed: StockBooster("xgboost", random_state=seed))
 
 # Those that need the extra `boost`, by the package that each needs.
 BOOSTED: dict[str, Callable[[Judge], Contender]] = {"lightgbm": stock_lightgbm, "xgboost": stock_xgboost}
@@ -271,22 +290,10 @@ def rival(name: str, judge: Judge) -> Contender:
 
 def _maker(kind: type[MetricClassifier], judge: Judge, options: dict[str, Any]) -> Callable[[int], MetricClassifier]:
     """A classifier of this kind for a judge's metric, by its seed."""
-    return lambda seed: kind(**_aimed(judge), random_state=seed, **options)
-
-
-def _aimed(judge: Judge) -> dict[str, Any]:
-    """A judge's metric as our classifiers' options."""
-    return {
-        "metric": judge.aim.metric,
-        "average": judge.aim.average,
-        "beta": judge.beta if judge.beta is None or isinstance(judge.beta, float | int) else by_label(judge),
-        "pos_label": judge.positive,
-        "subject_to": judge.subject_to or None,
-        "confidence": judge.aim.confidence,
-    }
-
-
-def by_label(judge: Judge) -> dict[Any, float]:
-    """A judge's beta per class, as the classifier takes it."""
-    assert isinstance(judge.beta, list)
-    return dict(zip(judge.names, judge.beta, strict=True))
+    aim, beta = judge.aim, judge.beta
+    by_label = dict(zip(judge.names, beta, strict=True)) if isinstance(beta, list) else beta
+    aimed = {
+        "metric": aim.metric, "average": aim.average, "beta": by_label, "pos_label": judge.positive,
+        "subject_to": judge.subject_to or None, "confidence": aim.confidence, "costs": aim.costs,
+    }  # fmt: skip
+    return lambda seed: kind(**aimed, random_state=seed, **options)

@@ -6,18 +6,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import precision_recall_curve
+from sklearn.utils import _safe_indexing
 
 from evalign import metrics
 from evalign.comparison.aims import Aim, Judge
-from evalign.comparison.contenders import Contender, HeldOut, StockBooster
-from evalign.confusion import Confusion
+from evalign.comparison.contenders import Contender, HeldOut, PerLabel
 from evalign.decision import Rule
 from evalign.estimators.base import MetricClassifier
-from evalign.estimators.rows import Codes, Floats
-from evalign.tables.split import split_rows
+from evalign.tables.split import Codes, Floats, indicator, rarest_label, split_rows
 from evalign.training.loop import Epoch
+
+TITLES = {"argmax": "argmax", "tuned": "tuned", "plug_in": "plug-in", "auto": "calibrated"}
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,75 @@ class Trial:
     predictions: dict[str, Codes]
     truth: Codes
     seconds: float
+    paid: dict[str, Floats] = field(default_factory=dict)  # cost of each test row, if there are costs
 
     def rows(self, judge: Judge, split: int = 0) -> list[Row]:
         """A row for every decision."""
         rows = []
         for name, predicted in self.predictions.items():
             matrix = judge.confusion(self.truth, predicted)
-            rows.append(
-                Row(
-                    self.contender.name, self.contender.title, name, split, judge.score(matrix), judge.limits(matrix),
-                    matrix, self.seconds,
-                )
-            )  # fmt: skip
+            score = -float(self.paid[name].mean()) if self.paid else judge.score(matrix)
+            who = self.contender
+            rows.append(Row(who.name, who.title, name, split, score, judge.limits(matrix), matrix, self.seconds))
         return rows
+
+    def precision_recall(self, judge: Judge, points: int) -> dict[str, Any] | None:
+        """The curve of two classes on the test rows, and where the rules stand on it; None if a class has no row."""
+        if not 0 < self.truth.sum() < len(self.truth):
+            return None
+        precision, recall, _ = precision_recall_curve(self.truth, self.probabilities[:, 1])
+        keep = _spaced(len(recall), points)
+        counts = {name: judge.counts(judge.confusion(self.truth, one)) for name, one in self.predictions.items()}
+        stands = {name: [metrics.recall(c, "binary"), metrics.precision(c, "binary")] for name, c in counts.items()}
+        return {
+            "contender": self.contender.name,
+            "title": self.contender.title,
+            "recall": recall[::-1][keep].round(5).tolist(),
+            "precision": precision[::-1][keep].round(5).tolist(),
+            "points": {name: [float(value) for value in pair] for name, pair in stands.items()},
+        }
+
+    def calibration(self, bins: int = 10) -> dict[str, Any]:
+        """Observed share against predicted probability of the positive class, on the test rows."""
+        p = self.probabilities[:, 1].clip(0, 1)
+        observed, predicted = calibration_curve(self.truth, p, n_bins=bins, strategy="quantile", pos_label=1)
+        name, title = self.contender.name, self.contender.title
+        return {"contender": name, "title": title, "observed": observed.tolist(), "predicted": predicted.tolist()}
+
+    def operating_points(self, decision: str, points: int) -> dict[str, Any] | None:
+        """Counts at every threshold of two classes, on the rows that training held out; None where none are kept.
+
+        A decision that depends on a row's own costs has no threshold.
+        """
+        held_out = getattr(self.estimator, "held_out_predictions_", None)
+        if held_out is None or self.rules[decision].kind == "row_costs":
+            return None
+        p, y, weight = held_out.probabilities[:, 1], held_out.labels, held_out.weight
+        order = np.argsort(-p, kind="stable")
+        ends = np.flatnonzero(np.diff(p[order], append=-np.inf))  # last row of each run of equal probabilities
+        ends = ends[_spaced(len(ends), points)]
+        tp, fp = (np.cumsum((weight * (y == label))[order])[ends] for label in (1, 0))
+        flagged = self.rules[decision].predict(held_out.probabilities) == 1
+        lowest = p[flagged].min() if flagged.any() else np.inf
+        return {
+            "title": line_title(self.contender.title, decision),
+            "rows": len(p),
+            "thresholds": p[order][ends].tolist(),
+            "tp": tp.tolist(),
+            "fp": fp.tolist(),
+            "positives": float(weight[y == 1].sum()),
+            "negatives": float(weight[y == 0].sum()),
+            "chosen": int(np.searchsorted(-p[order][ends], -lowest, side="right").clip(1) - 1),
+        }
+
+
+def line_title(title: str, decision: str) -> str:
+    return title if title.startswith("majority") else f"{title} + {TITLES.get(decision, decision)}"
+
+
+def _spaced(size: int, points: int) -> Codes:
+    """At most so many places of a list, evenly spaced, the ends among them."""
+    return np.unique(np.linspace(0, size - 1, min(size, points)).round().astype(np.int64))
 
 
 @dataclass
@@ -83,10 +141,10 @@ class Table:
     """Features and labels; `take` picks rows."""
 
     X: Any
-    y: NDArray[Any]
+    y: Any  # labels (n,), or a data frame with a column of 0 and 1 for each label
 
     def take(self, rows: NDArray[np.int64]) -> "Table":
-        return Table(self.X.iloc[rows] if hasattr(self.X, "iloc") else self.X[rows], self.y[rows])
+        return Table(_safe_indexing(self.X, rows), _safe_indexing(self.y, rows))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -94,7 +152,8 @@ class Table:
 
 def split(table: Table, test_size: float, seed: int) -> tuple[Table, Table]:
     """Development and test part: every class gives its share, and keeps at least one row for development."""
-    codes = np.unique(table.y, return_inverse=True)[1].astype(np.int64)
+    several = np.ndim(table.y) == 2
+    codes = rarest_label(indicator(table.y)) if several else np.unique(table.y, return_inverse=True)[1].astype(np.int64)
     development, test = split_rows(codes, test_size, seed)
     if not len(test):
         raise ValueError(
@@ -118,24 +177,37 @@ def evaluate(
     ours = isinstance(estimator, MetricClassifier)
     if ours:
         estimator.fit(development.X, development.y, on_epoch=on_epoch)
-        rules = {name: judge.rule(name, estimator.held_out_predictions_) for name in contender.decisions}
-        rules |= {estimator.decision: estimator.decision_} if estimator.decision in rules else {}
     else:
         # Labels as the judge's codes, so that the same rows are held out as for a network.
-        by_itself = isinstance(estimator, StockBooster)
-        estimator = estimator if by_itself else HeldOut(estimator, random_state=seed)
+        estimator = estimator if isinstance(estimator, HeldOut) else HeldOut(estimator, random_state=seed)
+        estimator = PerLabel(estimator, random_state=seed) if judge.multilabel else estimator
         estimator.fit(development.X, judge.codes(development.y))
-        rules = {name: judge.rule(name, estimator.held_out_predictions_) for name in contender.decisions}
+    held_out = estimator.held_out_predictions_
+    rules = {name: judge.rule(name, held_out, development.X) for name in judge.decisions(contender.decisions)}
+    if ours and estimator.decision in rules:
+        rules[estimator.decision] = estimator.decision_
     seconds = time.perf_counter() - started
     p = estimator.predict_proba(test.X)
     p = np.ascontiguousarray(p[:, judge.order]) if ours else p
-    predictions = {name: rule.predict(p) for name, rule in rules.items()}
-    return Trial(contender, estimator, rules, p, predictions, judge.codes(test.y), seconds)
+    return judged(contender, estimator, rules, p, judge.codes(test.y), seconds, judge, test.X)
+
+
+def judged(
+    contender: Contender, estimator: Any, rules: dict[str, Rule], p: Floats, truth: Codes, seconds: float, judge: Judge,
+    X: Any = None,
+) -> Trial:  # fmt: skip
+    """The trial of a fitted estimator whose test rows X have the probabilities p, classes in the judge's order."""
+    predictions = {name: judge.decide(rule, p, X) for name, rule in rules.items()}
+    paid = {}
+    if judge.costs is not None:
+        table = judge.cost_table(X)
+        paid = {name: judge.paid(truth, decided, table) for name, decided in predictions.items()}
+    return Trial(contender, estimator, rules, p, predictions, truth, seconds, paid)
 
 
 def compare(
     X: Any,
-    y: NDArray[Any],
+    y: Any,
     contenders: Sequence[Contender] | Callable[[Judge], Sequence[Contender]],
     aim: Aim | Judge,
     *,
@@ -160,7 +232,7 @@ def compare(
     """
     judge = aim if isinstance(aim, Judge) else Judge(aim, y)
     listed = contenders(judge) if callable(contenders) else contenders
-    table, comparison = Table(X, np.asarray(y)), Comparison(judge)
+    table, comparison = Table(X, y if judge.multilabel else np.asarray(y)), Comparison(judge)
     for number in range(splits):
         parts = split(table, test_size, seed + number) if test is None else (table, Table(*test))
         trials: list[Trial] = []
@@ -214,12 +286,12 @@ def choose(trials: Sequence[Trial], judge: Judge) -> Choice:
     return Choice(int(np.argmax(scores)), scores, len(np.unique(common)))
 
 
-def _score(trial: Trial, rows: np.ndarray, judge: Judge) -> float:
+def _score(trial: Trial, rows: Codes, judge: Judge) -> float:
     own = trial.estimator.held_out_predictions_
     at = np.flatnonzero(np.isin(own.rows, rows))
-    predicted = trial.estimator.decision_.predict(own.probabilities[at])
-    confusion = Confusion.hard(
-        torch.from_numpy(predicted), torch.from_numpy(own.labels[at]), len(judge.classes),
-        sample_weight=torch.from_numpy(own.weight[at]),
-    )  # fmt: skip
-    return float(metrics.resolve(judge.aim.metric, average=judge.average, beta=judge.beta)(confusion))
+    truth, weight, costs = own.labels[at], own.weight[at], None if own.costs is None else own.costs[at]
+    decided = trial.estimator.decision_.predict(own.probabilities[at], costs=costs)
+    if judge.costs is None:
+        return judge.score(judge.confusion(truth, decided, weight))
+    paid = judge.paid(truth, decided, judge.cost_table(None) if costs is None else costs)
+    return -float(weight @ paid / weight.sum())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import t as student_t
 
 from evalign.comparison.run import Row
-from evalign.estimators.rows import Codes, Floats
+from evalign.tables.split import Codes, Floats
 
 FEWEST_SPLITS = 5  # for a p value; with fewer, hardly any difference could be significant
 CELLS = 2**22  # of matrices held at once, 32 MB
@@ -22,15 +22,14 @@ Scorer = Callable[[NDArray[np.int64]], Floats]  # matrices (K, C, C) -> (K,) or 
 
 
 def resampled_scores(
-    truth: Codes,
-    predictions: Mapping[str, Codes],
-    classes: int,
-    score: Scorer,
-    *,
-    repeats: int = 1000,
-    seed: int = 0,
+    truth: Codes, predictions: Mapping[str, Codes], classes: int, score: Scorer, *, repeats: int = 1000, seed: int = 0
 ) -> dict[str, Floats]:
-    """The score of every prediction on `repeats` resamples; one resample is the same rows for all."""
+    """The score of every prediction on `repeats` resamples; one resample is the same rows for all.
+
+    Multilabel truth and predictions are 0/1 (n, L), and `score` takes counts (K, L, 2, 2).
+    """
+    if truth.ndim == 2:
+        return _multilabel_scores(truth, predictions, score, repeats, seed)
     stacked = np.stack([truth, *predictions.values()])
     patterns, counts = np.unique(stacked, axis=1, return_counts=True)
     generator = np.random.default_rng(seed)
@@ -41,6 +40,20 @@ def resampled_scores(
         for name, predicted in zip(predictions, patterns[1:], strict=True):
             parts[name].append(score(_matrices(draws, patterns[0] * classes + predicted, classes)))
     return {name: np.concatenate(part) for name, part in parts.items()}
+
+
+def _multilabel_scores(
+    truth: Codes, predictions: Mapping[str, Codes], score: Scorer, repeats: int, seed: int
+) -> dict[str, Floats]:
+    """Rows have too many patterns of labels to draw these."""
+    generator, cells = np.random.default_rng(seed), {name: 2 * truth + one for name, one in predictions.items()}
+    counts: dict[str, list[NDArray[np.int64]]] = {name: [] for name in predictions}
+    for _ in range(repeats):
+        rows = generator.integers(len(truth), size=len(truth))
+        for name, cell in cells.items():
+            drawn = cell[rows]
+            counts[name].append(np.stack([(drawn == k).sum(0) for k in range(4)], axis=-1).reshape(-1, 2, 2))
+    return {name: score(np.stack(part)) for name, part in counts.items()}
 
 
 def resampled_matrices(

@@ -5,8 +5,8 @@ Nothing is loaded from a network.
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,81 +15,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 from scipy.stats import t as student_t
-from sklearn.calibration import calibration_curve
-from sklearn.metrics import precision_recall_curve
 
 from evalign import metrics
 from evalign.comparison.aims import Judge, as_confusion
-from evalign.comparison.run import Comparison, Trial
+from evalign.comparison.run import Comparison, line_title
 from evalign.comparison.significance import Line, interval, resampled_matrices, resampled_scores, summarise
 from evalign.report import plots
 
 POINTS = 200
 EPOCHS = 1000
-
-
-def precision_recall(trials: Sequence[Trial], judge: Judge) -> list[dict[str, Any]]:
-    """Of two classes: each contender's curve on the test rows of the first split, and where its rules stand on it."""
-    curves = []
-    for trial in trials:
-        if trial.contender.name == "majority" or not 0 < trial.truth.sum() < len(trial.truth):
-            continue
-        precision, recall, _ = precision_recall_curve(trial.truth, trial.probabilities[:, 1])
-        precision, recall = precision[::-1], recall[::-1]
-        keep = np.unique(np.linspace(0, len(recall) - 1, min(len(recall), POINTS)).round().astype(int))
-        points = {}
-        for name, predicted in trial.predictions.items():
-            c = as_confusion(judge.confusion(trial.truth, predicted))
-            points[name] = [float(metrics.recall(c, "binary")), float(metrics.precision(c, "binary"))]
-        curves.append(
-            {
-                "contender": trial.contender.name,
-                "title": trial.contender.title,
-                "recall": recall[keep].round(5).tolist(),
-                "precision": precision[keep].round(5).tolist(),
-                "points": points,
-            }
-        )
-    return curves
-
-
-def operating_points(trial: Trial, decision: str) -> dict[str, Any] | None:
-    """Counts at every threshold of two classes, on the rows that training held out; None where none are kept."""
-    held_out = getattr(trial.estimator, "held_out_predictions_", None)
-    if held_out is None or held_out.probabilities.shape[1] != 2:
-        return None
-    p, y, weight = held_out.probabilities[:, 1], held_out.labels, held_out.weight
-    order = np.argsort(-p, kind="stable")
-    ends = np.flatnonzero(np.diff(p[order], append=-np.inf))  # last row of each run of equal probabilities
-    ends = ends[np.unique(np.linspace(0, len(ends) - 1, min(len(ends), POINTS)).round().astype(int))]
-    tp, fp = (np.cumsum((weight * (y == label))[order])[ends] for label in (1, 0))
-    flagged = trial.rules[decision].predict(held_out.probabilities) == 1
-    lowest = p[flagged].min() if flagged.any() else np.inf
-    return {
-        "title": line_title(trial.contender.title, decision),
-        "rows": len(p),
-        "thresholds": p[order][ends].tolist(),
-        "tp": tp.tolist(),
-        "fp": fp.tolist(),
-        "positives": float(weight[y == 1].sum()),
-        "negatives": float(weight[y == 0].sum()),
-        "chosen": int(np.searchsorted(-p[order][ends], -lowest, side="right").clip(1) - 1),
-    }
-
-
-def calibration(trials: Sequence[Trial], *, bins: int = 10) -> list[dict[str, Any]]:
-    """Observed share against predicted probability of the positive class, on the test rows of the first split."""
-    curves = []
-    for trial in trials:
-        if trial.contender.name == "majority" or trial.probabilities.shape[1] != 2:
-            continue
-        p = trial.probabilities[:, 1].clip(0, 1)
-        observed, predicted = calibration_curve(trial.truth, p, n_bins=bins, strategy="quantile", pos_label=1)
-        name, title = trial.contender.name, trial.contender.title
-        curves.append(
-            {"contender": name, "title": title, "observed": observed.tolist(), "predicted": predicted.tolist()}
-        )
-    return curves
 
 
 def thinned(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -108,7 +42,6 @@ def thinned(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [history[i] for i in sorted(keep)]
 
 
-TITLES = {"argmax": "argmax", "tuned": "tuned", "plug_in": "plug-in", "auto": "calibrated"}
 PER_CLASS = {"precision": metrics.precision, "recall": metrics.recall, "f1": metrics.f1}
 
 
@@ -123,26 +56,45 @@ def build_result(
     table = [_entry(line, judge) for line in lines]
     if comparison.splits == 1:
         _add_intervals(table, comparison, reference, repeats, seed)
+    if judge.costs is not None:
+        table = [_as_costs(entry) for entry in table]
     shown = shown_in_detail(lines, reference)
+    ours = next(t for t in comparison.trials if t.contender.name == reference[0])
+    drawn = [t for t in comparison.trials if judge.binary and t.contender.name != "majority"]
     shown_histories = (reference[0], "cross_entropy")
     trained = [t for t in comparison.trials if t.contender.name in shown_histories and hasattr(t.estimator, "history_")]
     return {
-        "metric": {"name": judge.aim.name, "title": metric_title(judge), "average": judge.average, "beta": judge.beta},
+        "metric": {
+            "name": judge.aim.name,
+            "title": metric_title(judge),
+            "average": judge.average,
+            "beta": judge.beta,
+            "lower_is_better": judge.costs is not None,
+        },
+        "task": "multilabel" if judge.multilabel else "binary" if judge.binary else "multiclass",
         "classes": judge.names,
-        "class_rows": lines[0].confusion.sum(axis=1).tolist(),
+        "class_rows": class_rows(comparison),
         "splits": comparison.splits,
         "interrupted": comparison.interrupted,
         "reference": list(reference),
         "table": table,
         "per_class": [per_class(line, judge, repeats, seed) for line in shown],
-        "curves": precision_recall(comparison.trials, judge) if len(judge.classes) == 2 else [],
-        "calibration": calibration(comparison.trials),
-        "operating": next(
-            (operating_points(t, reference[1]) for t in comparison.trials if t.contender.name == reference[0]), None
-        ),
-        "rules": [_rules(trial) for trial in comparison.trials],
+        "curves": [curve for t in drawn if (curve := t.precision_recall(judge, POINTS))],
+        "calibration": [t.calibration() for t in drawn],
+        "operating": ours.operating_points(reference[1], POINTS) if judge.binary else None,
+        "rules": [
+            {"contender": t.contender.name, "rules": {name: rule.to_json() for name, rule in t.rules.items()}}
+            for t in comparison.trials
+        ],
         "history": {trial.contender.title: thinned(trial.estimator.history_) for trial in trained},
     }
+
+
+def class_rows(comparison: Comparison) -> list[int]:
+    """Test rows of each class over all splits, which have as many each; of each label those that have it."""
+    judge, truth = comparison.judge, comparison.trials[0].truth
+    rows = truth.sum(0) if judge.multilabel else np.bincount(truth, minlength=len(judge.classes))
+    return [int(count) * comparison.splits for count in rows]
 
 
 def metric_title(judge: Judge) -> str:
@@ -153,16 +105,14 @@ def metric_title(judge: Judge) -> str:
     ("F1 of 'yes'", 'MCC')
     """
     name = judge.aim.name
+    if judge.costs is not None:
+        return "mean cost"
     words = {"f1": "F1", "mcc": "MCC", "gmean": "G-mean", "fbeta": "F-beta"}.get(name, name.replace("_", " "))
     if name == "fbeta" and isinstance(judge.beta, int | float):
         words = f"F{judge.beta:g}"
     if not metrics.is_averaged(name):
         return words
     return f"{words} of {judge.names[1]!r}" if judge.average == "binary" else f"{judge.average} {words}"
-
-
-def line_title(title: str, decision: str) -> str:
-    return title if title.startswith("majority") else f"{title} + {TITLES.get(decision, decision)}"
 
 
 def shown_in_detail(lines: Sequence[Line], reference: tuple[str, str]) -> list[Line]:
@@ -175,12 +125,17 @@ def shown_in_detail(lines: Sequence[Line], reference: tuple[str, str]) -> list[L
 
 def per_class(line: Line, judge: Judge, repeats: int, seed: int) -> dict[str, Any]:
     """Precision, recall and F1 of each class as [value, low, high]."""
-    draws = list(resampled_matrices(line.confusion, repeats=repeats, seed=seed))
-    scores: dict[str, Any] = {}
+    if judge.multilabel:
+        tables, at = list(line.confusion), slice(1, 2)  # of a label the score of 1
+    else:
+        tables, at = [line.confusion], slice(None)
+    drawn = [list(resampled_matrices(table, repeats=repeats, seed=seed)) for table in tables]
+    scores: dict[str, Any] = {name: [] for name in PER_CLASS}
     for name, score in PER_CLASS.items():
-        value = score(as_confusion(line.confusion), None).numpy()
-        low, high = interval(np.concatenate([score(as_confusion(part), None).numpy() for part in draws]))
-        scores[name] = np.stack([value, low, high], axis=1).tolist()
+        for table, draws in zip(tables, drawn, strict=True):
+            value = score(as_confusion(table), None).numpy()
+            low, high = interval(np.concatenate([score(as_confusion(part), None).numpy() for part in draws]))
+            scores[name] += np.stack([value, low, high], axis=1)[at].tolist()
     return {
         "title": line_title(line.title, line.decision),
         "contender": line.contender,
@@ -193,27 +148,16 @@ def versions() -> dict[str, str]:
     """What a result may depend on."""
     from evalign import __version__
 
-    found = {"evalign": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "scikit-learn", "pandas", "pyarrow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    packages = ("torch", "numpy", "scikit-learn", "pandas", "pyarrow")  # which this package needs
+    return {"evalign": __version__, "python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def _entry(line: Line, judge: Judge) -> dict[str, Any]:
     return {
+        **vars(line),
         "title": line_title(line.title, line.decision),
-        "contender": line.contender,
-        "decision": line.decision,
         "score": line.mean,
-        "error": line.error,
         "scores": list(line.scores),
-        "difference": line.difference,
-        "difference_error": line.difference_error,
-        "p": line.p,
-        "limits": line.limits,
         "missed": judge.missed(line.limits),
         "seconds": round(line.seconds, 3),
         "confusion": line.confusion.tolist(),
@@ -223,26 +167,33 @@ def _entry(line: Line, judge: Judge) -> dict[str, Any]:
 def _add_intervals(
     table: Sequence[dict[str, Any]], comparison: Comparison, reference: tuple[str, str], repeats: int, seed: int
 ) -> None:
-    predictions: Mapping[str, NDArray[np.int64]] = {
-        f"{trial.contender.name}/{decision}": predicted
-        for trial in comparison.trials
-        for decision, predicted in trial.predictions.items()
-    }
-    judge, truth = comparison.judge, comparison.trials[0].truth
-    scores = resampled_scores(truth, predictions, len(judge.classes), judge.scores, repeats=repeats, seed=seed)
+    """Of resampled test rows; of costs, 1.96 standard errors of the mean that rows paid."""
+    judge, trials = comparison.judge, comparison.trials
+    if judge.costs is not None:
+        spread = _spread
+        scores = {f"{t.contender.name}/{name}": -paid for t in trials for name, paid in t.paid.items()}
+    else:
+        spread = interval
+        predictions = {f"{t.contender.name}/{name}": one for t in trials for name, one in t.predictions.items()}
+        scores = resampled_scores(
+            trials[0].truth, predictions, len(judge.classes), judge.scores, repeats=repeats, seed=seed
+        )
     ours = scores["/".join(reference)]
     for entry in table:
         theirs = scores[f"{entry['contender']}/{entry['decision']}"]
-        entry["interval"] = interval(theirs).tolist()
-        entry["difference_interval"] = interval(ours - theirs).tolist()
+        entry["interval"], entry["difference_interval"] = spread(theirs).tolist(), spread(ours - theirs).tolist()
 
 
-def _rules(trial: Trial) -> dict[str, Any]:
-    return {
-        "contender": trial.contender.name,
-        "title": trial.contender.title,
-        "rules": {name: rule.to_json() for name, rule in trial.rules.items()},
-    }
+def _spread(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    half = 1.96 * values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return np.array([values.mean() - half, values.mean() + half])
+
+
+def _as_costs(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry whose scores are minus costs, as costs."""
+    flipped = {key: -entry[key] for key in ("score", "difference")} | {"scores": [-s for s in entry["scores"]]}
+    spreads = {key: [-x for x in entry[key][::-1]] for key in ("interval", "difference_interval") if key in entry}
+    return entry | flipped | spreads
 
 
 MOST_CELLS = 30  # classes of a confusion matrix that is shown whole
@@ -262,10 +213,17 @@ def render(result: dict[str, Any]) -> str:
         r=result,
         headline=headline(result),
         verdict=verdict(result),
+        target=flat({"target": result["data"]["target"]})[0][1],
         file_name=Path(result["data"]["file"]).name,
         figures=figures(result),
-        matrices=[matrix(rule["confusion"], rule["title"], result["classes"]) for rule in result["per_class"]],
+        matrices=[
+            matrix(rule["confusion"], rule["title"], result["classes"])
+            for rule in result["per_class"]
+            if result["task"] != "multilabel"
+        ],
         several=result["splits"] > 1,
+        spread=interval_of(result),
+        decided="; rows left undecided do not count" if "reject" in (result["settings"].get("costs") or {}) else "",
         tested=result["splits"] >= FEWEST_SPLITS,
         constraints=list(result["table"][0]["limits"]),
         shift=shift_section(result),
@@ -279,14 +237,18 @@ def headline(result: dict[str, Any]) -> str | None:
     >>> row = {"contender": "ours", "decision": "auto", "title": "blend", "confusion": [[90, 4], [1, 5]]}
     >>> forest = {"contender": "random_forest", "decision": "argmax", "title": "random forest + argmax"}
     >>> forest |= {"confusion": [[94, 0], [4, 2]]}
-    >>> headline({"reference": ["ours", "auto"], "table": [row, forest], "classes": ["ok", "fraud"], "splits": 1})
+    >>> found = {"reference": ["ours", "auto"], "table": [row, forest], "classes": ["ok", "fraud"], "splits": 1}
+    >>> headline(found | {"task": "binary", "class_rows": [94, 6]})
     "Catches 5 of 6 'fraud' rows with 4 false alarms; random forest + argmax catches 2 with 0."
     """
-    if len(result["classes"]) != 2:
+    if result["task"] != "binary":
         return None
     ours = next(row for row in result["table"] if [row["contender"], row["decision"]] == result["reference"])
-    (_, alarms), (missed, caught) = ours["confusion"]
-    words = f"Catches {caught:,} of {missed + caught:,} {result['classes'][1]!r} rows with {alarms:,} false alarms"
+    (right, alarms), (missed, caught) = ours["confusion"]
+    rows = result["class_rows"]
+    words = f"Catches {caught:,} of {rows[1]:,} {result['classes'][1]!r} rows with {alarms:,} false alarms"
+    if undecided := sum(rows) - right - alarms - missed - caught:
+        words += f" and leaves {undecided:,} of {sum(rows):,} rows undecided"
     usual = [row for row in result["table"] if row["decision"] == "argmax" and row["contender"] in USUAL]
     if usual:
         rival = min(usual, key=lambda row: USUAL.index(row["contender"]))
@@ -307,10 +269,13 @@ def verdict(result: dict[str, Any]) -> str:
     if not rivals:
         return f"{begin}; no rival was trained, so whether that is good cannot be told."
     # A rival that misses a constraint has bought its score with it.
-    best = max(rivals, key=lambda row: (not row["missed"], row["score"]))
+    sign = -1 if result["metric"].get("lower_is_better") else 1
+    best = max(rivals, key=lambda row: (not row["missed"], sign * row["score"]))
     usual = [row for row in rivals if (row["contender"], row["decision"]) == ("cross_entropy", "argmax")]
-    words = [f"{begin}, the strongest rival ({best['title']}) {score(best['score'])}: {_gap(best)}."]
-    words += [f"Against cross-entropy + argmax, what is mostly used: {_gap(row)}." for row in usual if row is not best]
+    words = [f"{begin}, the strongest rival ({best['title']}) {score(best['score'])}: {_gap(best, sign)}."]
+    words += [
+        f"Against cross-entropy + argmax, what is mostly used: {_gap(row, sign)}." for row in usual if row is not best
+    ]
     return " ".join(words)
 
 
@@ -318,8 +283,8 @@ def _is_ours(row: dict[str, Any]) -> bool:
     return str(row["contender"]).startswith("ours")
 
 
-def _gap(row: dict[str, Any]) -> str:
-    """Ours minus it, its noise, and whether one shows above the other."""
+def _gap(row: dict[str, Any], sign: int = 1) -> str:
+    """Ours minus it, its noise, and whether one shows above the other; `sign` is -1 where less is better."""
     gap = row["difference"]
     if "difference_interval" in row:
         low, high = row["difference_interval"]
@@ -329,7 +294,7 @@ def _gap(row: dict[str, Any]) -> str:
         # Student's t: two standard errors of five splits are not 95 %.
         clear = abs(gap) > float(student_t.ppf(0.975, len(row["scores"]) - 1)) * error
         noise = f"standard error {error:.3f}"
-    word = ("better" if gap > 0 else "worse") if clear else "no clear difference"
+    word = ("better" if sign * gap > 0 else "worse") if clear else "no clear difference"
     return f"{signed(gap)} ({noise}), {word}"
 
 
@@ -369,13 +334,13 @@ def shift_section(result: dict[str, Any]) -> dict[str, Any] | None:
 
 def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Title, drawing and caption of each plot that the result has numbers for."""
-    one = result["splits"] == 1
+    one, spread = result["splits"] == 1, interval_of(result)
     first = "" if one else " First split."
     found = [
         (
             "Scores at a glance",
             plots.scores(result),
-            "Points are scores, lines 95 % intervals from resampled test rows; the majority class is in the table only."
+            f"Points are scores, lines the {spread}; the majority class is in the table only."
             if one
             else "Points are means over the splits, lines one standard error either side, ticks the splits; "
             "the majority class is in the table only.",
@@ -384,7 +349,7 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
     if result["curves"]:
         caption = f"Test rows. Curves are what any threshold could reach, marks where each rule stands.{first}"
         found.append(("Precision against recall", plots.precision_recall(result), caption))
-    elif len(result["classes"]) > 2:
+    elif result["task"] != "binary":
         caption = "Precision and recall of every class, rare classes first; test rows in brackets, 95 % intervals."
         found.append(("The trade-off, class by class", plots.class_scores(result), caption))
     if result["calibration"]:
@@ -397,6 +362,12 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
         caption = f"By argmax on validation rows; a ring marks the epoch whose weights were kept.{first}"
         found.append(("Training", plots.training(result), caption))
     return [{"title": title, "svg": Markup(svg), "caption": caption} for title, svg, caption in found]
+
+
+def interval_of(result: dict[str, Any]) -> str:
+    """What intervals of one split are."""
+    costs = result["metric"].get("lower_is_better")
+    return "95 % interval of the mean over test rows" if costs else "95 % interval from resampled test rows"
 
 
 def matrix(confusion: Sequence[Sequence[int]], title: str, classes: Sequence[str]) -> dict[str, Any]:

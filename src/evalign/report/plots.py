@@ -196,7 +196,8 @@ def importance(result: dict[str, Any]) -> str:
         axes.barh([_short(row["column"], 28) for row in rows], [row["mean"] for row in rows],
                   xerr=[row["error"] for row in rows], color=TINTS[0], ecolor=INK, height=0.6)  # fmt: skip
         axes.invert_yaxis()
-        axes.set(xlabel=f"loss of {result['metric']['title']} when the column is shuffled")
+        change = "rise" if result["metric"].get("lower_is_better") else "loss"
+        axes.set(xlabel=f"{change} of {result['metric']['title']} when the column is shuffled")
         axes.grid(axis="y", visible=False)
         return to_svg(figure, "Permutation importance of the columns on held-out rows, the largest first")
 
