@@ -46,7 +46,7 @@ def test_no_tensor_is_made_from_numbers(path, monkeypatch):
     one = config.network.outputs == "one"
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 3, generator=generator), torch.arange(60) % 2
-    stages = tuple(replace(stage, epochs=1, average=0.5) for stage in config.training.stages)
+    stages = tuple(replace(stage, epochs=1) for stage in config.training.stages)
     rows = torch.arange(60)
     trials = [Trial(rows[:40], rows[40:50], Recipe("r", "", stages), watch=rows[50:]) for _ in range(2)]
     squash = config.method.name != "cross_entropy"
@@ -56,9 +56,9 @@ def test_no_tensor_is_made_from_numbers(path, monkeypatch):
         task="binary" if one else "multiclass", oversample=config.training.oversample,
         watch=watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None,
     )  # fmt: skip
-    stack.networks.mlp, stack.steps.fusible = None, False  # what only a CPU has
-    stack.steps.uses_metric = any(stage.metric for stage in stages)
-    stack.steps.temperature.fill_(0.2)
+    stack.networks.mlp, stack.fusible = None, False  # what only a CPU has
+    stack.uses_metric = any(stage.metric for stage in stages)
+    stack.temperature.fill_(0.2)
 
     def refuse(*args, **kwargs):
         raise AssertionError(f"a tensor was made from {args[0]!r}")
@@ -70,6 +70,6 @@ def test_no_tensor_is_made_from_numbers(path, monkeypatch):
     )
     # As on a GPU: what `is_cuda` guards must be in force here too.
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
-    stack.steps.step()
-    stack.steps.validate()
-    assert bool(stack.steps.values.isfinite().all())
+    stack.step()
+    stack.validate()
+    assert bool(stack.values.isfinite().all())

@@ -12,12 +12,26 @@ from evalign_papers.analysis.distance import Distance, distance
 from evalign_papers.analysis.significance import Comparison, against_printed, holm
 from evalign_papers.engine.printed import Printed, Row, Table
 from evalign_papers.engine.reports import Report, load_report
-from evalign_papers.engine.settings import PRINTED_BUDGET, RELEASED_BUDGET, reductions
+from evalign_papers.engine.settings import (
+    LONGER_BUDGET,
+    POSITIVE_BUDGET,
+    PRINTED_BUDGET,
+    RELEASED_BUDGET,
+    reductions,
+)
 
 State = Literal["not planned", "no config", "not run", "partial", "complete"]
 STATES: tuple[State, ...] = ("not planned", "no config", "not run", "partial", "complete")
 SUFFIX = ".report.json"
-BUDGETS = (PRINTED_BUDGET, RELEASED_BUDGET, "@larger-positive", "@short-positive", "@larger")
+BUDGETS = (
+    POSITIVE_BUDGET,
+    PRINTED_BUDGET,
+    RELEASED_BUDGET,
+    LONGER_BUDGET,
+    "@larger-positive",
+    "@short-positive",
+    "@larger",
+)
 FEWEST_TRIALS = 3
 
 

@@ -1,4 +1,4 @@
-"""`Card`, which describes a data set, and `Dataset`, which holds it."""
+"""`Card`, the description of a data set, and `Dataset`, its rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

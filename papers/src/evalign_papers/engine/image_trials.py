@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from evalign._objective import Objective
 from evalign.confusion import Task
-from evalign.training.batches import Rows
-from evalign.training.evaluation import predict_logits
-from evalign.training.in_memory import train
+from evalign.training.batches import Rows, predict_logits
+from evalign.training.in_memory import InMemory, train
 from evalign_papers.datasets import Dataset, Split, splits
 from evalign_papers.datasets.longtail import tail_split
 from evalign_papers.engine.config import Config
+from evalign_papers.engine.recorded import RecordedRows
 from evalign_papers.engine.scores import watch_cuts
 from evalign_papers.engine.stacked_trials import OnEpoch, Point, Trained, recipe_of
 from evalign_papers.engine.terms import build_term, metric_score
@@ -88,7 +88,8 @@ def train_pictures(
     history = train(
         network, rows[0], rows[1], recipe, term, metric_score(config.decide_for, classes), task=task, seed=seed,
         batch_size=int(point.get("batch_size", config.training.batch_size)), amp=amp, checkpoint=checkpoint,
-        checkpoint_every=max(1, recipe.epochs // CHECKPOINTS), catch_interrupt=catch_interrupt, recorded=amp,
+        checkpoint_every=max(1, recipe.epochs // CHECKPOINTS), catch_interrupt=catch_interrupt,
+        source=RecordedRows if amp else InMemory,
         watch=watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None, watch_rows=rows[2],
         on_epoch=None if on_epoch is None else lambda epoch: on_epoch(trial, epoch),
     )  # fmt: skip

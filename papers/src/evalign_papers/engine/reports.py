@@ -1,4 +1,4 @@
-"""What running a cell gives: every trial's scores, what was chosen, and where it ran."""
+"""Report of a cell: the scores of every trial, the choices made on validation data, and the environment."""
 
 import json
 import os

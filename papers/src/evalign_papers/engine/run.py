@@ -1,4 +1,4 @@
-"""run(config) -> report: the trials of a cell that are not there yet, kept as soon as they are done."""
+"""Run a cell: train the trials that its report lacks, and save each as soon as it is done."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evalign.training.evaluation import probabilities_of
+from evalign.training.batches import probabilities_of
 from evalign_papers.engine.config import Config
 from evalign_papers.engine.image_trials import picture_splits, takes_pictures, train_pictures
 from evalign_papers.engine.reports import Report, Scores, TrialReport, environment

@@ -11,6 +11,8 @@ from evalign_papers.engine.reports import Report
 
 UNBOUNDED = 100_000  # epochs that no run reaches: the papers stop by patience alone
 PRINTED_BUDGET, RELEASED_BUDGET = "@printed", "@released"
+LONGER_BUDGET = "@longer"  # the printed patience at one point of the grid
+POSITIVE_BUDGET = "@printed-positive"  # of two classes: trained on the F1 of the positive one
 
 
 class Settings(NamedTuple):
@@ -96,6 +98,8 @@ def reductions(config: Config, report: Report | None = None) -> list[str]:
         ):
             found.append(f"{name} {_listed(ours)} of {_listed(wanted)}" if len(missing) < len(wanted) else
                          f"{name} {_listed(ours)}, not {_listed(wanted)}")  # fmt: skip
+    if report is not None and (stopped := report.environment.get("stopped_by_time")):
+        found.append(f"{stopped} of {len(report.trials)} trials stopped by time")
     planned = config.trials if report is None else len(report.trials)
     if planned < printed.trials:
         found.append(f"{planned} of {printed.trials} trials")

@@ -1,4 +1,4 @@
-"""What is not stacked: scikit-learn's estimators, and losses that are too slow or too odd for it, trial by trial."""
+"""Trials that cannot be stacked: scikit-learn's estimators, and AP-Perf, whose loss does not vmap."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign.networks import mlp
-from evalign.training.batches import Rows
-from evalign.training.evaluation import predict_logits
+from evalign.training.batches import Rows, predict_logits
 from evalign.training.in_memory import train
 from evalign_papers.engine.config import Config
 from evalign_papers.engine.scores import watch_cuts

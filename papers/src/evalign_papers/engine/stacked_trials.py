@@ -11,8 +11,7 @@ from torch import Tensor
 
 from evalign.confusion import Task
 from evalign.networks import mlp
-from evalign.training.batches import Batches, Rows
-from evalign.training.evaluation import predict_logits
+from evalign.training.batches import Batches, Rows, predict_logits
 from evalign.training.loop import Epoch
 from evalign.training.recipes import Recipe
 from evalign.training.stacked import Trial, train_trials

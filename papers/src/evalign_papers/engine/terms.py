@@ -10,7 +10,7 @@ from evalign._checks import safe_divide
 from evalign._objective import Objective
 from evalign.metrics import resolve
 from evalign.steps import StepChoice, linear, sigmoid
-from evalign.training.evaluation import Term
+from evalign.training.batches import Term
 from evalign_papers.engine.config import Method
 from evalign_papers.rivals.dice import dice_loss
 
@@ -137,7 +137,7 @@ def _wmw(gamma: float, p: float, of_positives: bool) -> Term:
 def metric_score(decide_for: str, classes: int) -> Any:
     """The hard score that validation rows are judged by."""
     from evalign.metrics import is_averaged
-    from evalign.training.evaluation import argmax_score
+    from evalign.training.batches import argmax_score
 
     if not is_averaged(decide_for):
         return argmax_score(resolve(decide_for))

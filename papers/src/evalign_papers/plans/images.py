@@ -15,7 +15,7 @@ from evalign.training.recipes import Stage
 from evalign_papers.datasets.base import Protocol
 from evalign_papers.datasets.sources.cifar10 import CLASSES
 from evalign_papers.engine.config import VERSION, Config, Data, Grid, Method, Network, Training
-from evalign_papers.engine.settings import COOLING, PRINTED_BUDGET
+from evalign_papers.engine.settings import COOLING, LONGER_BUDGET, PRINTED, PRINTED_BUDGET, UNBOUNDED
 from evalign_papers.plans.tabular import BTG_EPOCHS, HERE, METRIC, STAGE, at_printed_budget, btg
 
 TABLES = {"btg": ["2", "3", "s12"], "east": ["1", "2", "4", "6"], "mf": ["1"], "checks": ["longtail"]}
@@ -175,6 +175,23 @@ def plan_images(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                 yield HERE / f"{where}.json", config
                 if paper in ("east", "mf") and protocol == "paper" and config.training and name != "caltech101":
                     yield HERE / f"{where}{PRINTED_BUDGET}.json", with_printed_grid(config)
+                if where.startswith("east/1/paper/cifar10.") and row["cell"] in ("f1", "accuracy", "mcc", "ce"):
+                    yield HERE / f"{where}{LONGER_BUDGET}.json", with_printed_patience(config)
+
+
+def with_printed_patience(config: Config) -> Config:
+    """The same cell at the printed patience, without a bound on epochs, at one point of the printed grid."""
+    assert config.training is not None
+    patience = PRINTED["east", "cifar10"].patience
+    stages = tuple(
+        replace(
+            stage, learning_rate=1e-4, epochs=UNBOUNDED, patience=patience, max_stale=3,
+            rate=0.9 if stage.rate is not None else None,
+        )
+        for stage in config.training.stages
+    )  # fmt: skip
+    training = replace(config.training, stages=stages, batch_size=256)
+    return replace(config, cell=f"{config.cell}{LONGER_BUDGET}", training=training, grid=None)
 
 
 def with_printed_grid(config: Config) -> Config:

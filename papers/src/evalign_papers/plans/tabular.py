@@ -15,6 +15,7 @@ from evalign_papers.engine.settings import (
     BTG,
     EAST,
     MF,
+    POSITIVE_BUDGET,
     PRINTED_BUDGET,
     RELEASED_BUDGET,
     UNBOUNDED,
@@ -309,6 +310,9 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                         yield from larger_budgets(where, config)
                     if name == "adult" and cell == "f1":
                         yield from positive_class(where, config)
+                    if name in ("cocktailparty", "mammography") and cell == "f1":
+                        positive = f"{where}{POSITIVE_BUDGET}"
+                        yield HERE / f"{positive}.json", of_positives(at_printed_budget(config), positive)
 
 
 def larger_budgets(where: str, config: Config) -> Iterator[tuple[Path, Config]]:

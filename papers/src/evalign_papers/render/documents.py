@@ -17,7 +17,7 @@ from evalign_papers.analysis.significance import over_splits
 from evalign_papers.engine.printed import load_table
 from evalign_papers.render.wording import NOT_RUN, REDUCED, signed
 
-CIFAR10_ROWS, CIFAR10_LOSSES = "printed_budget_cifar10.jsonl", ("f1", "accuracy", "mcc")
+CIFAR10_ROWS = "printed_budget_cifar10.jsonl"
 
 
 class Numbers:
@@ -53,21 +53,6 @@ class Numbers:
         ]  # fmt: skip
         found = over_splits(*scores)
         return NOT_RUN if found is None else f"{signed(found.difference, found.error, 1.0)}, {_p(found.p)}"
-
-    def cifar10(self, loss: str, metric: str = "f1") -> str:
-        """A score of EAST on CIFAR-10 at the printed patience, at the learning rate of the lowest validation loss."""
-        best = self._cifar10(loss)
-        return NOT_RUN if best is None else f"{best['test'][metric]:.3f}"
-
-    def cifar10_epochs(self, *losses: str) -> str:
-        """Fewest and most epochs of these runs, and whether patience ended all of them."""
-        found = [row for loss in losses or CIFAR10_LOSSES if (row := self._cifar10(loss)) is not None]
-        if not found:
-            return NOT_RUN
-        counts = sorted({row["epochs"] for row in found})
-        ended = all(row["stopped_by"] == "patience" for row in found)
-        epochs = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-        return f"{epochs} epochs" + ("" if ended else ", when time was up")
 
     def cifar10_kept(self, loss: str) -> str:
         """The epoch of lowest validation loss."""

@@ -1,4 +1,4 @@
-"""Drawings of what reports say: precision against recall by beta, and F1 against imbalance."""
+"""Figures drawn from reports: precision against recall by beta, and F1 against imbalance."""
 
 from collections.abc import Sequence
 

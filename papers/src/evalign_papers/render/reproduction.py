@@ -160,7 +160,7 @@ def curves_block(benchmarks: Path | None) -> str:
     if path is None or not path.exists():
         return "Nothing has been run yet: `python benchmarks/printed_budget.py cifar10`."
     rows = []
-    for run in _cifar10_runs(path):
+    for run in (run for run in _cifar10_runs(path) if run["trial"] == 0):
         for epoch in sorted({*(e for e in CURVE_EPOCHS if e <= run["epochs"]), run["epochs"]}):
             temperature, train_loss, valid_loss, score = run["curve"][epoch - 1]
             soft_train, soft_valid = 1 - train_loss, 1 - valid_loss

@@ -1,4 +1,4 @@
-"""Focal loss: cross-entropy that turns away from samples it has right (Lin, Goyal, Girshick, He, Dollár 2017)."""
+"""Focal loss: cross-entropy with less weight on well-classified samples (Lin, Goyal, Girshick, He, Dollár 2017)."""
 
 import torch
 import torch.nn.functional as F
