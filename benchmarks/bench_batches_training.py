@@ -52,7 +52,7 @@ def dataset(name: str, folder: Path) -> Dataset:
 
 def recipe(rows: int, size: int) -> Recipe:
     found = find_recipe("anchored")
-    stages = tuple(replace(stage, decay="cosine", average=0.0) for stage in found.stages)
+    stages = tuple(replace(stage, decay="cosine") for stage in found.stages)
     return replace(found, stages=stages).for_rows(rows, size)
 
 

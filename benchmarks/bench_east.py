@@ -26,8 +26,7 @@ from torch import Tensor
 from evalign._objective import Objective
 from evalign.networks import mlp
 from evalign.steps import StepChoice
-from evalign.training.batches import Rows
-from evalign.training.evaluation import Watch, predict_logits
+from evalign.training.batches import Rows, Watch, predict_logits
 from evalign.training.recipes import Recipe, Stage, find_recipe
 from evalign.training.stacked import Trial, train_trials
 from evalign_papers.engine.cells import Cell

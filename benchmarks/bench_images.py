@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from evalign._objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows
-from evalign.training.in_memory import RecordedStep, adamw, batch_loss
+from evalign.training.in_memory import adamw, batch_loss
 from evalign.training.recipes import Stage
+from evalign_papers.engine.recorded import RecordedStep
 from evalign_papers.networks import Pictures, darknet19
 
 CE = Stage("cross-entropy", metric=False, anchor=1.0, learning_rate=1e-3, epochs=1, patience=1)

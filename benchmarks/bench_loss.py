@@ -240,8 +240,8 @@ def bytes_kept(loss: Loss, logits: Tensor, target: Tensor) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         result = loss(logits, target)
-    del result
-    return sum(seen.values())
+    own: tuple[Tensor, ...] = getattr(result.grad_fn, "kept", None) or ()  # the memory of our gradient
+    return sum(seen.values()) + sum(x.nbytes for x in own)
 
 
 def peak_bytes(loss: Loss, logits: Tensor, target: Tensor) -> int:

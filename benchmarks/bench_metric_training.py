@@ -39,7 +39,7 @@ TEST_ROWS, TEST = 20_000, 0.25
 CAPACITIES: dict[str, tuple[int, ...]] = {"linear": (), "small": (32,), "large": (256, 128)}
 BASE: dict[str, Any] = {"rows": 3000, "share": 0.1, "noise": 0.05, "metric": "f1"}
 LEVELS: dict[str, tuple[Any, ...]] = {
-    "rows": (100, 300, 1000, 3000, 10_000, 30_000, 100_000),
+    "rows": (100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000),
     "share": (0.5, 0.2, 0.1, 0.03, 0.01),
     "noise": (0.0, 0.05, 0.1, 0.2),
     "metric": ("f1", "mcc", "balanced_accuracy", "jaccard"),

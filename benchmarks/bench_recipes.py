@@ -11,8 +11,8 @@
 Rows go to benchmarks/results/bench_quality.csv as soon as a set and method are done (boosters: as soon as a split is);
 what is there is not run again.
 `--engine stacked` trains the ten splits, and their folds, as one stacked network, which equals training them one by one
-(tests/test_trials.py) and saves a GPU's time; columns that a split lacks are zeros there, and networks that embed
-columns are stacked with splits that have the same ones.
+(tests/training/test_trials.py) and saves a GPU's time; columns that a split lacks are zeros there, and networks that
+embed columns are stacked with splits that have the same ones.
 """
 
 import argparse
@@ -36,8 +36,8 @@ from stacked_splits import Folds, Part, average_and_labels, network_probabilitie
 from evalign import EASTBlend, EASTBooster, EASTClassifier, decision
 from evalign.comparison.contenders import StockBooster
 from evalign.decision import Rule
-from evalign.estimators.rows import HeldOutPredictions
 from evalign.storage import write_atomically
+from evalign.tables.split import HeldOutPredictions
 from evalign.training.recipes import find_recipe
 
 RESULTS = Path(__file__).parent / "results" / "bench_quality.csv"

@@ -1,4 +1,4 @@
-"""Whether training on pictures does on a GPU what it does on a CPU: a minute, before hours are spent on tables.
+"""Check in a minute that training on images does the same on a GPU as on a CPU.
 
     python benchmarks/check_pictures.py --device cuda
 
@@ -21,11 +21,11 @@ from torch import nn
 from evalign import metrics
 from evalign._objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.batches import Rows
-from evalign.training.evaluation import argmax_score
-from evalign.training.in_memory import train
+from evalign.training.batches import Rows, argmax_score
+from evalign.training.in_memory import InMemory, train
 from evalign.training.loop import Epoch
 from evalign.training.recipes import Recipe, Stage
+from evalign_papers.engine.recorded import RecordedRows
 from evalign_papers.networks import Pictures
 from evalign_papers.networks.darknet import Conv, darknet
 from evalign_papers.networks.image_input import moved
@@ -34,7 +34,7 @@ STAGE = Stage(
     "metric", metric=True, anchor=1.0, learning_rate=1e-3, epochs=3, patience=9, monitor="last", decay="cosine",
     cool_to=0.1,
 )  # fmt: skip
-RECIPE = Recipe("check", "", (STAGE, Stage(**{**vars(STAGE), "name": "offsets", "offset": 1.0, "average": 0.5})))
+RECIPE = Recipe("check", "", (STAGE, Stage(**{**vars(STAGE), "name": "offsets", "offset": 1.0})))
 OBJECTIVE = Objective("balanced_accuracy", "multiclass", StepChoice("annealed"), anchor=1.0)
 NEAR = 0.02  # of a validation loss: convolutions on a GPU add up in no fixed order
 
@@ -67,7 +67,7 @@ def trained(
     rows = pictures(device)
     return train(
         network(device, augment=False), rows, rows, RECIPE, OBJECTIVE, argmax_score(metrics.balanced_accuracy),
-        batch_size=32, recorded=recorded, checkpoint=checkpoint, on_epoch=on_epoch,
+        batch_size=32, source=RecordedRows if recorded else InMemory, checkpoint=checkpoint, on_epoch=on_epoch,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Run cells of the papers' tables at the printed budget, within a time limit; made for short visits to a large machine.
+"""Run cells of the papers' tables at the printed budget, within a time limit.
 
     python benchmarks/printed_budget.py cells 'btg/*/paper/adult.*' --device cpu --jobs 9 --seconds 440 --out adult.tar
     python benchmarks/printed_budget.py cifar10 --seconds 430 --out cifar10.jsonl
@@ -6,8 +6,8 @@
 `cells` runs configs that match a pattern below the folder of tables, as `evalign reproduce` does, and packs their
 reports after each one; a later run goes on where it stopped. `cifar10` trains Darknet-19 by EAST's printed protocol
 (patience 50 a temperature, no bound on epochs) at one batch size and some learning rates of the printed grid, one
-process each, and writes a line per network: its curve, and the scores of the epoch of lowest validation loss. Neither
-needs more than torch, scikit-learn, pandas and pyarrow.
+process each, and writes a line per network: its curve, and the scores of the epoch of lowest validation loss. `reports`
+makes reports of these lines. Nothing more than torch, scikit-learn, pandas and pyarrow is needed.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from typing import Any
 from evalign_papers.engine.cells import Cell
 from evalign_papers.engine.config import Config
 from evalign_papers.engine.printed import PACKAGED
-from evalign_papers.engine.reports import environment, report_path
-from evalign_papers.engine.settings import PRINTED, UNBOUNDED
+from evalign_papers.engine.reports import Report, TrialReport, environment, report_path, save_report
+from evalign_papers.engine.settings import LONGER_BUDGET, UNBOUNDED
 
 LOSSES, RATES = ("f1", "accuracy", "mcc"), (1e-3, 1e-4)
 
@@ -78,17 +78,14 @@ def _pack(cells: list[Cell], out: Path) -> None:
 
 def cifar_config(loss: str, rate: float, batch_size: int) -> Config:
     """EAST's cell of CIFAR-10 by the printed protocol, at one point of its grid."""
-    config = Cell(PACKAGED / f"east/1/paper/cifar10.{loss}.json").config
+    config = cifar_cell(loss).config
     assert config.training is not None
-    patience = PRINTED["east", "cifar10"].patience
-    stages = tuple(
-        replace(
-            stage, learning_rate=rate, epochs=UNBOUNDED, patience=patience, max_stale=3,
-            rate=0.9 if stage.rate is not None else None,
-        )
-        for stage in config.training.stages
-    )  # fmt: skip
+    stages = tuple(replace(stage, learning_rate=rate) for stage in config.training.stages)
     return replace(config, training=replace(config.training, stages=stages, batch_size=batch_size))
+
+
+def cifar_cell(loss: str) -> Cell:
+    return Cell(PACKAGED / f"east/1/paper/cifar10.{loss}{LONGER_BUDGET}.json")
 
 
 def train_cifar(loss: str, rate: float, batch_size: int, trial: int, args: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +93,7 @@ def train_cifar(loss: str, rate: float, batch_size: int, trial: int, args: dict[
     import numpy as np
     import torch
 
-    from evalign.training.evaluation import probabilities_of
+    from evalign.training.batches import probabilities_of
     from evalign_papers.engine.image_trials import picture_splits, train_pictures
     from evalign_papers.engine.scores import hard_scores
     from evalign_papers.engine.trial_data import dataset_of
@@ -123,7 +120,7 @@ def train_cifar(loss: str, rate: float, batch_size: int, trial: int, args: dict[
     return {
         "loss": loss, "learning_rate": rate, "batch_size": batch_size, "trial": trial, "epochs": len(curve),
         "stopped_by": stopped[0], "best_epoch": best + 1, "seconds": round(time.time() - started, 1),
-        "test": {name: round(scores[name], 4) for name in ("f1", "accuracy", "mcc")},
+        "test": {name: round(score, 4) for name, score in scores.items()},
         "validation_loss": curve[best][2], "validation_score": curve[best][3],
         "environment": environment(args["device"]), "curve": [[round(v, 4) for v in line] for line in curve],
     }  # fmt: skip
@@ -133,7 +130,8 @@ def run_cifar(args: argparse.Namespace) -> None:
     shared = {
         "deadline": time.time() + args.seconds, "data_dir": args.data_dir, "device": args.device, "epochs": args.epochs,
     }  # fmt: skip
-    jobs = [(loss, rate, trial) for trial in range(args.trials or 1) for loss in args.losses for rate in args.rates]
+    trials = range(args.first_trial, args.first_trial + (args.trials or 1))
+    jobs = [(loss, rate, trial) for trial in trials for loss in args.losses for rate in args.rates]
     with ProcessPoolExecutor(args.jobs or len(jobs), get_context("spawn")) as pool:
         futures = [pool.submit(train_cifar, loss, rate, args.batch, trial, shared) for loss, rate, trial in jobs]
         with args.out.open("a", encoding="utf-8") as file:
@@ -145,6 +143,34 @@ def run_cifar(args: argparse.Namespace) -> None:
                     file.write(json.dumps(line) + "\n")
                     file.flush()
                     print({key: value for key, value in line.items() if key != "curve"}, flush=True)
+
+
+def write_reports(args: argparse.Namespace) -> None:
+    """Write the rows of `cifar10` at the point of the cells `@longer` as reports of these cells."""
+    rows = [json.loads(line) for line in args.rows.read_text().splitlines()]
+    for loss in (*LOSSES, "ce"):
+        cell = cifar_cell(loss)
+        training = cell.config.training
+        assert training is not None
+        point = training.stages[0].learning_rate, training.batch_size
+        own = {
+            row["trial"]: row
+            for row in rows
+            if row["loss"] == loss and (row["learning_rate"], row["batch_size"]) == point
+        }
+        trials = [
+            TrialReport(
+                trial, cell.config.seed + trial, {}, row["epochs"], row["seconds"], {"paper": row["test"]}
+            )
+            for trial, row in own.items()
+        ]  # fmt: skip
+        if not trials:
+            continue
+        stopped = sum(row["stopped_by"] == "time" for row in own.values())
+        where = next(reversed(own.values()))["environment"] | ({"stopped_by_time": stopped} if stopped else {})
+        report = Report(cell.config, trials, [], where, sum(trial.seconds for trial in trials))
+        save_report(report, report_path(cell.path))
+        print(f"{cell.path.name}: {len(trials)} trials, {stopped} stopped by time")
 
 
 def main() -> None:
@@ -162,7 +188,11 @@ def main() -> None:
     cifar.add_argument("--batch", type=int, default=256)
     cifar.add_argument("--epochs", type=int, default=UNBOUNDED, help="for a trial run")
     cifar.add_argument("--jobs", type=int)
+    cifar.add_argument("--first-trial", type=int, default=0)
     cifar.set_defaults(run=run_cifar)
+    reports = commands.add_parser("reports", help="rows of cifar10 as reports of the cells @longer")
+    reports.add_argument("rows", type=Path)
+    reports.set_defaults(run=write_reports)
     for one in (cells, cifar):
         one.add_argument("--seconds", type=float, default=430.0)
         one.add_argument("--trials", type=int)

@@ -28,7 +28,7 @@ from stacked_splits import average_and_labels
 
 from evalign import EASTBooster
 from evalign.boosting.objective import BoostRecipe
-from evalign.estimators.rows import HeldOutPredictions
+from evalign.tables.split import HeldOutPredictions
 
 SPLITS = 10
 OPTIONS: dict[str, dict[str, Any]] = {  # of EASTBooster

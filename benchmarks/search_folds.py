@@ -23,7 +23,7 @@ from sklearn.metrics import f1_score
 from stacked_splits import Part, average_and_labels, network_probabilities, selections
 
 from evalign import decision
-from evalign.estimators.rows import HeldOutPredictions
+from evalign.tables.split import HeldOutPredictions
 
 SETS = ["yeast", "mammography", "shuttle", "creditcard"]
 RECIPES = ["anchored", "cross_entropy"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from evalign.networks.mlp import Network, Sharing
-from evalign.training.recipes import UPDATES, Recipe, Stage, find_recipe
+from evalign.training.recipes import Recipe, Stage, find_recipe
 
 Inputs = Literal["standard", "quantile", "both", "bins", "clip"]
 Changes = dict[str, dict[str, Any]]  # name -> fields that differ
@@ -232,43 +232,6 @@ def finalists() -> Iterator[Config]:
         yield Config(f"both {name}", stages, inputs="both", updates=4000)
 
 
-def averages() -> Iterator[Config]:
-    """Averages of weights around the default, with the learning rate decayed or flat; other factors where F1 is low.
-
-    Numbers are shares of a stage's updates, in the first stage and in the metric stage.
-    """
-    entropy, metric = find_recipe("anchored").stages
-
-    def config(
-        name: str, *shares: float, flat: tuple[Stage, ...] = (), updates: int = UPDATES, **changes: Any
-    ) -> Config:
-        stages = tuple(
-            replace(stage, average=share, decay="none" if stage in flat else "cosine")
-            for stage, share in zip((entropy, metric), shares or (0.0, 0.0), strict=True)
-        )
-        return Config(name, stages, inputs="both", updates=updates, **changes)
-
-    def entropy_alone(name: str, share: float, decay: Literal["none", "cosine"]) -> Config:
-        stage = replace(entropy, epochs=200, patience=200, average=share, decay=decay)
-        return Config(name, (stage,), inputs="both", updates=UPDATES)
-
-    yield config("no average")
-    yield config("average 0+.1", 0.0, 0.1)
-    yield config("average 0+.3", 0.0, 0.3)
-    yield config("average .3+.3", 0.3, 0.3)
-    yield config("average 0+.3, flat metric", 0.0, 0.3, flat=(metric,))
-    yield config("average .1+.1, flat", 0.1, 0.1, flat=(entropy, metric))
-    yield config("average .3+.3, flat", 0.3, 0.3, flat=(entropy, metric))
-    yield entropy_alone("cross-entropy", 0.0, "cosine")
-    yield entropy_alone("cross-entropy, average .1, flat", 0.1, "none")
-    rare = ("creditcard",)
-    yield config("dropout .1", dropout=0.1, sets=rare)
-    yield config("dropout .3", dropout=0.3, sets=rare)
-    yield config("batch 2", batch=2, sets=rare)
-    yield config("batch 8", batch=8, sets=rare)
-    yield config("updates 8000", updates=8000, sets=rare)
-
-
 def networks() -> Iterator[Config]:
     """The default recipe with other networks: embeddings of numbers and categories, ensembles, both."""
 
@@ -320,7 +283,6 @@ GRIDS: dict[str, Callable[[], Iterator[Config]]] = {
     "large": large,
     "recipes": recipes,
     "finalists": finalists,
-    "averages": averages,
     "networks": networks,
     "embeddings": embeddings,
 }

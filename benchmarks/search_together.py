@@ -19,7 +19,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.model_selection import train_test_split
 
 from evalign import EASTBooster
-from evalign.estimators.rows import HeldOutPredictions
+from evalign.tables.split import HeldOutPredictions
 
 METHODS = ("random forest", "booster")
 

@@ -13,6 +13,7 @@ from sklearn.model_selection import train_test_split
 
 from evalign import EASTClassifier, metrics
 from evalign._objective import Objective
+from evalign.estimators.network import automatic_folds
 from evalign.metrics import Average
 from evalign.networks import MeanOfNetworks, table_network
 from evalign.networks.embedding import Fields
@@ -20,11 +21,9 @@ from evalign.networks.mlp import fields_of
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
 from evalign.tables.split import Division, distinct_rows, fold_rows
-from evalign.training.batches import Batches, Rows, default_batch_size
-from evalign.training.evaluation import argmax_score, predict_logits
-from evalign.training.folds import FoldedRows, automatic_folds
+from evalign.training.batches import Batches, Rows, argmax_score, default_batch_size, predict_logits
 from evalign.training.recipes import find_recipe
-from evalign.training.stacked import Trial, train_trials
+from evalign.training.stacked import FoldedRows, Trial, train_trials
 
 AT_ONCE = 60  # networks of a stack: 60 on Credit card fill half of a GPU's 140 GB in validation
 Matrix = NDArray[np.float32]

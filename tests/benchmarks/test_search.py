@@ -24,12 +24,14 @@ def search(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_averages_are_searched_as_one_stack_and_no_neighbour_is_felt(search):
+def test_configurations_are_searched_as_one_stack_and_no_neighbour_is_felt(search):
     module, folder = search
-    configs = list(module.GRIDS["averages"]())
     recipe = find_recipe("anchored")
-    (chosen,) = (config for config in configs if config.name == "no average")
+    chosen = next(config for config in module.GRIDS["networks"]() if config.name == "mlp")
     assert (chosen.stages, chosen.updates) == (recipe.stages, recipe.updates)
+    flat = tuple(replace(stage, decay="none") for stage in chosen.stages)
+    dropped = [replace(chosen, name=f"dropout {rate}", dropout=rate) for rate in (0.1, 0.35)]
+    configs = [chosen, *dropped, replace(chosen, name="flat", stages=flat), replace(chosen, sets=("creditcard",))]
     units = module.stacks(["yeast"], configs, {"yeast": 2}, 100, folder)
     assert [[config.name for config in members] for _, members in units] == [
         [config.name for config in configs if config.sets is None]
@@ -51,12 +53,12 @@ def test_averages_are_searched_as_one_stack_and_no_neighbour_is_felt(search):
 def test_what_is_for_one_set_is_left_out_of_others(search, monkeypatch):
     module, folder = search
     monkeypatch.setattr(module, "load", lambda name, folder: (None, None, np.zeros(2000 if name == "adult" else 1000)))
-    units = module.stacks(
-        ["adult", "creditcard"], list(module.GRIDS["averages"]()), {"adult": 10, "creditcard": 10}, 1000, folder
-    )
+    first, *rest = module.GRIDS["networks"]()
+    configs = [replace(first, name="rare", sets=("creditcard",)), *rest]
+    units = module.stacks(["adult", "creditcard"], configs, {"adult": 10, "creditcard": 10}, 1000, folder)
     found = {name: {c.name for unit, members in units for c in members if unit == name} for name, _ in units}
-    assert "dropout .1" in found["creditcard"] - found["adult"]
-    assert found["adult"] < found["creditcard"]
+    assert "rare" in found["creditcard"] - found["adult"]
+    assert len(found["adult"]) > 1
 
 
 def test_networks_are_searched_and_no_neighbour_is_felt(search):
