@@ -8,8 +8,9 @@ if not torch.cuda.is_available():
 
 os.environ.setdefault("EVALIGN_COMPILE", "wait")  # the same form of a loss in every run
 
-# The same examples on every machine, and no time limit on a busy one.
-hypothesis.settings.register_profile("evalign", derandomize=True, deadline=None, max_examples=200, database=None)
+# The same examples on every machine, and no time limit on a busy one; `--hypothesis-profile thorough` tries more.
+for name, examples in (("evalign", 50), ("thorough", 500)):
+    hypothesis.settings.register_profile(name, derandomize=True, deadline=None, max_examples=examples, database=None)
 hypothesis.settings.load_profile("evalign")
 
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the files of benchmarks/results as tables on the page on benchmarks, and to take along."""
+"""mkdocs hook: the files of benchmarks/results as tables on the page of benchmarks, and as downloads."""
 
 import csv
 from pathlib import Path

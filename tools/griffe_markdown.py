@@ -1,4 +1,4 @@
-"""An extension of griffe, which reads docstrings for the site: each is made Markdown as it is read."""
+"""griffe extension: convert docstrings to Markdown for the site."""
 
 from typing import Any
 
