@@ -26,6 +26,19 @@ again = loss(z, y)
 print(compilation._state, type(again.grad_fn).__name__, abs(float(again - first)) < 1e-6)
 """
 
+EXIT = """
+import time
+from evalign.kernels.cpu import compilation
+compilation.is_cached, compilation.cache_folder = (lambda: False), (lambda: None)
+
+def slow():
+    time.sleep(0.5)
+    print("ended", flush=True)
+
+compilation._run_all_loops = slow
+compilation.ready()
+"""
+
 
 @pytest.fixture
 def chosen(monkeypatch):
@@ -71,6 +84,14 @@ def test_without_compiled_loops_the_loss_is_the_same(chosen):
         value.backward()
         found[mode] = value.detach(), x.grad
     torch.testing.assert_close(found["off"], found["wait"], rtol=1e-5, atol=1e-7)
+
+
+@needs_numba
+def test_a_short_script_waits_for_a_thread_that_loads_the_loops():
+    # Cut off inside LLVM, such a thread aborts the process: "terminate called without an active exception".
+    variables = {**os.environ, "EVALIGN_COMPILE": "background"}
+    run = subprocess.run([sys.executable, "-c", EXIT], env=variables, capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout) == (0, "ended\n"), run.stderr
 
 
 @needs_numba

@@ -12,6 +12,7 @@ imports numba before the first compiled loop is needed: that takes half a second
 - `off`: never use compiled loops.
 """
 
+import atexit
 import hashlib
 import importlib
 import importlib.util
@@ -38,6 +39,7 @@ MODES = ("background", "wait", "off")
 COMMAND = "from evalign.kernels.cpu.compilation import compile_all; compile_all()"
 _state: str | None = None  # None: not looked yet; "compiling", "ready" or "never"
 _thread: threading.Thread | None = None  # which compiles
+_exiting = threading.Event()
 
 
 def ready() -> bool:
@@ -85,12 +87,22 @@ def _compile_in_background() -> None:
                 [sys.executable, "-c", COMMAND], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
-            process.wait()
+            while process.poll() is None:
+                if _exiting.wait(0.1):
+                    return
         _run_all_loops()
         _state = "ready"
     except Exception as error:  # a loss must not fail for lack of a compiler
         _state = "never"
         logging.getLogger("evalign").warning("compiling the loss's loops failed, the eager form stays: %s", error)
+
+
+@atexit.register
+def _finish_thread() -> None:
+    """Wait for the background thread at exit: a thread that the interpreter cuts off inside LLVM aborts the process."""
+    _exiting.set()
+    if _thread is not None:
+        _thread.join()
 
 
 def compile_all() -> None:
