@@ -156,7 +156,7 @@ class Objective:
     ) -> Tensor:
         """All of it as one node; on a CPU `hook` may change the counts before the metric is computed."""
         given, ignored = (weight, None) if isinstance(weight, Tensor) else (None, weight)
-        if self.task == "binary":
+        if self.task == "binary" and (logits.is_cuda or is_compiling()):  # loops on a CPU take one column as it is
             logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
         if is_compiling():
             follows = self.step.step == "annealed" and isinstance(temperature, Tensor)
@@ -168,14 +168,8 @@ class Objective:
             return dispatch.loss_in_graph(logits, y, given, temperature if follows else None, question)
         plan = self.plan(logits.shape[1] if self.task == "multiclass" else 2, beta, ignored)
         recorded: list[Any] = []
-
-        def recording(vector: NDArray[np.float64]) -> tuple[float, float]:
-            scales = hook(vector) if hook is not None else (1.0, 1.0)
-            recorded[:] = vector.copy(), *scales
-            return scales
-
         eager = partial(self._eager_loss, temperature=temperature, beta=beta, ignored=ignored, recorded=recorded)
-        hooked = None if hook is None else recording
+        hooked = None if hook is None else partial(_recording, hook, recorded)
         return fused_loss(logits, y, given, self.points(temperature), plan, hooked, eager)
 
     def _eager_loss(
@@ -186,7 +180,7 @@ class Objective:
         What a hook made of the sums is `recorded`, with the scales of the gradient by counts and by cross-entropies.
         """
         weight = ignored if weight is None else weight
-        if self.task == "binary":
+        if self.task == "binary" and logits.dim() == 2:
             logits, y, weight = (x[:, 0] if isinstance(x, Tensor) else x for x in (logits, y, weight))
         eager = replace(self, backend="eager")
         if not recorded:
@@ -415,6 +409,13 @@ class Objective:
             raise ValueError(f"a metric function must return one scalar tensor, got {got}; average over the classes")
         sound = c.tp.isfinite().all() & c.predicted.isfinite().all()
         return torch.where(score.isnan() & sound, 1.0, score)
+
+
+def _recording(hook: CountsHook, recorded: list[Any], vector: NDArray[np.float64]) -> tuple[float, float]:
+    """Call a hook, and record the counts and the scales that it leaves."""
+    scales = hook(vector)
+    recorded[:] = vector.copy(), *scales
+    return scales
 
 
 def cross_entropy(

@@ -146,18 +146,17 @@ def compiled_derivatives(
     """
     # These need numba, which takes half a second to import.
     from evalign.kernels.cpu.column_loops import derivatives
-    from evalign.kernels.cpu.cpu_loss import by_column, count_columns, metric_of
+    from evalign.kernels.cpu.cpu_loss import count_columns, metric_of
 
     plan = objective.plan(beta=objective.beta)
     settings = plan.settings(objective.points(temperature))
-    entries = (table.scores[:, None], table.y[:, None], table.weight[:, None])
     counts = np.zeros((3, 2))
-    losses, totals = count_columns(entries, settings, counts, two_classes=True)
+    losses, totals = count_columns((table.scores, table.y, table.weight), settings, counts, two_classes=True)
     n = float(counts[1].sum())
     slopes = np.empty((2, 2))
     value = metric_of(counts, totals, plan, slopes)
-    by_tp, by_predicted = by_column(slopes)[:, 0]
-    pull = n * metric_weight * np.array([by_predicted, by_predicted + by_tp])
+    (by_tn, by_tp), (by_no, by_yes) = slopes
+    pull = n * metric_weight * np.array([by_yes - by_no - by_tn, by_yes - by_no + by_tp])  # of a row with label 0, 1
     anchor = objective.anchor
     options = (anchor, (anchor or 1.0) * bend.curvature, bend.floor, bend.damping, objective.label_smoothing)
     gradient, hessian = np.empty(len(table.scores), np.float32), np.empty(len(table.scores), np.float32)

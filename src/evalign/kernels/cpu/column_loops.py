@@ -241,16 +241,22 @@ def _planes(x: Tensor) -> NDArray[Any]:
     return x.contiguous().numpy()
 
 
-def _column(batch: tuple[Tensor, ...]) -> Batch:
-    z, y, w = (x.numpy().reshape(-1) for x in batch)
-    return z, y, w
+def _column(batch: tuple[Tensor, ...]) -> Batch | None:
+    """The entries of a single column, (M,) or (M, 1); None for several columns."""
+    z, y, w = batch
+    if z.dim() == 1:
+        return z.numpy(), y.numpy(), w.numpy()
+    if z.dim() == 2 and z.shape[1] == 1:
+        return z.numpy().reshape(-1), y.numpy().reshape(-1), w.numpy().reshape(-1)
+    return None
 
 
 def column_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles, float]:
     """tp of every threshold, predicted of every threshold, (actual, total) of each column, and all cross-entropies."""
     table, e = _lines_table(settings.points, settings.thresholds), np.float32(settings.smoothing)
-    if batch[0].dim() == 2 and batch[0].shape[1] == 1:  # no more calls than it takes: these may be few entries
-        only, sums = _column(batch), np.zeros((1, 3, max(2, len(table))))
+    only = _column(batch)
+    if only is not None:  # no more calls than it takes: these may be few entries
+        sums = np.zeros((1, 3, max(2, len(table))))
         run_column = partial(column_forward, only, table, e, settings.losses)
         return sums, summed(run_column, len(only[0]), len(only[0]) * len(table), sums[0])
     z, y, w = (_planes(x) for x in batch)
@@ -271,8 +277,9 @@ def column_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles,
 def column_gradient(batch: tuple[Tensor, ...], settings: Settings, by: By) -> Tensor:
     """dL/dlogits, shaped like the logits, from dL by the counts (L, G)."""
     table, e = _lines_table(settings.points, settings.thresholds), np.float32(settings.smoothing)
-    if batch[0].dim() == 2 and batch[0].shape[1] == 1:
-        only, found = _column(batch), torch.empty(batch[0].shape, dtype=batch[0].dtype)
+    only = _column(batch)
+    if only is not None:
+        found = torch.empty_like(batch[0])
         run_column = partial(column_backward, only, table, e, (by[0][0], by[1][0], by[2]))
         into = found.numpy().reshape(-1)
         in_threads([partial(run_column, *part, into) for part in parts(len(into), len(into) * len(table))])

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from evalign.kernels.cpu.block_loops import Doubles
+from evalign.kernels.cpu.block_loops import Doubles, Floats
 from evalign.kernels.cpu.compilation import ORDERED, loop
 from evalign.kernels.plan import FORMS
 
@@ -89,6 +89,18 @@ def value_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, average: 
         slopes[0, k] = slope * (score * bottom[0] - top[0])
         slopes[1, k] = slope * (score * bottom[2] - top[2])
     return 1 - value
+
+
+@loop(ORDERED)
+def scaled_slopes(slopes: Doubles, by_loss: float, two_classes: bool) -> Floats:
+    """Slopes by tp, by predicted and by the cross-entropies times dL/dloss, in float32.
+
+    With `two_classes` the slopes by the counts of both classes become those by the counts of their one column. A gradient
+    scaler tries factors that are too large: here they overflow without a warning.
+    """
+    if two_classes:
+        slopes = np.array([slopes[1] + slopes[0], slopes[3] - slopes[2] - slopes[0], slopes[4]])
+    return (by_loss * slopes).astype(np.float32)
 
 
 MCC = FORMS.index("mcc")

@@ -17,7 +17,7 @@ from evalign._batch import rows_of_images
 from evalign.kernels.cpu.block_loops import By, Doubles, Floats, block_backward, block_forward
 from evalign.kernels.cpu.column_loops import column_gradient, column_sums, entry_gradient, entry_sums
 from evalign.kernels.cpu.compilation import in_threads, parts, summed
-from evalign.kernels.cpu.count_loops import agreement_and_slopes, remember, value_and_slopes
+from evalign.kernels.cpu.count_loops import agreement_and_slopes, remember, scaled_slopes, value_and_slopes
 from evalign.kernels.cpu.row_loops import STATS
 from evalign.kernels.cpu.row_loops import row_backward as run_row_backward
 from evalign.kernels.cpu.row_loops import row_forward as run_row_forward
@@ -153,12 +153,6 @@ def metric_of(counts: Doubles, totals: Doubles, plan: Plan, slopes: Doubles) -> 
     return run(counts, totals, _form_numbers(form), FORMS.index(form.name), slopes)
 
 
-def by_column(slopes: NDArray[Any]) -> NDArray[Any]:
-    """Slopes by tp and predicted of the one column, (2, 1), from those by the counts of both its classes, (2, 2)."""
-    (tn, tp), (no, yes) = slopes.tolist()
-    return np.array([[tp + tn], [yes - no - tn]], slopes.dtype)
-
-
 def _forward(
     batch: Batch, points: FivePoints, plan: Plan, hook: "CountsHook | None" = None, keep: bool = True
 ) -> tuple[float, Doubles, Kept]:
@@ -188,10 +182,8 @@ def _forward(
 
 def _backward(batch: Batch, points: FivePoints, plan: Plan, slopes: Doubles, kept: Kept, by_loss: float) -> Tensor:
     settings = plan.settings(points)
-    with np.errstate(over="ignore", invalid="ignore"):  # a gradient scaler tries factors that are too large
-        scaled = (by_loss * slopes).astype(np.float32)
-    by_counts = scaled[:-1].reshape(2, -1)
-    by_tp, by_predicted = by_column(by_counts) if plan.two_classes else by_counts
+    scaled = scaled_slopes(slopes, by_loss, plan.two_classes)
+    by_tp, by_predicted = scaled[:-1].reshape(2, -1)
     if not plan.thresholds:
         return row_gradient(batch, settings, kept, (by_tp, by_predicted, scaled[-1]))
     if _by_entry(batch[0]):
@@ -233,8 +225,8 @@ def arranged(logits: Tensor, y: Tensor, weight: Tensor, columns: bool) -> Batch:
             logits, y, weight = rows_of_images(logits), rows_of_images(y), rows_of_images(weight)
         elif not columns and (logits.shape[1] > DENSE_CLASSES or not logits.is_contiguous()):
             logits, y = rows_of_images(logits), rows_of_images(y) if y.dim() == 3 else y
-    by_class = logits.dim() == 2 and logits.t().is_contiguous() and not logits.is_contiguous()
-    if by_class and not columns and logits.shape[1] <= DENSE_CLASSES:
+    by_class = logits.dim() == 2 and not columns and not logits.is_contiguous() and logits.t().is_contiguous()
+    if by_class and logits.shape[1] <= DENSE_CLASSES:
         logits, y = logits.t()[None], y.t()[None] if y.dim() == 2 else y
     return logits, y, weight
 
