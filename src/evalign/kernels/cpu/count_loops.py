@@ -95,8 +95,8 @@ def value_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, average: 
 def scaled_slopes(slopes: Doubles, by_loss: float, two_classes: bool) -> Floats:
     """Slopes by tp, by predicted and by the cross-entropies times dL/dloss, in float32.
 
-    With `two_classes` the slopes by the counts of both classes become those by the counts of their one column. A gradient
-    scaler tries factors that are too large: here they overflow without a warning.
+    With `two_classes` the slopes by the counts of both classes become those by the counts of their one column. A
+    gradient scaler tries factors that are too large: here they overflow without a warning.
     """
     if two_classes:
         slopes = np.array([slopes[1] + slopes[0], slopes[3] - slopes[2] - slopes[0], slopes[4]])
