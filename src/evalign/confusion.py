@@ -83,6 +83,11 @@ class Confusion:
             self._matrix = self._matrix()
         return self._matrix
 
+    @property
+    def built_matrix(self) -> Tensor | None:
+        """The matrix if it was given or has been read, else None."""
+        return self._matrix if isinstance(self._matrix, Tensor) else None
+
     def __add__(self, other: "Confusion") -> "Confusion":
         if not isinstance(other, Confusion):
             return NotImplemented

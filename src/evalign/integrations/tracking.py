@@ -141,7 +141,7 @@ def _portable(part: Any) -> Any:
     if part is None:
         return None
     confusion = part.confusion if isinstance(part, Sums) else part
-    matrix = confusion._matrix.cpu() if isinstance(confusion._matrix, Tensor) else None
+    matrix = None if confusion.built_matrix is None else confusion.built_matrix.cpu()
     vectors = {name: getattr(confusion, name).cpu() for name in ("tp", "actual", "predicted", "total")}
     present = None if confusion.present is None else confusion.present.cpu()
     copied = confusion.replaced(**vectors, present=present, matrix=matrix)

@@ -63,8 +63,8 @@ class BatchedMetric:
         if self.way == "batch":
             return self.function(c)
         parts = {"tp": c.tp, "actual": c.actual, "predicted": c.predicted, "total": c.total}
-        if c._matrix is not None:
-            parts["matrix"] = c.matrix
+        if c.built_matrix is not None:
+            parts["matrix"] = c.built_matrix
 
         def one(parts: dict[str, Tensor]) -> Tensor:
             return torch.as_tensor(self.function(Confusion(**parts, present=c.present, multilabel=c.multilabel)))  # type: ignore[arg-type]

@@ -117,7 +117,7 @@ class ThresholdSweep:
 
 def _single(c: Confusion) -> Confusion:
     """First confusion of a batch."""
-    matrix = None if c._matrix is None else c.matrix[0]
+    matrix = None if c.built_matrix is None else c.built_matrix[0]
     parts = (x[0] for x in (c.tp, c.actual, c.predicted, c.total))
     return Confusion(*parts, present=c.present, multilabel=c.multilabel, matrix=matrix)
 
