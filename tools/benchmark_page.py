@@ -6,16 +6,17 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PAGE = "research/benchmarks.md"
 MARK = "<!-- results -->"
 MOST_ROWS = 100  # of a table that a reader would look at; more are for a program
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Every file becomes one of the site."""
+    """Add each file to the site, beside the page of benchmarks."""
     from mkdocs.structure.files import File
 
     for path in sorted(RESULTS.glob("*.csv")):
-        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
+        files.append(File.generated(config, f"{Path(PAGE).parent}/results/{path.name}", abs_src_path=str(path)))
     return files
 
 

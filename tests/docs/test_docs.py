@@ -3,6 +3,7 @@
 import csv
 import doctest
 import importlib.util
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -64,6 +65,23 @@ def test_pages_of_the_api_name_what_can_be_imported():
             assert re.search(rf"^(?:def|class) {member}\b", source, re.MULTILINE), name
 
 
+PACKAGES = ("", ".comparison", ".decision", ".networks", ".report", ".tables")
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda name: f"evalign{name}")
+def test_every_public_name_has_an_entry_in_the_api(package):
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    entries = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+    module = importlib.import_module(f"evalign{package}")
+    for name in getattr(module, "__all__", None) or [name for name in vars(module) if name[0] != "_"]:
+        found = getattr(module, name)
+        if inspect.ismodule(found):
+            inside = {found.__name__, *(f"evalign.{name}.{part}" for part in vars(found))}
+            assert inside & entries, name
+        elif callable(found):
+            assert {found.__module__, f"{found.__module__}.{found.__qualname__}"} & entries, name
+
+
 def test_the_navigation_names_pages_that_are_there():
     listed = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     assert all((ROOT / "docs" / page).exists() for page in listed)
@@ -91,6 +109,7 @@ def test_docstrings_become_markdown(monkeypatch):
 
 def test_results_become_tables(tmp_path):
     module = tool("benchmark_page")
+    assert module.MARK in (ROOT / "docs" / module.PAGE).read_text()
     path = tmp_path / "bench_loss_small.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([["loss", "ms"], ["a|b", "1.5"]])
