@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def on_ranks(function, ranks, folder, *arguments, timeout=120, returning=None):
+def on_ranks(function, ranks, folder, *arguments, timeout=300, returning=None):
     """`function(rank, ranks, *arguments)` on `ranks` processes; what they return, or the first `returning` of them."""
     context = mp.get_context("spawn")
     processes = [
@@ -33,7 +33,7 @@ def _enter(function, rank, ranks, folder, arguments):
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), GLOO_SOCKET_IFNAME="lo")
     store = dist.FileStore(f"{folder}/store", ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=40))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
     try:
         result = {"value": function(rank, ranks, *arguments)}
     except BaseException:

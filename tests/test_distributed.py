@@ -200,7 +200,7 @@ def one_dies(rank, ranks):
 def test_a_rank_that_dies_gives_an_error_not_a_hang(tmp_path):
     ((message, seconds),) = on_ranks(one_dies, 2, tmp_path, returning=1)
     assert "rank 0 could not sum its counts with the other ranks: one has ended" in message
-    assert seconds < 20
+    assert seconds < 60  # half the timeout of the process group
 
 
 def test_eight_shards_of_a_skewed_batch_have_the_direction_of_the_whole():
