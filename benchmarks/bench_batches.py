@@ -1,10 +1,10 @@
-"""The loss that small batches show, with and without a memory, beside that of all rows at once.
+"""Bias of the loss of small batches against the loss of all rows, with and without a memory.
 
     python benchmarks/bench_batches.py      # writes benchmarks/results/bench_batches_value.csv
 
-A fixed model's soft F1 with 2 % positives: its mean over the batches of a first and of a second pass over 32 000 rows,
-in twenty draws for batches of 16, in two for others. "labels" is a memory that is told the label counts. What training
-with such batches reaches is measured in bench_batches_training.py.
+Soft F1 of a fixed model with 2 % positives: mean over the batches of a first and a second pass over 32 000 rows, in
+twenty draws for batches of 16 and two for the others. "labels" is a memory that knows the label counts.
+bench_batches_training.py measures training with such batches.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ROWS = 32_000
 
 
 def value_rows(seed: int, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
-    """A model with a soft F1 of about 0.12: the case of peers' users."""
+    """Logits and labels of a model with a soft F1 of about 0.12."""
     generator = torch.Generator().manual_seed(seed)
     y = (torch.rand(ROWS, generator=generator) < 0.02).long()
     z = 1.5 * torch.randn(len(y), generator=generator) - 2.2 + 2.4 * y

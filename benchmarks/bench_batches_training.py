@@ -1,12 +1,12 @@
-"""What a memory is worth in training: F1 at batch 64, with and without one, beside that of batch 4096.
+"""F1 after training in batches of 64, with and without a memory, and in batches of 4096.
 
     python benchmarks/bench_batches_training.py --data-dir DIR --sets mammography       # ten minutes on one busy core
     python benchmarks/bench_batches_training.py --data-dir DIR --device cuda            # credit card: for a GPU
 
 The recipe "anchored" (cross-entropy, then soft F1 + 3 x cross-entropy) with cosine decay, its learning rates multiplied
-by every factor of a grid, ten splits (64 / 16 / 20). A batch size is free to have its own rate: what is compared is
-each arm at the factor with the best mean F1 on validation rows. All trials of a batch size are one stacked network;
-rows, first weights and order of rows are the same for the arms of a split. Test rows are read at the end.
+by every factor of a grid, ten splits (64 / 16 / 20). Each arm is compared at the factor with its best mean F1 on
+validation rows. All trials of a batch size are one stacked network; the arms of a split share rows, initial weights and
+row order. Test rows are read at the end.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def recipe(rows: int, size: int) -> Recipe:
 
 @dataclass(frozen=True)
 class Arm:
-    """A trial of the stack."""
+    """One trial of the stack."""
 
     split: int
     remembers: bool

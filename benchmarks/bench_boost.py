@@ -1,10 +1,10 @@
-"""What the objective costs inside LightGBM and XGBoost: training time beside the library's own, in one run.
+"""Training time of LightGBM and XGBoost with our objective and with their own, interleaved in one run.
 
     python benchmarks/bench_boost.py --data-dir DIR          # writes benchmarks/results/bench_boost.csv
 
 A fixed number of rounds on the training rows of Adult (two classes, categories) and Letter (26 classes), the library's
-defaults, no validation rows; ours and theirs take turns and the median of the repeats counts. "derivatives" is the part
-of ours that is spent outside of the library.
+defaults, no validation rows; the median of alternating repeats. "derivatives" is the time our objective takes outside
+the library.
 """
 
 import argparse

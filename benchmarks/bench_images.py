@@ -3,10 +3,9 @@
     python benchmarks/bench_images.py                    # Darknet-19, batch 256, bf16, channels-last
     python benchmarks/bench_images.py --data-dir DIR     # CIFAR-10's own pictures instead of noise
 
-A step is the one of `evalign.training`: bytes gathered on the device, shifted, mirrored and normalised, forward in
-bf16, loss in float32, backward, fused AdamW; once as it is, and once recorded as a CUDA graph and replayed, where no
-Python and no launch is left between kernels. `ratio` is images per second over those of cross-entropy, median of rounds
-that alternate; the control is cross-entropy once more.
+A step is that of `evalign.training`: gather bytes on the device, shift, mirror and normalise, forward in bf16, loss in
+float32, backward, fused AdamW; eagerly, and recorded as a CUDA graph and replayed. `ratio` is images per second over
+those of cross-entropy, median of alternating rounds; the control is a second cross-entropy.
 """
 
 import argparse
@@ -55,7 +54,7 @@ def pictures(data_dir: str | None, device: str, n: int = 20480) -> Rows:
 def plain_step(
     network: nn.Module, rows: Rows, stage: Stage, objective: Objective, batch_size: int, *, amp: bool = False
 ) -> Callable[[Tensor], None]:
-    """An update of the training loop for the rows of an index, without a recording."""
+    """An update of the training loop for the rows of an index, not recorded."""
     optimiser = adamw(network, stage)
     network.train()
 

@@ -1,13 +1,12 @@
-"""What memory and sync cost, as a share of a training step of an MLP 512-256-128; one process, and two with DDP.
+"""Cost of memory and sync relative to a training step of an MLP 512-256-128, in one process and in two with DDP.
 
     python benchmarks/bench_overhead.py        # writes benchmarks/results/bench_overhead.csv
-    taskset -c 12-15 python benchmarks/bench_overhead.py --rounds 50 --out FILE   # of a larger machine
+    taskset -c 12-15 python benchmarks/bench_overhead.py --rounds 50 --out FILE   # on a larger machine
 
 Rounds interleave the contenders, so that a busy machine slows all of them alike; each ratio is the median over rounds
-of (step with / step without), with its 20th and 80th percentile. The control is the same loss once more: it should
-read 1.0, and what it is off by is the noise of the others. `work` is the same in processor seconds of all threads of a
-rank: without the time it waits for the other one. "message alone" is no sync at all, but an equally long
-message at the same place, before which ranks wait for each other just as well.
+of (step with / step without), with its 20th and 80th percentile. The control is the same loss again; its distance from
+1.0 is the noise level. `work` is the same ratio in processor seconds of all threads of a rank, which excludes waiting
+for the other rank. "message alone" sends a message of the same length at the same place, without sync.
 """
 
 import argparse
@@ -54,7 +53,7 @@ def stepper(loss: nn.Module, size: int, *, ddp: bool) -> Callable[[], None]:
 
 
 class Message(nn.Module):
-    """The loss of one rank, after a message as long as that of `sync`: what any talk between ranks costs there."""
+    """The loss of one rank, after a message as long as that of `sync`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +66,7 @@ class Message(nn.Module):
 
 
 def measure(rank: int, ranks: int, folder: str, rounds: int) -> None:
-    """Rows of this number of ranks, into a file of rank 0."""
+    """Measure with this number of ranks; rank 0 writes the rows to a file."""
     torch.set_num_threads(1)
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)

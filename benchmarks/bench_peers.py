@@ -1,4 +1,4 @@
-"""What other people's losses cost beside ours, in one interleaved run and an environment of their own.
+"""Cost of other libraries' losses and ours, in one interleaved run and a separate environment.
 
     make bench-peers            # makes .venv-peers, writes benchmarks/results/bench_peers.csv
 
@@ -28,7 +28,7 @@ SIZES = [(1024, 10), (65536, 10), (8192, 257), (8192, 1000), (8192, 1), PIXELS]
 
 
 def peers(d: int) -> dict[str, Callable[[Any], Callable[[Tensor, Tensor], Tensor]]]:
-    """Package and loss -> how to make it; each takes logits (n, d) or (n,) and labels."""
+    """Package and loss to a factory; each loss takes logits (n, d) or (n,) and labels."""
     if d == 1:
         return {
             "monai: Dice": lambda m: _columns(m("monai.losses").DiceLoss(sigmoid=True, batch=True)),
@@ -80,7 +80,7 @@ def _channel(loss: Any) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _pictured(loss: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """A dense loss of what was drawn as (n, d): numbers at random are as good as pictures."""
+    """A dense loss on random logits drawn as (n, d)."""
     return lambda z, y: loss(z.view(PICTURES), y.view(PICTURES[0], *PICTURES[2:]))
 
 
@@ -122,7 +122,7 @@ def contenders(size: bench_loss.Size) -> dict[str, Callable[[Tensor, Tensor], Te
 
 
 def _try(name: str, make: Any, logits: Tensor, target: Tensor, found: dict[str, Any]) -> None:
-    """Put a loss among the found if it can be made and run here, and the reason among `REASONS` if not."""
+    """Add a loss to `found` if it can be made and run here, else the reason to `REASONS`."""
     try:
         loss = make(importlib.import_module)
         loss(logits, target).backward()

@@ -55,7 +55,7 @@ class SquaredMargin(torch.nn.Module):
 
 
 class OnlyWithPositives(torch.nn.Module):
-    """A loss that leaves out batches without a positive label, as any loss that is constant there does."""
+    """A loss that skips batches without a positive label, as any loss that is constant there does."""
 
     def __init__(self, loss: torch.nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Quality by the honest protocol: ten splits 64/16/20, default settings, test rows read once, every rival beside us.
+"""Test F1 of our recipes and every rival: ten splits 64/16/20, default settings, test rows read once.
 
     python benchmarks/bench_recipes.py --data-dir DIR                     # all sets, stacked trials
     python benchmarks/bench_recipes.py --data-dir DIR --sets yeast --engine single   # EASTClassifier itself
@@ -8,8 +8,8 @@
     python benchmarks/bench_trees.py --data-dir DIR --processes 14        # trees, a process for a set, method and split
     python benchmarks/bench_recipes.py --summary                          # the table from the stored rows
 
-Rows go to benchmarks/results/bench_quality.csv as soon as a set and method are done (boosters: as soon as a split is);
-what is there is not run again.
+Rows are added to benchmarks/results/bench_quality.csv whenever a set and method (boosters: a split) is done; existing
+rows are not run again.
 `--engine stacked` trains the ten splits, and their folds, as one stacked network, which equals training them one by one
 (tests/training/test_trials.py) and saves a GPU's time; columns that a split lacks are zeros there, and networks that
 embed columns are stacked with splits that have the same ones.

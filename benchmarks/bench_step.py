@@ -1,11 +1,11 @@
-"""A whole training step with our loss as a multiple of the same step with cross-entropy, in one interleaved run.
+"""Time of a training step with our loss relative to cross-entropy, in one interleaved run.
 
     python benchmarks/bench_step.py                                   # the MLP on this machine's cores
     python benchmarks/bench_step.py --device cuda --networks mlp darknet19 head32k
 
 A step is: gradients to None, forward, loss, backward, AdamW. Networks: EAST's MLP on 54 features and 7 classes, batch
-1024; Darknet-19 on 32 x 32 pictures, batch 256; one linear layer from 1024 features to 32768 classes, batch 4096. Two
-optimisers never share parameters; the ratio is the median over rounds; the control is cross-entropy once more.
+1024; Darknet-19 on 32 x 32 pictures, batch 256; one linear layer from 1024 features to 32768 classes, batch 4096. Every
+loss trains its own copy; the ratio is the median over rounds; the control is a second cross-entropy.
 """
 
 import argparse

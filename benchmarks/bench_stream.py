@@ -3,11 +3,10 @@
     python benchmarks/bench_stream.py                                  # 20 million rows, 1.2 GB on the disk for a while
     python benchmarks/bench_stream.py --rows 1000000 --epochs 10       # adds a row to results/bench_stream.csv
 
-The command runs in a process of its own, which is looked at four times a second; what it held over time is added to
-results/bench_stream_memory.csv, a hundred looks at most. `start_mib` is what it held before the first row was read:
-libraries. `training_early_mib` and `training_late_mib` are the peaks of the second and of the last quarter of the
-training: what grows with the rows that were seen would tell them apart. Beside them stands what the encoded table
-would take as one array of float32.
+The command runs in a separate process whose memory is sampled four times a second; up to a hundred samples are added to
+results/bench_stream_memory.csv. `start_mib` is the memory before the first row is read (libraries).
+`training_early_mib` and `training_late_mib` are the peaks of the second and the last quarter of training, which differ
+if memory grows with the rows seen. The size of the encoded table as one float32 array stands beside them.
 """
 
 import argparse
@@ -40,7 +39,7 @@ LOOKS = 100
 
 
 def generate(folder: Path, rows: int) -> None:
-    """Ten numbers, one of them with gaps, a category, and a label of which 3 % are positive."""
+    """Ten numeric columns, one with gaps, a category, and a label with 3 % positives."""
     for i, start in enumerate(range(0, rows, FILE)):
         n, rng = min(FILE, rows - start), np.random.default_rng(i)
         x = rng.standard_normal((n, NUMBERS), dtype=np.float32)
@@ -54,7 +53,7 @@ def generate(folder: Path, rows: int) -> None:
 
 @dataclass
 class Watched:
-    """A process, what it held at which second, and when it said what."""
+    """A process, its memory over time, and the time of each line it printed."""
 
     held: list[tuple[float, float]] = field(default_factory=list)
     said: list[tuple[float, str]] = field(default_factory=list)
@@ -87,12 +86,12 @@ class Watched:
         return next(line for _, line in self.said if words in line)
 
     def peak(self, start: float, end: float) -> int:
-        """MiB between two seconds."""
+        """Peak memory in MiB between two times."""
         return round(max(mib for second, mib in self.held if start <= second <= end))
 
 
 def resident(pid: int) -> float:
-    """MiB of memory that a process holds; 0 where it has just ended."""
+    """Resident memory of a process in MiB; 0 if it has just ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -101,7 +100,7 @@ def resident(pid: int) -> float:
 
 
 def measured(folder: Path, rows: int, hidden: str, epochs: int | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A row of what the fit took, and rows of what it held over time."""
+    """A row with the cost of the fit, and rows with its memory over time."""
     out = folder / "run"
     options = ["--hidden", hidden, "--device", "cpu", *(["--epochs", str(epochs)] if epochs else [])]
     command = [sys.executable, "-m", "evalign", "fit", str(folder / "data"), "-t", "y", "-o", str(out), *options]
@@ -131,7 +130,7 @@ def measured(folder: Path, rows: int, hidden: str, epochs: int | None) -> tuple[
 
 
 def rows_seen(train_rows: int, epochs: int | None) -> int:
-    """Rows that ours and cross-entropy are trained on, one after the other; neither ends early."""
+    """Rows that ours and then cross-entropy train on, without early stopping."""
     size = default_batch_size(train_rows)
     updates = epoch_updates(train_rows, size)
     recipes = [

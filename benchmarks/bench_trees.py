@@ -1,13 +1,13 @@
-"""The trees of `bench_recipes.py`, a process of one thread for every set, method and split, the longest first.
+"""The tree methods of `bench_recipes.py`, one single-threaded process per set, method and split, longest first.
 
-    python benchmarks/bench_trees.py --data-dir DIR --processes 14 --minutes 9     # all that is not stored yet
-    python benchmarks/bench_trees.py --data-dir DIR --list                         # what that is, and how long it takes
+    python benchmarks/bench_trees.py --data-dir DIR --processes 14 --minutes 9     # all missing cells
+    python benchmarks/bench_trees.py --data-dir DIR --list                         # list them with estimated times
     python benchmarks/bench_trees.py --data-dir DIR --sets adult yeast --methods booster --splits 0 1 2
-    python benchmarks/bench_trees.py --data-dir DIR --methods booster --out again.csv     # again, with other defaults
-    python benchmarks/bench_trees.py --merge again.csv                                    # its rows replace the stored
+    python benchmarks/bench_trees.py --data-dir DIR --methods booster --out again.csv     # with other defaults
+    python benchmarks/bench_trees.py --merge again.csv                                    # its rows replace stored ones
 
-Rows go to `--out` as soon as a split is done; what is there or in bench_quality.csv is not run again. `--minutes` ends
-what still runs then, and the next call begins it anew.
+Rows are added to `--out` whenever a split is done; cells found there or in bench_quality.csv are not run again. After
+`--minutes`, running cells are stopped; the next call starts them again.
 """
 
 import os
@@ -45,7 +45,7 @@ SECONDS = {
 
 
 class Cell(NamedTuple):
-    """One training: a set of data, a method, and the seed of a split."""
+    """One training: a data set, a method, and the seed of a split."""
 
     set: str
     method: str
@@ -67,7 +67,7 @@ def _loaded(name: str, folder: Path) -> Any:
 
 
 def scores(job: Job) -> tuple[Cell, list[dict[str, Any]], str]:
-    """The rows of a cell, or what went wrong: one that fails must not end the others."""
+    """The rows of a cell, or its error: one failure must not stop the others."""
     (name, method, seed), folder = job
     try:
         X, y = _loaded(name, folder)
@@ -87,13 +87,13 @@ def scores(job: Job) -> tuple[Cell, list[dict[str, Any]], str]:
 
 
 def missing(cells: Sequence[Cell], stored: pd.DataFrame) -> list[Cell]:
-    """The cells of which there is no row yet, the longest first."""
+    """Cells without rows, longest first."""
     done = set() if stored.empty else set(zip(stored.set, stored.method, stored.split, strict=True))
     return sorted((cell for cell in cells if tuple(cell) not in done), key=lambda cell: -cell.seconds)
 
 
 def merged(stored: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """All rows, those of a cell that both have from the new ones alone."""
+    """All rows; where both have a cell, the new rows replace the old."""
     if stored.empty or new.empty:
         return pd.concat([stored, new], ignore_index=True)
     cell = list(Cell._fields)
@@ -102,7 +102,7 @@ def merged(stored: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
 
 
 def run(todo: Sequence[Cell], folder: Path, out: Path, *, processes: int, minutes: float) -> None:
-    """Every cell in one of the processes, each stored when it is done, until the time is over."""
+    """Run cells in parallel processes and store each when done, until time is up."""
     end = time.monotonic() + 60 * minutes
     rows = pd.read_csv(out) if out.exists() else pd.DataFrame()
     with multiprocessing.get_context("spawn").Pool(processes) as pool:  # leaving it ends what still runs

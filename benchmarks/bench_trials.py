@@ -1,8 +1,8 @@
-"""Wall time of many trials trained as one stacked network against one trial, same recipe and number of epochs.
+"""Wall time of many trials trained as one stacked network relative to one trial, for a fixed number of epochs.
 
     python benchmarks/bench_trials.py --data-dir DIR                 # 1, 2, 5, 10, 20 and 40 trials of Mammography
 
-The rows, and with them the cost of one more trial, are added to benchmarks/results/bench_trials.csv.
+Rows, including the cost of one more trial, are added to benchmarks/results/bench_trials.csv.
 """
 
 import argparse
@@ -26,7 +26,7 @@ RESULTS = Path(__file__).parent / "results" / "bench_trials.csv"
 
 
 def fixed_length(recipe: Recipe, epochs: int) -> Recipe:
-    """The recipe in `epochs` epochs a stage, whatever validation says."""
+    """The recipe with `epochs` epochs a stage, without early stopping."""
     stages = (replace(stage, epochs=epochs, patience=10 * epochs) for stage in recipe.stages)
     return replace(recipe, stages=tuple(stages))
 

@@ -2,10 +2,9 @@
 
     python benchmarks/check_gpu.py --out check_gpu.json
 
-For a machine without pytest. The eager form is computed in float64 from the same logits; errors are relative to the
-largest gradient. One entry in 50,000 is left out of that: where a probability is at a kink of the step, float32 and
-float64 fall on different sides of it, and both slopes are right. The last line says how many checks failed, and the
-exit status whether any did.
+Needs no pytest. The eager form is computed in float64 from the same logits; errors are relative to the largest
+gradient. One entry in 50,000 is exempt: at a kink of the step, float32 and float64 probabilities may fall on different
+sides, and both slopes are right. The last line counts failed checks; the exit status is 1 if any failed.
 """
 
 import argparse
@@ -176,7 +175,7 @@ def half_precision() -> dict[str, list[float]]:
 
 
 def graph_errors(metric: str) -> list[float]:
-    """A recorded step, replayed on another batch at another temperature, gives what that step gives by itself."""
+    """A recorded step, replayed on another batch at another temperature, equals that step run eagerly."""
     loss = MetricLoss(metric, anchor=1.0).cuda()
     z, y, _ = batch(4096, 100)
     x = z.clone().requires_grad_()
@@ -228,7 +227,7 @@ def compiled_errors() -> dict[str, list[float]]:
 
 
 def stream_errors() -> list[float]:
-    """Two streams at once: each has counters of its own."""
+    """Two concurrent streams, each with its own counters."""
     loss = MetricLoss("f1").cuda()
     batches = [batch(70_000, 10)[:2], batch(50_000, 20)[:2]]
     wanted = [value_and_gradient(loss, *given, None) for given in batches]

@@ -1,11 +1,11 @@
-"""Check in a minute that training on images does the same on a GPU as on a CPU.
+"""Check within a minute that training on images is the same on a GPU as on a CPU.
 
     python benchmarks/check_pictures.py --device cuda
 
-- no step waits for the GPU (torch raises where one would),
-- a recorded training (CUDA graph) ends where the plain one does,
-- a training that was killed goes on from its checkpoint and ends where an undisturbed one does,
-- shifted and mirrored pictures are windows of their reflected selves.
+- no step waits for the GPU (torch raises if one does),
+- recorded training (CUDA graph) ends with the weights of plain training,
+- killed training resumes from its checkpoint and ends with the weights of an uninterrupted run,
+- shifted and mirrored pictures are windows of the reflected pictures.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Mean rank against fit time, from the rows of bench_quality.py: the picture of the README.
+"""Plot mean rank against fit time from the rows of bench_quality.py, for the README.
 
 python benchmarks/plot_quality.py benchmarks/results/bench_suite.csv docs/images/headline.svg
 """

@@ -34,7 +34,7 @@ Folds = int | Literal["auto"]
 
 @dataclass
 class Part:
-    """One split: distinct rows to develop on, how they are divided, and the rows to be judged by."""
+    """One split: distinct development rows, their folds, and the rows to score."""
 
     x: Matrix
     y: Ints
@@ -46,7 +46,7 @@ class Part:
 
     @property
     def held_out(self) -> Ints:
-        """Places of the rows that each division held out."""
+        """Positions of the rows held out by each division."""
         return np.concatenate([division.valid for division in self.divisions])
 
     @property
@@ -55,14 +55,14 @@ class Part:
 
 
 def parts(X: pd.DataFrame, y: Ints, seeds: Iterable[int], folds: Folds = 1) -> Iterator[Part]:
-    """Four fifths of the rows to develop on, one to test."""
+    """Four fifths of the rows for development, one fifth for testing."""
     for seed in seeds:
         dev, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=seed, stratify=y)
         yield encoded(X, y, dev, test, seed, folds)
 
 
 def selections(X: pd.DataFrame, y: Ints, seeds: Iterable[int], folds: Folds = 1) -> Iterator[Part]:
-    """The same without the test rows: a fifth of the others is what candidates are compared on."""
+    """Splits without the test rows: candidates are compared on a fifth of the others."""
     for seed in seeds:
         dev, _ = train_test_split(np.arange(len(y)), test_size=0.2, random_state=seed, stratify=y)
         fit, select = train_test_split(dev, test_size=0.2, random_state=seed, stratify=y[dev])
@@ -70,7 +70,7 @@ def selections(X: pd.DataFrame, y: Ints, seeds: Iterable[int], folds: Folds = 1)
 
 
 def encoded(X: pd.DataFrame, y: Ints, dev: Ints, test: Ints, seed: int, folds: Folds) -> Part:
-    """As `EASTClassifier` has it: scaling is learned on the training rows, of folds on all."""
+    """Encoded as in `EASTClassifier`: scaling is learned on the training rows, or with folds on all rows."""
     model, own = EASTClassifier(), X.iloc[dev]
     rows, weight = distinct_rows(own, y[dev], np.ones(len(dev)))
     labels = y[dev][rows]
@@ -86,7 +86,7 @@ def encoded(X: pd.DataFrame, y: Ints, dev: Ints, test: Ints, seed: int, folds: F
 
 @dataclass
 class _Member:
-    """One network to train: of which part and fold, and where its rows are in the part's table."""
+    """One network to train: its part, its fold, and its rows in the table of the part."""
 
     part: int
     fold: int
@@ -145,7 +145,7 @@ def _trained(
     size: int,
     device: str,
 ) -> dict[tuple[int, int], tuple[torch.nn.Module, Floats]]:
-    """Networks of one stack, by part and fold, and what they say of the rows that they held out."""
+    """Networks of one stack by part and fold, with their held-out predictions."""
     tables, starts, start = [], {}, 0
     for i in dict.fromkeys(member.part for member in members):
         part = made[i]

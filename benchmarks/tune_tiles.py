@@ -1,13 +1,12 @@
-"""What the row kernels take on a GPU with other tiles than those in use, and what the host takes.
+"""Time the row kernels on a GPU with other tile sizes, and the host's share of a call.
 
     python benchmarks/tune_tiles.py --seconds 25 --chosen chosen.json
     python benchmarks/bench_loss.py --device cuda --only fused --graphs --tiles chosen.json --sizes 8192x1000
 
-Every candidate is recorded as a CUDA graph of the loss's forward and backward and replayed; a row has the median
-milliseconds of the whole. The first candidate of each kernel is the one in use, and the fastest is kept for those of
-the kernels that come after it. No candidate is begun after so many `--seconds`, of which most go to compiling. What
-was fastest for each size is written to `--chosen`. `host` times the calls alone, for cross-entropy and for ours, and
-prints where ours spends them.
+Every candidate is recorded as a CUDA graph of the loss's forward and backward and replayed; a row has its median
+milliseconds. The first candidate of each kernel is the current one; the fastest is kept while later kernels are tuned.
+No candidate starts after `--seconds`, most of which is compilation. The fastest for each size are written to
+`--chosen`. `host` times the calls alone, for cross-entropy and for ours, and prints a profile of ours.
 """
 
 import argparse
@@ -54,7 +53,7 @@ def problem(size: Size) -> tuple[Tensor, Tensor]:
 
 
 def use(kernel: str, candidate: tuple[int, ...]) -> None:
-    """Have the kernel launched like this from now on, for any number of classes."""
+    """Launch the kernel with these settings from now on, for any number of classes."""
     if kernel == "dense_tile":
         loss_plans.cached_dense.cache_clear()
         loss_plans.dense_tile = lambda d: (bool(candidate[0]), *candidate[1:])  # type: ignore[assignment,return-value]
@@ -72,7 +71,7 @@ def use(kernel: str, candidate: tuple[int, ...]) -> None:
 
 
 def candidates(kernel: str, d: int) -> list[tuple[int, ...]]:
-    """The one in use, then others."""
+    """The current settings, then others."""
     scattered = (d >= loss_plans.SCATTERED,) if kernel == "tile" else ()
     first = IN_USE[kernel](d, d % 4 == 0, *scattered)[3:] if kernel in TILES else IN_USE[kernel](d)
     first = tuple(map(int, first))
@@ -93,7 +92,7 @@ def fits(kernel: str, size: Size) -> bool:
 
 
 def tuned(size: Size, kernels: list[str], until: float) -> list[dict[str, Any]]:
-    """One kernel after the other, for one size; the fastest candidates stay in use."""
+    """Tune one kernel after the other for one size, keeping the fastest candidates."""
     logits, target = problem(size)
     n, d = "x".join(map(str, size.shape[:1] + size.shape[2:])), size.shape[1]
     entropy, rows = replayed(F.cross_entropy, logits, target), []
@@ -119,7 +118,7 @@ def tuned(size: Size, kernels: list[str], until: float) -> list[dict[str, Any]]:
 
 
 def fastest(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
-    """Of every size and kernel."""
+    """The fastest candidate of every size and kernel."""
     found: dict[str, dict[str, list[int]]] = {}
     for row in sorted(rows, key=lambda row: -row["ms"]):
         found.setdefault(f"{row['n']}x{row['d']}", {})[row["kernel"]] = [int(x) for x in row["candidate"].split("x")]
@@ -127,7 +126,7 @@ def fastest(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
 
 
 def host() -> None:
-    """Microseconds of the host for forward, and for both, of a batch that the GPU is done with sooner."""
+    """Host microseconds of forward, and of forward and backward, for a batch that the GPU finishes sooner."""
     logits, target = problem(Size.of("1024x10"))
     ours = MetricLoss("f1").cuda()
     losses: dict[str, Loss] = {"cross_entropy": F.cross_entropy, "f1": ours}
