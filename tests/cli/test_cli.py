@@ -3,34 +3,26 @@
 import html
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import f1_score, fbeta_score, precision_score, recall_score
 
+from commands import Said, command
 from evalign import EASTClassifier
 from evalign.cli import console
 from evalign.cli.app import main
 from evalign.cli.console import Output
 
 FAST = ["--model", "network", "--epochs", "4", "--hidden", "16", "--device", "cpu"]
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 Call = Callable[..., Said]
 
 
@@ -46,15 +38,6 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
         return Said(int(stopped.value.code or 0), captured.out, captured.err)
 
     return run
-
-
-def command(*arguments: object, cwd: Path | None = None) -> Said:
-    """Run the real command in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "evalign", *map(str, arguments)],
-        capture_output=True, text=True, cwd=cwd, timeout=300, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    return Said(done.returncode, done.stdout, done.stderr)
 
 
 def animals(n: int, seed: int) -> pd.DataFrame:
