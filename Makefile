@@ -1,4 +1,4 @@
-# Every target makes .venv by itself: a bare machine needs python3, pip and make.
+# Every target creates .venv if needed; a bare machine needs python3, pip and make.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -8,7 +8,7 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)
 	$(BIN)/evalign demo
 
-# The quick part, in minutes; test-all has the rest too.
+# The quick tests, in minutes; test-all runs the slow ones, too.
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
@@ -27,7 +27,7 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
-# Into site/; a link to a page or a heading that is not there is an error.
+# Into site/; a broken link to a page or heading is an error.
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
@@ -38,15 +38,14 @@ docs: .venv/.docs
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/bench_loss.py
 
-# Other people's losses live in an environment of their own; --no-deps keeps out the CUDA builds that some ask for.
+# Other libraries' losses get a separate environment; --no-deps avoids the CUDA builds that some of them require.
 bench-peers:
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[fast]' monai pillow tqdm scikit-learn
 	.venv-peers/bin/python -m pip install --quiet --no-deps segmentation-models-pytorch torch-btg libauc
 	.venv-peers/bin/python benchmarks/bench_peers.py
 
-# constraints.txt repeats the tested set of versions; the stamp is written last, so that an interrupted
-# installation is not mistaken for a finished one.
+# constraints.txt pins the tested versions; the stamp is written last, so that an interrupted installation is repeated.
 $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable papers

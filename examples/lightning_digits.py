@@ -1,4 +1,4 @@
-"""Lightning: train digits on macro F1, anneal the temperature, and log the metric of every validation epoch.
+"""Lightning: train on digits for macro F1, anneal the temperature, and log the metric of every validation epoch.
 
 python examples/lightning_digits.py
 """

@@ -1,9 +1,9 @@
-"""Dice, Jaccard and MCC as losses for segmentation: logits (N, C, H, W), labels (N, H, W), on pictures made here.
+"""Dice, Jaccard and MCC losses for segmentation: logits (N, C, H, W), labels (N, H, W), synthetic pictures.
 
 python examples/segmentation.py
 
-Three classes: background, discs, and specks of three pixels by three, one pixel in sixty-four. Where MONAI or
-segmentation-models-pytorch can be imported, their Dice losses train beside ours.
+Three classes: background, discs, and specks of three by three pixels, one pixel in sixty-four. If MONAI or
+segmentation-models-pytorch is installed, its Dice loss is trained for comparison.
 """
 
 import importlib
@@ -37,7 +37,7 @@ def made_pictures(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def losses() -> dict[str, Loss]:
-    """Ours by metric; the Dice score of a class is its F1. A little cross-entropy keeps classes from being given up."""
+    """Our losses; the Dice score of a class is its F1. Some cross-entropy keeps the network from dropping a class."""
     found: dict[str, Loss] = {
         "cross-entropy": F.cross_entropy,
         "Dice": MetricLoss("f1", anchor=0.3),
@@ -48,7 +48,7 @@ def losses() -> dict[str, Loss]:
 
 
 def peers() -> dict[str, Loss]:
-    """Other people's Dice losses, each with the same anchor; what cannot be imported is left out."""
+    """Dice losses of other libraries, if installed, with the same anchor."""
     found: dict[str, Loss] = {}
     try:
         dice: Any = importlib.import_module("monai.losses").DiceLoss(softmax=True, to_onehot_y=True, batch=True)
@@ -58,7 +58,7 @@ def peers() -> dict[str, Loss]:
     try:
         other: Any = importlib.import_module("segmentation_models_pytorch.losses").DiceLoss("multiclass")
         found["SMP Dice"] = lambda z, y: other(z, y) + 0.3 * F.cross_entropy(z, y)
-    except (ImportError, RuntimeError):  # it needs a torchvision that fits torch
+    except (ImportError, RuntimeError):  # needs a torchvision that matches torch
         pass
     return found
 

@@ -1,4 +1,4 @@
-"""skorch: digits on macro F1, with the metric of every epoch in the history.
+"""skorch: train on digits for macro F1, with the metric of every epoch in the history.
 
 python examples/skorch_digits.py
 """

@@ -1,4 +1,4 @@
-"""Hugging Face: fine-tune a tiny randomly initialised transformer on made-up text, on macro F1, in micro-batches.
+"""Hugging Face: train a tiny transformer on synthetic text for macro F1, in micro-batches.
 
 python examples/transformers_sentences.py
 """

@@ -796,6 +796,7 @@ def test_bench_times_both_losses_in_one_run(call: Call):
         assert refused.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_progress_of_compare_counts_the_rounds_of_boosted_trees(
     folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the documents link to is there, and what makes pages of docstrings and results does so; no network needed."""
+"""Links, file names and API entries of the documents exist; docstrings and results become pages. No network."""
 
 import csv
 import doctest

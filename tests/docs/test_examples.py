@@ -1,4 +1,4 @@
-"""The examples run as their first lines say, and show what they promise."""
+"""The examples run, and print what they promise."""
 
 import os
 import re

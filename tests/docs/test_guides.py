@@ -1,4 +1,4 @@
-"""The Python of the guides runs, and what they link to is there."""
+"""The Python of the guides runs, and their links exist."""
 
 import re
 from pathlib import Path
