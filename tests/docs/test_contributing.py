@@ -17,7 +17,8 @@ EXAMPLES = dict(re.findall(r"### ([^\n]*)\n(?:(?!###).)*?```python\n(.*?)```", P
 
 def defined(title, **names):
     """What the example below a heading defines."""
-    exec(compile(EXAMPLES[title], "CONTRIBUTING.md", "exec"), names)
+    names["__name__"] = "contributing"
+    exec(compile(EXAMPLES[title], "<CONTRIBUTING.md>", "exec"), names)  # no file, so numba caches nothing beside it
     return names
 
 
