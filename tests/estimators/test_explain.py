@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.calibration import calibration_curve
 from sklearn.datasets import make_classification
+from sklearn.exceptions import NotFittedError
 from sklearn.metrics import f1_score, precision_score, recall_score
 
 from evalign import EASTBlend, EASTBooster
@@ -71,6 +72,19 @@ def test_feature_importances_are_those_of_a_sample_in_the_order_of_the_columns(m
     assert not hasattr(EASTLinear(), "feature_importances_")
     sample = model.importance().set_index("column").importance[list(table[0].columns)]
     np.testing.assert_array_equal(found, sample)
+
+
+def test_what_needs_held_out_predictions_says_so_without_them(model, tmp_path):
+    loaded = EASTBlend.load(model.save(tmp_path / "m"))
+    for explain in ("class_scores", "calibration", "importance"):
+        with pytest.raises(AttributeError, match="known after fit only"):
+            getattr(loaded, explain)()
+        with pytest.raises(NotFittedError):
+            getattr(EASTBlend(), explain)()
+    with pytest.raises(NotFittedError):
+        EASTBlend().leaderboard()
+    assert loaded.leaderboard().score.isna().all()
+    assert loaded.leaderboard().weight.equals(model.leaderboard().weight)
 
 
 @pytest.mark.parametrize(("kind", "name"), [(EASTForest, "trees"), (EASTBooster, "rounds")])

@@ -78,6 +78,16 @@ def test_every_classifier_takes_it_and_is_saved(table, name, tmp_path):
     assert len(model.calibration(1)) > 2
 
 
+def test_every_label_has_a_leaderboard_of_the_blend(table, tmp_path):
+    X, Y = table
+    options = {"members": ["linear", "forest"], "forest": {"trees": 5}, "folds": 3, "random_state": 0}
+    model = EASTBlend("f1", **options).fit(X, np.column_stack([Y, np.ones(len(Y), int)]))  # the last has no models
+    board = model.leaderboard()
+    assert board.groupby("label").size().to_dict() == {0: 3, 1: 3, 2: 3}
+    assert board[board.member != "blend"].groupby("label").weight.sum().to_numpy() == pytest.approx(1)
+    assert load_model(str(model.save(tmp_path / "m"))).leaderboard().equals(board)
+
+
 def test_labels_that_all_rows_or_one_row_have(table):
     X, Y = table
     odd = np.column_stack([Y[:, 0], np.ones(len(Y), int), np.arange(len(Y)) == 7])

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
 
 from evalign import _checks as checks
 from evalign.boosting.growth import LIBRARIES, is_installed
@@ -182,10 +183,16 @@ class EASTBlend(MetricClassifier):
         return model
 
     def leaderboard(self) -> pd.DataFrame:
-        """Members by weight: held-out log-loss, held-out score with a decision of their own, and seconds to fit.
+        """Members by weight: held-out log-loss, held-out score with a separate decision, and seconds to fit.
 
-        The blend is the last row. Scores are known after `fit` only, since held-out predictions are not saved.
+        The blend is the last row. Scores are known after `fit` only, since held-out predictions are not saved. Of
+        several labels each has a table of its members, without scores, under its name in column `label`.
         """
+        check_is_fitted(self, "decision_")
+        if self.multilabel_:
+            models = zip(self.classes_, self.label_models_, strict=True)
+            tables = [(label, model.leaderboard()) for label, model in models if not isinstance(model, float)]
+            return pd.concat([table.assign(label=label) for label, table in tables], ignore_index=True)
         rows: list[dict[str, Any]] = [dict(row) for row in self.leaderboard_]
         held_out = getattr(self, "held_out_predictions_", None)
         for row in rows:
@@ -371,8 +378,8 @@ class EASTBlend(MetricClassifier):
         self.members_ = container.unpacked(CLASSES, arrays, fitted["members"])
 
 
-def load_model(path: Path) -> MetricClassifier:
+def load_model(path: str | Path) -> MetricClassifier:
     """The classifier that `save` wrote to `path`, whichever kind it is; nothing in the file is executed."""
     found: list[type[MetricClassifier]] = [EASTBlend, *CLASSES.values()]
     kinds = {kind.FORMAT: kind for kind in found}
-    return kinds.get(container.format_of(path), EASTClassifier).load(path)  # which says why a foreign file is refused
+    return kinds.get(container.format_of(Path(path)), EASTClassifier).load(path)  # which says why a foreign file is refused

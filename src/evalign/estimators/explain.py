@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import precision_recall_fscore_support
 from sklearn.utils import _safe_indexing
+from sklearn.utils.validation import check_is_fitted
 
 EXPLAINED = 500  # held-out rows that are kept for feature importances
 LEAST = 1e-5  # of a probability: trees give 0 to what they have not seen, and one such row would decide alone
@@ -39,12 +40,18 @@ class Explaining:
 
         `rows` is the weight of the class. The rule was learned on these rows, so scores are a little too high.
         """
-        held_out = self.held_out_predictions_
+        held_out = self._held_out()
         predicted = self._decide_held_out(held_out.probabilities)
         options: Any = {"labels": range(len(self.classes_)), "sample_weight": held_out.weight, "zero_division": 0.0}
         values = precision_recall_fscore_support(held_out.labels, predicted, **options)
         table = pd.DataFrame(dict(zip(("precision", "recall", "f1", "rows"), values, strict=True)))
         return table.set_index(pd.Index(self.classes_[self.class_order], name="class"))
+
+    def _held_out(self) -> Any:
+        check_is_fitted(self, "decision_")
+        if not hasattr(self, "held_out_predictions_"):
+            raise AttributeError("held-out predictions are known after fit only; a saved model does not keep them")
+        return self.held_out_predictions_
 
     def _decide_held_out(self, p: NDArray[np.float64], places: Any = slice(None)) -> Any:
         costs = self.held_out_predictions_.costs if self.decision_.kind == "row_costs" else None
@@ -55,14 +62,14 @@ class Explaining:
 
         `label` is the class; None is the positive one of two. Probabilities are honest where both columns agree.
         """
-        classes = self.classes_[self.class_order].tolist()
+        held_out, classes = self._held_out(), self.classes_[self.class_order].tolist()
         if label is None:
             if len(classes) > 2:
                 raise ValueError(f"with {len(classes)} classes a label is needed; give one of {classes[:20]}")
             label = classes[1]
         if label not in classes:
             raise ValueError(f"label must be one of {classes[:20]}, got {label!r}")
-        held_out, at = self.held_out_predictions_, classes.index(label)
+        at = classes.index(label)
         truth = held_out.labels[:, at] if held_out.labels.ndim == 2 else held_out.labels == at
         p = held_out.probabilities[:, at].clip(0, 1)
         share, mean = calibration_curve(truth, p, n_bins=bins, strategy="quantile")
@@ -75,7 +82,7 @@ class Explaining:
         of the fold that held them out. `rows` bounds how many are looked at, `repeats` is how often a column is
         shuffled. The mean and the standard deviation are returned, largest mean first.
         """
-        held_out, generator = self.held_out_predictions_, np.random.default_rng(random_state)
+        held_out, generator = self._held_out(), np.random.default_rng(random_state)
         if X is None:
             looked_at, sample = self._explained_rows
         else:
