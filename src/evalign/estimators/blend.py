@@ -25,6 +25,7 @@ from evalign.estimators.forest import EASTForest
 from evalign.estimators.linear import EASTLinear
 from evalign.estimators.network import EASTClassifier
 from evalign.estimators.planning import PRESETS, OnEpoch, Preset, Shape, TimeBudget, clock, few_threads, side_by_side
+from evalign.estimators.repeated import RepeatedRows
 from evalign.metrics import MetricFunction
 from evalign.storage import container
 from evalign.tables import TableEncoder
@@ -117,7 +118,8 @@ class EASTBlend(MetricClassifier):
     Every member is cross-fitted on the same folds, so that all have predicted the same rows without having trained on
     them. Those predictions choose the members' weights, by log-loss and shrunk to equal ones where rows are few, and
     then the decision. Members train on cross-entropy: beside a good decision rule, training them on the metric gains
-    nothing that could be measured (docs/research/metric_training.md).
+    nothing that could be measured (docs/research/metric_training.md). Where rows of a table repeat and their labels
+    agree better than the members predict, a new row that repeats one gets its labels beside the prediction.
 
     Parameters
     ----------
@@ -138,9 +140,9 @@ class EASTBlend(MetricClassifier):
     n_jobs: with two cores or more, the network trains beside the other members.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `weights_` (by member), `members_` (those with a
-    weight, fitted), `decision_`, `history_` (of the members, one after the other), `encoder_` and `temperature_` (of
-    the first member that has one), and after `fit` only `held_out_predictions_`. `leaderboard()` has what each member
-    is worth.
+    weight, fitted), `repeated_` (`RepeatedRows`, or None where rows do not repeat), `decision_`, `history_` (of the
+    members, one after the other), `encoder_` and `temperature_` (of the first member that has one), and after `fit`
+    only `held_out_predictions_`. `leaderboard()` has what each member is worth.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -324,7 +326,9 @@ class EASTBlend(MetricClassifier):
                     raise KeyboardInterrupt
                 cheap = make_member("linear", self._shared(data.seed), {"strength": 0.2, "iterations": 20})
                 fitted, seconds["linear"] = {"linear": cheap.fit_prepared(data)}, 0.0
-        return self._weighted(fitted, seconds)
+        mean = self._weighted(fitted, seconds)
+        self.repeated_ = RepeatedRows.learn(data, mean)
+        return mean
 
     def _weighted(self, fitted: dict[str, Any], seconds: Mapping[str, float]) -> Floats:
         """Choose weights, keep the members that have one, and return what their mean says of the held-out rows."""
@@ -355,9 +359,10 @@ class EASTBlend(MetricClassifier):
     # -- the fitted blend ---------------------------------------------------------------------------------------
 
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
-        """The weighted mean of the members'."""
+        """The weighted mean of the members', but for rows that repeat those of training."""
         p = [member._probabilities(X, fold) for member in self.members_.values()]
-        return blended(p, [self.weights_[name] for name in self.members_])
+        mean = blended(p, [self.weights_[name] for name in self.members_])
+        return mean if self.repeated_ is None or fold is not None else self.repeated_.recalled(X, mean)
 
     @property
     def encoder_(self) -> Any:
@@ -371,15 +376,21 @@ class EASTBlend(MetricClassifier):
 
     def _content(self) -> tuple[Arrays, dict[str, Any]]:
         arrays, members = container.packed(self.members_)
-        return arrays, {"weights": self.weights_, "members": members, "leaderboard": self.leaderboard_}
+        recalled, repeated = container.packed({} if self.repeated_ is None else {"repeated": self.repeated_})
+        own = {"weights": self.weights_, "members": members, "leaderboard": self.leaderboard_, "repeated": repeated}
+        return arrays | recalled, own
 
     def _set_content(self, arrays: Arrays, fitted: dict[str, Any]) -> None:
         self.weights_, self.leaderboard_ = fitted["weights"], fitted["leaderboard"]
         self.members_ = container.unpacked(CLASSES, arrays, fitted["members"])
+        repeated = container.unpacked({"repeated": RepeatedRows}, arrays, fitted.get("repeated", {}))
+        self.repeated_ = repeated.get("repeated")
 
 
 def load_model(path: str | Path) -> MetricClassifier:
     """The classifier that `save` wrote to `path`, whichever kind it is; nothing in the file is executed."""
     found: list[type[MetricClassifier]] = [EASTBlend, *CLASSES.values()]
     kinds = {kind.FORMAT: kind for kind in found}
-    return kinds.get(container.format_of(Path(path)), EASTClassifier).load(path)  # which says why a foreign file is refused
+    return kinds.get(container.format_of(Path(path)), EASTClassifier).load(
+        path
+    )  # which says why a foreign file is refused
