@@ -1,4 +1,4 @@
-"""What contenders are compared by: a metric with its options, applied to labels of any kind."""
+"""The metric that contenders are compared by, with its options, applied to labels of any kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ DECISIONS = ("argmax", "tuned", "plug_in", "auto")
 
 @dataclass(frozen=True)
 class Aim:
-    """A metric and how it is taken: what `EASTClassifier` has as options, before any label is known.
+    """A metric and its options, as in `EASTClassifier`, before any label is known.
 
     `beta` may be a mapping from label to number, `positive` is the label that counts as positive of two, and a
     constraint may name a class by its label: "recall[dog] >= 0.8". `costs` go with metric "cost".
@@ -83,7 +83,7 @@ class Judge:
         self._limits = [limit.resolve(average=self.average, beta=self.beta) for limit in self.constraints]
         one_each = np.eye(2 if self.multilabel else len(self.classes), dtype=np.int64)
         one_each = np.stack([one_each] * len(self.classes)) if self.multilabel else one_each
-        self.score(one_each)  # so that an average or a constraint that does not fit is told before any training
+        self.score(one_each)  # reports an unsuitable average or constraint before any training
         self.limits(one_each)
 
     @property

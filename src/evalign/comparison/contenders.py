@@ -31,7 +31,7 @@ ONE_THREAD_ROWS = 5000
 
 
 class HeldOut(ClassifierMixin, BaseEstimator):
-    """Any classifier with `predict_proba`, fitted on the rows that `EASTClassifier` would train on, encoded alike.
+    """Any classifier with `predict_proba`, fitted on the encoded rows that `EASTClassifier` would train on.
 
     With one `random_state` both hold out the same rows. Equal rows are kept on one side of the split. Numbers are
     scaled only, without the ranks that a network may get beside them: trees do not care for either.
@@ -77,10 +77,10 @@ class HeldOut(ClassifierMixin, BaseEstimator):
 
 
 class StockBooster(HeldOut):
-    """LightGBM or XGBoost as it comes, but stopped by the log-loss of held-out rows.
+    """LightGBM or XGBoost with default parameters, stopped early by held-out log-loss.
 
-    That is not the libraries' default: a hundred rounds are too few for some tables and too many for others, and a
-    rival with a wrong number of them would prove nothing.
+    Early stopping is not the libraries' default, but their hundred rounds are too few for some tables and too many for
+    others, which would make the comparison unfair.
 
     >>> X, y = np.arange(60.0).reshape(-1, 1), np.arange(60) // 30
     >>> model = StockBooster("lightgbm", random_state=0, n_jobs=1).fit(X, y)
@@ -164,7 +164,7 @@ class Divided(NamedTuple):
 
 
 def divide(model: Any, X: Any, codes: Codes, strata: Codes | None = None) -> Divided:
-    """Rows as `EASTClassifier` would divide them; equal codes are equal labels, and `strata` are shared out alike."""
+    """Rows as `EASTClassifier` would divide them; equal codes are equal labels. `strata` stratify the split."""
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))
     rows, weight = distinct_rows(X, codes, np.ones(len(codes)))
     division = divide_rows((codes if strata is None else strata)[rows], weight, model.validation_fraction, seed)
@@ -261,7 +261,7 @@ def _stock(name: str, title: str, make: Callable[[int], Any], *decisions: str) -
     return lambda judge: Contender(name, title, make, decisions or DECISIONS)
 
 
-# What a score must be above to mean anything, and libraries with their defaults.
+# The majority class as a baseline, and libraries with their defaults.
 majority = _stock("majority", "majority class", lambda seed: DummyClassifier(strategy="most_frequent"), "argmax")
 random_forest = _stock("random_forest", "random forest", stock_forest)
 gradient_boosting = _stock("gradient_boosting", "gradient boosting", stock_boosting)

@@ -38,7 +38,7 @@ class Row:
 
 @dataclass
 class Trial:
-    """One contender, fitted once, with its decision rules and what they made of the test rows."""
+    """One contender, fitted once, with its decision rules and their predictions of the test rows."""
 
     contender: Contender
     estimator: Any
@@ -114,7 +114,7 @@ def line_title(title: str, decision: str) -> str:
 
 
 def _spaced(size: int, points: int) -> Codes:
-    """At most so many places of a list, evenly spaced, the ends among them."""
+    """At most `points` evenly spaced positions of a list, including both ends."""
     return np.unique(np.linspace(0, size - 1, min(size, points)).round().astype(np.int64))
 
 
@@ -275,9 +275,8 @@ class Choice:
 def choose(trials: Sequence[Trial], judge: Judge) -> Choice:
     """The trial whose own decisions score best on held-out rows; of equals the first.
 
-    Each classifier's rule was learned on its held-out rows, a network's on these or all and the others' on all rows, so
-    scores here are a little too high, alike for all; they serve to choose only. A blend's weights were chosen there
-    too, which is one more number or two.
+    Rules, and a blend's weights, were learned on the same held-out rows. Scores are therefore slightly too high, and
+    serve only to choose.
     """
     common = trials[0].estimator.held_out_predictions_.rows
     for trial in trials[1:]:

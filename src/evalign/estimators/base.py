@@ -61,8 +61,8 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     metric: a name in `metrics.METRICS`, or a function of a `Confusion`.
         With metric "cost" the models train on the mean costs of each pair of classes.
     average, beta, pos_label, decision, subject_to, confidence, costs, random_state: as in `DecisionParameters`.
-    folds: so many models, each trained on the other folds' rows, predict the mean of their probabilities, and the
-        decision is learned on what each says of the rows it held out. 1 is one division.
+    folds: number of models, each trained on the rows of the other folds. Predictions are the mean of their
+        probabilities; the decision is learned from held-out predictions. 1 is a single division.
     validation_fraction: share of every class that one division holds out.
     class_weight: None, "balanced" or a mapping, as in scikit-learn.
     device: "auto", "cpu", "cuda", ...: where networks run; all else runs on the CPU.
@@ -221,7 +221,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         return self.decide(self.predict_proba(X), X=X)
 
     def predict_jointly(self, X: Any) -> NDArray[Any]:
-        """Labels of all rows at once, by the plug-in rule of their own probabilities.
+        """Labels of all rows at once, by the plug-in rule of these rows' probabilities.
 
         A rule learned in `fit` expects new rows to resemble the held-out ones, which say little about a class with
         five of them; the probabilities of the new rows themselves tell which are likely to be of that class. The

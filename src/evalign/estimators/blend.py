@@ -1,4 +1,4 @@
-"""EASTBlend: the weighted mean of cross-fitted members, deciding for a metric; the classifier to reach for."""
+"""EASTBlend: a weighted mean of cross-fitted members that decides for a metric; the default classifier."""
 
 import math
 import threading
@@ -115,11 +115,12 @@ def fit(X: Any, y: ArrayLike, metric: str | MetricFunction = "f1", **options: An
 class EASTBlend(MetricClassifier):
     """The weighted mean of a linear model, randomised trees, boosted trees and a network, deciding for a metric.
 
-    Every member is cross-fitted on the same folds, so that all have predicted the same rows without having trained on
-    them. Those predictions choose the members' weights, by log-loss and shrunk to equal ones where rows are few, and
-    then the decision. Members train on cross-entropy: beside a good decision rule, training them on the metric gains
-    nothing that could be measured (docs/research/metric_training.md). Where rows of a table repeat and their labels
-    agree better than the members predict, a new row that repeats one gets its labels beside the prediction.
+    All members are cross-fitted on the same folds. Their held-out predictions determine first the members' weights (by
+    log-loss, shrunk towards equal weights where rows are few) and then the decision. Members train on cross-entropy:
+    beside a good decision rule, training on the metric has no measurable gain (docs/research/metric_training.md).
+
+    If many rows of a table repeat, and their labels agree better than the members predict, the prediction of a new row
+    that repeats one combines its labels with the members' prediction (`estimators.repeated`).
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ class EASTBooster(MetricClassifier):
         `BoostRecipe`. "cross_entropy" uses the library's own objective, which is several times as fast; `floor` and the
         choice of `columns` then have no part in it.
     library: "lightgbm" or "xgboost"; both come with the extra `boost`.
-    rounds: at most so many trees for a score; `n_estimators` is another name.
+    rounds: maximum number of trees per score; `n_estimators` is an alias.
     patience: rounds without a better `monitor` on held-out rows after which growing ends.
     monitor: "score" (the metric of hard decisions), "loss" (what is minimised) or "entropy".
     learning_rate, leaves, l2: of the trees, as in LightGBM.
@@ -104,7 +104,7 @@ class EASTBooster(MetricClassifier):
         return self._keep(grown)
 
     def _grow_on_metric(self, data: TrainingRows, on_round: OnEpoch) -> Floats:
-        """Train by every share of columns there is to choose from, and keep the best."""
+        """Train with each candidate share of columns, and keep the best."""
         x, best = data.encoded(TreeTable), None
         self.start_ = prior_scores(np.bincount(data.codes, data.weight, minlength=data.classes))
         choices: Sequence[float] = SHARES if x.shape[1] >= MANY else SHARES[:1]

@@ -11,7 +11,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import check_is_fitted
 
 EXPLAINED = 500  # held-out rows that are kept for feature importances
-LEAST = 1e-5  # of a probability: trees give 0 to what they have not seen, and one such row would decide alone
+LEAST = 1e-5  # floor of a probability: a tree may give 0, and a single such row would dominate the mean
 
 
 def log_loss(p: NDArray[np.float64], labels: NDArray[np.int64], weight: NDArray[np.float64]) -> float:

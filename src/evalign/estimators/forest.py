@@ -1,4 +1,4 @@
-"""Trees of a forest as plain arrays, which are saved as they are and read without executing anything."""
+"""EASTForest: cross-fitted randomised trees, stored as plain arrays that can be loaded without executing code."""
 
 import time
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from evalign.tables.encode import TreeTable
 from evalign.tables.split import Floats, TrainingRows
 from evalign.training.loop import Epoch
 
-BLOCK = 2**14  # rows at once: what is looked up for them stays in the cache
+BLOCK = 2**14  # rows predicted at a time, so that lookups stay in the cache
 LEAF = -1
 
 
@@ -105,11 +105,11 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EASTForest(MetricClassifier):
-    """Scikit-learn's extremely randomised trees, grown on folds, with the decision of `EASTClassifier`.
+    """Scikit-learn's extremely randomised trees, cross-fitted, deciding for a metric.
 
-    A tree tries one random threshold for each column and takes the best; where a class has ten rows, the mean of many
-    such trees draws its border through the middle of the gap beside them, boosted trees next to a row. Nothing is
-    trained on the metric: probabilities are shares, and the decision is all that the metric changes.
+    A node tries one random threshold per column and takes the best. Averaged over many trees, the border of a small
+    class then runs through the middle of the gap around it; boosted trees place it next to a row. The metric only
+    affects the decision: probabilities are class shares in the leaves.
 
     Parameters
     ----------

@@ -52,12 +52,11 @@ class EASTClassifier(MetricClassifier):
     network: what the layers see of a column: "mlp" its numbers, one slope for each; "embedding" a learned piecewise
         linear curve of each number and a vector for each category; "periodic" waves in place of bins.
     hidden, dropout: the network's layers.
-    ensemble: so many networks are trained on the same batches and predict the mean of their probabilities.
+    ensemble: number of networks trained on the same batches; predictions are the mean of their probabilities.
     sharing: of an ensemble's weights: "none", or "rank_one": one matrix a layer, scaled by each member (TabM).
     batch_size: "auto" grows with the table.
-    epochs: at most so many in all; None is 60, or what the recipe of a paper has.
-    learning_rate: factor on the recipe's learning rates is 1; a number here replaces the first stage's and scales
-        the others alike.
+    epochs: maximum in all; None is 60, or the number of a paper's recipe.
+    learning_rate: of the first stage, by which those of the other stages are scaled; None is the recipe's.
     folds: k networks take k times the time of one on a CPU, about the same time on a GPU. "auto" is 5 where one
         division would hold out fewer than 100 rows of the rarest class and the table has at most 300,000 rows; else 1,
         as with amp=True, class offsets or a metric that is a function, which may not stack.

@@ -1,7 +1,7 @@
-"""How a blend's members are set, how long they take by a cost model, and threads in which they train side by side.
+"""Settings of a blend's members, a cost model of their training time, and threads to train them in parallel.
 
-Settings follow from the size alone, so that a seed gives the same model on any machine; `benchmarks/bench_fit.py` holds
-the estimates against measured times.
+Settings depend only on the size of the table, so that a seed gives the same model on any machine. The cost model is
+checked by `benchmarks/bench_fit.py`.
 """
 
 import itertools
@@ -204,9 +204,9 @@ def loud(on_epoch: OnEpoch | None, metric: str) -> OnEpoch:
 
 
 def side_by_side(lanes: Sequence[Callable[[], None]], stop: threading.Event) -> None:
-    """Run every lane in a thread of its own; Ctrl-C asks all of them to stop, an error of one ends the others.
+    """Run each lane in a separate thread; Ctrl-C asks all of them to stop, and an error in one ends the others.
 
-    This thread only waits: Python raises KeyboardInterrupt in the main thread alone, wherever it is.
+    The calling thread only waits, because Python raises KeyboardInterrupt in the main thread.
     """
     with ThreadPoolExecutor(len(lanes)) as pool:
         futures: list[Future[None]] = [pool.submit(lane) for lane in lanes]
@@ -222,7 +222,7 @@ def side_by_side(lanes: Sequence[Callable[[], None]], stop: threading.Event) -> 
 
 @contextmanager
 def few_threads(count: int) -> Iterator[None]:
-    """So many threads a library call, so that lanes side by side do not fight over cores."""
+    """Limit the threads of a library call, so that parallel lanes do not compete for cores."""
     before = torch.get_num_threads()
     with threadpool_limits(max(1, count)):
         torch.set_num_threads(max(1, count))

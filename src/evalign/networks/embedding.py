@@ -1,7 +1,7 @@
 """Embeddings of columns in front of a network: numbers as learned curves, categories as vectors.
 
 Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning": a linear layer sees one slope
-for a whole column; here every column first gets a small curve of its own. What comes in is the matrix that
+for a whole column; here every column first gets a separate small curve. The input is the matrix that
 `TableEncoder` makes, and `Fields` says where in it the columns stand.
 """
 

@@ -176,7 +176,7 @@ def table_network(
     sharing: Sharing = "none",
     **embedding: Any,
 ) -> nn.Module:
-    """`network` names what the layers see: "mlp" the columns as they are, "embedding" with piecewise linear curves and
+    """`network` names what the layers see: "mlp" the columns, "embedding" with piecewise linear curves and
     vectors of categories, "periodic" with sines and cosines. Members of an `ensemble` share the embedding.
 
     >>> fields = Fields(3, numbers=(0,), edges=((0.0, 1.0),), categories=((1, 3),))

@@ -30,7 +30,7 @@ from evalign.training.offsets import metric_offset, of_matrix, with_offset
 from evalign.training.recipes import UPDATES, Recipe, Stage
 
 BUFFER = 65_536  # rows that are shuffled together
-LANES = 8  # row groups that are read at a time: neighbours in a file are often alike
+LANES = 8  # row groups read at a time, because neighbouring rows of a file are often similar
 
 Encode = Callable[[pd.DataFrame], Rows]
 

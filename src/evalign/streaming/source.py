@@ -20,7 +20,7 @@ from evalign.tables.files import PARQUET, TableError, check_file, check_header, 
 from evalign.tables.read import INDEX, to_pandas
 
 Numbers = NDArray[np.uint64]
-MOST_HELD_OUT = 100_000  # rows: a score of so many is known to 0.002, and they fit into memory
+MOST_HELD_OUT = 100_000  # rows: they fit into memory, and the error of a score on them is 0.002
 
 
 def hashed(numbers: Numbers, seed: int) -> Numbers:
@@ -145,7 +145,8 @@ class Chunk:
 class ParquetRows:
     """The rows of a Parquet file, or of all Parquet files in a folder and below, in the order of their names.
 
-    Rows are numbered through; only metadata is read until `chunks` is asked for. All files must have the same columns.
+    Rows are numbered across files. Only metadata is read until `chunks` is called. All files must have the same
+    columns.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

@@ -26,7 +26,7 @@ def adamw(network: nn.Module, stage: Stage, **options: Any) -> torch.optim.AdamW
 
 
 def at_stage(objective: Objective | Term, stage: Stage) -> Objective | Term:
-    """The objective with the anchor and the step of a stage; any other loss term as it is."""
+    """The objective with the anchor and the step of a stage; any other loss term unchanged."""
     if not isinstance(objective, Objective):
         return objective
     own = objective.step.step  # a stage does not replace a function given by the user

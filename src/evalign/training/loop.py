@@ -34,7 +34,7 @@ class Epoch:
     score: float  # the hard metric on validation data
     best: bool = False
     seconds: float = 0.0
-    watched: tuple[float, ...] = ()  # what was asked to be kept of other rows; no choice is made by it
+    watched: tuple[float, ...] = ()  # values recorded on other rows, by which nothing is chosen
 
 
 def check_finite(train_loss: float, epoch: int, stage: str) -> None:

@@ -66,7 +66,7 @@ class Recipe:
     def limited(self, epochs: int | None) -> "Recipe":
         """The same recipe in at most `epochs` epochs, shared among the stages in proportion.
 
-        A number of epochs takes the place of `updates`: who asks for 100 gets them.
+        An explicit number of epochs replaces `updates`.
         """
         if epochs is None:
             return self

@@ -40,7 +40,7 @@ def cross_entropy_and_slope(logits: Tensor, y: Tensor, weight: Tensor) -> tuple[
     """Weighted mean cross-entropy of each network and its gradient by the logits, without autograd.
 
     Logits (s, n, C), labels and weights (s, n); the gradient is w_i (p_i - onehot y_i) / sum w. A row of weight 0
-    counts for nothing, even where its loss is infinite.
+    is ignored, even where its loss is infinite.
 
     >>> loss, slope = cross_entropy_and_slope(torch.zeros(1, 2, 2), torch.tensor([[0, 1]]), torch.tensor([[3.0, 1.0]]))
     >>> loss, slope
