@@ -107,6 +107,7 @@ def test_rows_without_a_label_are_dropped_if_it_is_said(tmp_path: Path) -> None:
 
 def test_options_of_reading_hold_for_predict_too(tmp_path: Path) -> None:
     frame = animals(100).assign(height=lambda f: f["height"].astype(object).where(f.index % 9 > 0, "-999"))
+    frame["colour"] = frame["colour"].replace("grey", "weiß")
     frame.to_csv(tmp_path / "train.csv", index=False, sep=";", decimal=",", encoding="cp1252")
     assert fit(tmp_path / "train.csv", "--decimal", ",", "--na", "-999", "--encoding", "cp1252", "-q").code == 0
     columns = {column["name"]: column for column in result(tmp_path)["columns"]}
@@ -114,6 +115,27 @@ def test_options_of_reading_hold_for_predict_too(tmp_path: Path) -> None:
     assert columns["weight"]["kind"] == "number"
     said = call("predict", tmp_path / "run", tmp_path / "train.csv")
     assert (said.code, len(said.out.splitlines())) == (0, 101), said.err
+
+
+def test_labels_are_not_taken_for_features(tmp_path: Path) -> None:
+    animals().assign(kind=lambda f: f["kind"].map({"cat": "10%", "dog": "20%"})).to_csv(tmp_path / "t.csv", index=False)
+    assert fit(tmp_path / "t.csv", "-q").code == 0
+    assert call("predict", tmp_path / "run", tmp_path / "t.csv").err == ""
+    assert_refused(
+        call("predict", tmp_path / "run", tmp_path / "t.csv", "--target", "weight"), "a feature of the model"
+    )
+
+
+def test_numbers_of_rows_are_noted(tmp_path: Path) -> None:
+    animals().assign(passenger=range(7, 127)).sample(frac=1, random_state=0).to_csv(tmp_path / "train.csv", index=False)
+    assert "'passenger' numbers the rows" in fit(tmp_path / "train.csv").err
+
+
+def test_a_vertical_bar_separates_columns(tmp_path: Path) -> None:
+    animals().to_csv(tmp_path / "train.csv", index=False, sep="|")
+    assert fit(tmp_path / "train.csv", "-q").code == 0
+    animals().to_csv(tmp_path / "train.csv", index=False, sep=" ")
+    assert_refused(fit(tmp_path / "train.csv"), "has one column, 'weight height colour kind'")
 
 
 def test_a_leak_is_noted(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ def read(tmp_path, text, name="t.csv", **options):
         (["5 €", "1,50 €"], [5, 1.5], "the unit €"),
         (["USD 5", "USD 7.5"], [5, 7.5], "the unit USD"),
         (["1", "n/a?", "3.5", "-"], [1, np.nan, 3.5, np.nan], "'n/a?', '-' for missing values in 2 rows"),
+        (["($1,250.50)", "$7"], [-1250.5, 7], "the unit $"),
+        (["12,34,567", "1,23,456.5"], [1234567, 123456.5], "',' between thousands"),
+        (["12.5 kg", "7kg", "?"], [12.5, 7, np.nan], "the unit kg"),
         (["1", "#DIV/0!", "3"], [1, np.nan, 3], "'#DIV/0!' for missing values in 1 row"),
     ],
 )
@@ -59,7 +62,9 @@ def test_what_is_not_certain_stays_text_with_a_note(tmp_path, text, said):
     assert [said in note for note in notes] == [True]
 
 
-@pytest.mark.parametrize("entries", [["red", "blue"], ["1-2", "3-4"], ["1.2.3", "2.0.1"], ["A1", "B2"]])
+@pytest.mark.parametrize(
+    "entries", [["red", "blue"], ["1-2", "3-4"], ["1.2.3", "2.0.1"], ["A1", "B2"], ["1st", "2nd"], ["12A", "7"]]
+)
 def test_categories_stay_categories_without_a_note(tmp_path, entries):
     frame, notes = read(tmp_path, "a,b\n" + "".join(f"{entry},x\n" for entry in entries))
     assert frame["a"].tolist() == entries
@@ -85,6 +90,38 @@ def test_rows_to_predict_are_read_as_in_training(tmp_path):
     us, _ = read(tmp_path, "day,b\n12/31/2024,x\n", "us.csv")
     alone, _ = read(tmp_path, "day,b\n01/02/2024,x\n", formats=us.attrs["formats"])
     assert alone["day"][0] == pd.Timestamp("2024-01-02")
+
+
+def test_another_unit_than_in_training_is_refused(tmp_path):
+    trained, _ = read(tmp_path, "a,b\n$5,50%\n7,12%\n")
+    formats = trained.attrs["formats"]
+    same, _ = read(tmp_path, "a,b\n6,5%\n", formats=formats)
+    assert (same["a"].tolist(), same["b"].tolist()) == ([6], [5])
+    with pytest.raises(TableError, match="'a' had the unit \\$ in training, here €"):
+        read(tmp_path, "a,b\n€6,5%\n", formats=formats)
+    for entry in ("0.05", '"1,5"'):  # 5 % or a twentieth of it?
+        with pytest.raises(TableError, match=r"'b' .*%.* in training"):
+            read(tmp_path, f"a,b\n6,{entry}\n", formats=formats)
+
+
+@pytest.mark.parametrize(
+    ("dates", "first"),
+    [
+        (["01 Feb 2024", "28 Mar 2024"], "2024-02-01"),
+        (["1-Feb-24", "28-Mar-24"], "2024-02-01"),
+        (["Feb 1, 2024", "March 28, 2024"], None),  # two formats
+        (["February 1, 2024", "March 28, 2024"], "2024-02-01"),
+        (["02/01/2024 01:30 PM", "03/28/2024 02:30 AM"], "2024-02-01 13:30"),
+    ],
+)
+def test_dates_as_people_write_them(tmp_path, dates, first):
+    frame, _ = read(tmp_path, "a,b\n" + "".join(f'"{date}",x\n' for date in dates))
+    assert frame["a"].tolist()[0] == (dates[0] if first is None else pd.Timestamp(first))
+
+
+def test_dates_as_labels_are_classes(tmp_path):
+    frame, _ = read(tmp_path, "a,day\n" + "1,2024-01-31\n2,2024-02-29\n" * 2, labels="day")
+    assert check_target(frame, "day")[1].tolist() == ["2024-01-31", "2024-02-29"] * 2
 
 
 @given(st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 100), min_size=1), st.sampled_from([",.", ".,", " ,"]))

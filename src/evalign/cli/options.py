@@ -133,11 +133,11 @@ class Settings:
         if self.costs is None and self.metric == COST:
             raise ValueError("--metric cost needs --costs, such as --costs fn=100,fp=1")
         if self.costs is None:
-            checks.check_choice("metric", self.metric, metrics.METRICS)
+            checks.check_choice("--metric", self.metric, metrics.METRICS)
         elif self.decision is not None or self.recipe == "btg":
             raise ValueError("--costs decides by expected cost; remove --decision, and --recipe btg")
         if self.average is not None:
-            checks.check_choice("average", self.average, metrics.AVERAGES)
+            checks.check_choice("--average", self.average, metrics.AVERAGES)
             if not metrics.is_averaged(self.metric):
                 raise ValueError(f"{self.metric} is one number for all classes; leave --average out")
         if self.beta is not None and self.metric != "fbeta":
@@ -147,26 +147,26 @@ class Settings:
         if self.subject_to and self.decision == "argmax":
             raise ValueError("--subject-to needs --decision auto, plug_in or tuned, got argmax")
         if self.confidence is not None:
-            checks.check_number("confidence", self.confidence, low=0.5, high=1.0, open_high=True)
+            checks.check_number("--confidence", self.confidence, low=0.5, high=1.0, open_high=True)
             if not self.subject_to or self.decision not in (None, "auto"):
                 raise ValueError("--confidence goes with --subject-to and --decision auto; change one of them")
         if self.recipe != "auto":
             find_recipe(self.recipe)
-        checks.check_choice("preset", self.preset, ("quick", "default", "best"))
+        checks.check_choice("--preset", self.preset, ("quick", "default", "best"))
         if self.time_limit is not None:
-            checks.check_number("time_limit", self.time_limit, low=0.0, open_low=True)
-        checks.check_choice("model", self.model, MODELS)
-        checks.check_choice("network", self.network, CURVES)
-        checks.check_number("ensemble", self.ensemble, low=1)
-        checks.check_number("budget", self.budget, low=0.0, open_low=True)
+            checks.check_number("--time-limit", self.time_limit, low=0.0, open_low=True)
+        checks.check_choice("--model", self.model, MODELS)
+        checks.check_choice("--network", self.network, CURVES)
+        checks.check_number("--ensemble", self.ensemble, low=1)
+        checks.check_number("--budget", self.budget, low=0.0, open_low=True)
         if self.model == "boost" and not is_installed("lightgbm"):
             raise ValueError(
                 f"--model {self.model} needs LightGBM, which is not installed; pip install 'evalign[boost]'"
             )
         if self.decision is not None:
-            checks.check_choice("decision", self.decision, DECISIONS)
+            checks.check_choice("--decision", self.decision, DECISIONS)
         if self.epochs is not None:
-            checks.check_number("epochs", self.epochs, low=1)
+            checks.check_number("--epochs", self.epochs, low=1)
         for name in given_options(context):
             if name in NETWORK_OPTIONS and self.model == "boost":
                 raise ValueError(f"--{name} is an option of networks, got --model boost; remove one of them")

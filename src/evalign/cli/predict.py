@@ -8,7 +8,7 @@ import typer
 
 from evalign.cli import options as o
 from evalign.cli.console import Output, until_pipe_closes
-from evalign.cli.run_files import Reading, parts_of, split_names
+from evalign.cli.run_files import MODEL, Reading, parts_of, read_result, split_names
 from evalign.storage import check_writable, write_atomically
 from evalign.tables.files import check_header, check_source, quoted
 
@@ -60,7 +60,9 @@ def command(
     Columns are matched by name. Unknown columns are ignored with a note; a missing column is an error. A model of
     several targets writes a column prediction_TARGET for each.
     """
-    reading, device, force, json = Reading.of(given), given["device"], given["force"], given["json"]
+    device, force, json = given["device"], given["force"], given["json"]
+    trained = read_result(folder if folder.is_dir() else folder.parent) or {}
+    reading = Reading.of(given).otherwise(trained.get("reading") or {})
     reading.check()
     targets = split_names(target) if target else []
     if not data.is_dir():
@@ -75,12 +77,16 @@ def command(
 
     o.check_device(device)
     output = Output(quiet=given["quiet"], as_json=json)
-    model, trained = load_model(folder, device)
-    labelled = trained.get("data", {}).get("target") or []  # as in training
-    frame = read(data, model, targets, keep or [], reading, trained.get("reading") or {}, output.note)
+    model = load_model(folder, device)
     known = getattr(model, "feature_names_in_", ())
-    answers = {*targets, *([labelled] if isinstance(labelled, str) else labelled)}
-    features = frame.drop(columns=[name for name in frame if name in answers and name not in known])
+    if both := [name for name in targets if name in known]:
+        raise ValueError(f"--target names {quoted(both)}, a feature of the model; name the column of labels")
+    labelled = trained.get("data", {}).get("target") or []  # as in training
+    answers = [*targets, *([labelled] if isinstance(labelled, str) else labelled)]
+    answers = [name for name in answers if name not in known]
+    formats = (trained.get("reading") or {}).get("formats")
+    frame = read(data, model, targets, answers, keep or [], reading, formats, output.note)
+    features = frame.drop(columns=[name for name in answers if name in frame])
     features, extra = encoder(model).select(expand_dates(features, features=known))
     if extra := [name for name in extra if name not in (keep or [])]:
         output.note(f"columns unknown to the model were ignored: {quoted(extra)}")
@@ -133,9 +139,8 @@ def check_out(out: Path | None, data: Path, folder: Path, force: bool) -> None:
     check_writable(out)
 
 
-def load_model(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
-    """Load the model of a folder or file, and the result beside it, if there is one."""
-    from evalign.cli.run_files import MODEL, read_result
+def load_model(folder: Path, device: str) -> Any:
+    """Load the model of a folder or file."""
     from evalign.estimators.blend import load_model as load
 
     path = folder / MODEL if folder.is_dir() else folder
@@ -145,14 +150,17 @@ def load_model(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
     model = load(path)
     if device != "auto":
         model.to(device)
-    result = read_result(path.parent)
-    return model, result or {}
+    return model
 
 
 def read(
-    path: Path, model: Any, targets: list[str], keep: list[str], reading: Reading, trained: dict[str, Any], note: Any
-) -> "pd.DataFrame":
-    """Read the table, or the Parquet files of a folder, as the training file was read; its text columns stay text."""
+    path: Path, model: Any, targets: list[str], answers: list[str], keep: list[str], reading: Reading, formats: Any,
+    note: Any,
+) -> "pd.DataFrame":  # fmt: skip
+    """Read the table, or the Parquet files of a folder, as the training file was read; its text columns stay text.
+
+    `answers` are columns of labels: `targets` to score, or those of training, which are not converted.
+    """
     import pandas as pd
 
     from evalign.streaming.source import parquet_files
@@ -161,16 +169,12 @@ def read(
     if targets and len(targets) != (len(model.classes_) if model.multilabel_ else 1):
         raise ValueError(f"--target must name the columns that the model was trained on, got {quoted(targets)}")
     worded = not model.multilabel_ and model.classes_.dtype.kind in "OUT"
-    text = [*encoder(model).text_columns_, *(targets if worded else [])]
+    text = [*encoder(model).text_columns_, *(answers if worded else set(answers) - set(targets))]
     if path.is_dir():
         frame = pd.concat([read_table(file, text=text) for file in parquet_files(path)], ignore_index=True)
     else:
-        same = Reading(
-            reading.decimal or trained.get("decimal"), reading.na or tuple(trained.get("na", ())),
-            reading.encoding or trained.get("encoding"),
-        )  # fmt: skip
         labels = targets[0] if len(targets) == 1 else None
-        frame = read_table(path, text=text, **same.options(), formats=trained.get("formats"), labels=labels, note=note)
+        frame = read_table(path, text=text, **reading.options(), formats=formats, labels=labels, note=note)
     check_header(str(path), list(frame.columns), [*keep, *targets])
     return frame
 

@@ -42,6 +42,13 @@ class Reading:
     def of(cls, given: dict[str, Any]) -> "Reading":
         return cls(given["decimal"], tuple(given["na"] or ()), given["encoding"])
 
+    def otherwise(self, other: dict[str, Any]) -> "Reading":
+        """With what `to_json` wrote for another file, where nothing is given."""
+        return Reading(
+            self.decimal or other.get("decimal"), self.na or tuple(other.get("na", ())),
+            self.encoding or other.get("encoding"),
+        )  # fmt: skip
+
     def check(self) -> None:
         if self.decimal not in (None, ".", ","):
             raise ValueError(f"--decimal must be . or , got {self.decimal!r}")

@@ -72,8 +72,8 @@ def column_kind(column: Column, label: Label) -> Kind:
         return "text"
     what = f"holds {types[0]} values" if len(types) == 1 else f"mixes {' and '.join(types)} values"
     raise ColumnTypeError(
-        f"column {label!r} {what}, but every argument must be a string or a number, of one sort in a column; "
-        "make it all numbers or all text, e.g. with astype(str)"
+        f"column {label!r} {what}, but every argument must be a string or a number, of one kind in a column; "
+        "convert it, e.g. with astype(str), or drop it"
     )
 
 

@@ -113,6 +113,10 @@ def check_source(path: Path, wanted: Iterable[str], encoding: str | None = None)
         with text_errors(path):
             delimiter = "\t" if suffix in TABS else header_delimiter(path, encoding)
             header = read_header(path, delimiter, encoding)
+        if len(header) == 1 and not {*wanted} <= {*header}:
+            raise TableError(
+                f"{path} has one column, {header[0]!r}; a header of names separated by , ; | or tabs is expected"
+            )
         check_header(str(path), name_columns(header), wanted)
 
 
@@ -159,10 +163,10 @@ def detect_encoding(path: Path) -> str:
 
 
 def header_delimiter(path: Path, encoding: str = UTF8) -> str:
-    """The comma, semicolon or tab that the header has most of, quoted names aside."""
+    """The comma, semicolon, tab or vertical bar that the header has most of, quoted names aside."""
     with open_text(path, encoding) as file:
         line = re.sub(r'"[^"]*"', "", next((line for line in file if line.strip()), ""))
-    return max(",;\t", key=line.count)
+    return max(",;\t|", key=line.count)
 
 
 def read_header(path: Path, delimiter: str, encoding: str = UTF8) -> list[str]:

@@ -5,16 +5,18 @@ A column is converted only if every entry fits one format. Otherwise it stays te
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from evalign.tables.files import TableError
+
 Note = Callable[[str], None]
 NUMBER = re.compile(
     r"(?P<sign>[-+\u2212]?)\s*(?P<before>[$€£¥₹]|[A-Z]{3}(?=[\s\d]))?\s*(?P<sign2>[-+\u2212]?)"
-    r"(?P<body>\d[\d.,'’ \u00a0\u202f]*|[.,]\d+)(?P<exponent>[eE][-+]?\d+)?\s*(?P<after>%|[$€£¥₹]|[A-Z]{3})?"
+    r"(?P<body>\d[\d.,'’ \u00a0\u202f]*|[.,]\d+)(?P<exponent>[eE][-+]?\d+)?\s*(?P<after>[%$€£¥₹]|[A-Za-zµ°/²³]{1,8})?"
 )
 CURRENCIES = {"USD", "EUR", "GBP", "CHF", "JPY", "INR", "CNY", *"$€£¥₹"}
 SPACES = str.maketrans({"\u00a0": " ", "\u202f": " ", "’": "'", "\u2212": "-"})
@@ -25,15 +27,23 @@ MISSING_WORDS = {
 }  # fmt: skip
 MOSTLY = 0.8  # share of numbers above which a column of categories was probably meant as numbers
 SAMPLE = 500
-DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?")
-DATES = ("ISO8601", "%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
-TIMES = ("", " %H:%M", " %H:%M:%S")
+MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+DATE = re.compile(
+    rf"(\d{{1,4}}[-./]\d{{1,2}}[-./]\d{{1,4}}|\d{{1,2}}[- ]{MONTH}[- ]\d{{2,4}}|{MONTH} \d{{1,2}}, \d{{4}})"
+    r"([ T]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?[ap]m|Z|[+-]\d{2}:?\d{2})?)?",
+    re.IGNORECASE,
+)
+DATES = (
+    "ISO8601", "%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d %b %Y",
+    "%d-%b-%Y", "%d-%b-%y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
+)  # fmt: skip
+TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 PARTS = ("days", "month", "day", "weekday", "hour")
 
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How a column writes numbers: decimal and thousands separator; symbols around them are dropped.
+    """How a column writes numbers: decimal and thousands separator, and the unit around them.
 
     >>> NumberFormat(",", ".").parse(pd.Series(["1.234,5", None, "7"])).tolist()
     [1234.5, nan, 7.0]
@@ -41,6 +51,7 @@ class NumberFormat:
 
     decimal: str = "."
     thousands: str = ""
+    unit: str = ""
     kind: str = "number"
 
     def matches(self, body: str) -> bool:
@@ -48,6 +59,8 @@ class NumberFormat:
         d, t = re.escape(self.decimal), re.escape(self.thousands)
         plain = rf"\d*({d}\d*)?"
         grouped = rf"|[1-9]\d{{0,2}}({t}\d{{3}})+({d}\d*)?" if self.thousands else ""
+        if self.thousands == ",":  # India groups by two: 12,34,567
+            grouped += rf"|[1-9]\d?(,\d{{2}})+,\d{{3}}({d}\d*)?"
         return re.fullmatch(plain + grouped, body) is not None
 
     def parse(self, column: "pd.Series[Any]") -> "pd.Series[Any]":
@@ -63,6 +76,9 @@ class NumberFormat:
             raise ValueError(f"{text!r} is not a number")
         if not self.matches(match["body"].strip()):
             raise ValueError(f"{text!r} is not a number with the decimal separator {self.decimal!r}")
+        unit = unit_of(match)
+        if unit != self.unit and (unit or self.unit == "%"):
+            raise ValueError(f"{text!r} is not a number with the unit {self.unit!r}")
         body = match["body"].strip()
         body = body.replace(self.thousands, "") if self.thousands else body
         number = float(body.replace(self.decimal, ".") + (match["exponent"] or ""))
@@ -98,7 +114,17 @@ def is_text(column: "pd.Series[Any]") -> bool:
 
 
 def clean(text: str) -> str:
-    return text.translate(SPACES).strip()
+    """Plain spaces and signs; a number in parentheses is negative, as accountants write it.
+
+    >>> clean(" ($1,250.50)")
+    '-$1,250.50'
+    """
+    text = text.translate(SPACES).strip()
+    return f"-{text[1:-1]}" if re.fullmatch(r"\([^()]*\d[^()]*\)", text) else text
+
+
+def unit_of(number: re.Match[str]) -> str:
+    return number["before"] or number["after"] or ""
 
 
 def is_missing_word(text: str) -> bool:
@@ -127,17 +153,25 @@ def convert(
     """
     formats: dict[str, ColumnFormat] = {}
     for name in frame.columns:
-        column = frame[name]
+        column, before = frame[name], known.get(name)
+        unit = getattr(before, "unit", "")
         if name in text or not is_text(column):
+            if unit == "%" and column.dtype.kind in "iuf" and column.notna().any():
+                raise TableError(f"column {name!r} held percentages in training, here numbers without %; add the %")
             continue
-        if name in known:
+        if before is not None:
             try:
-                frame[name], formats[name] = known[name].parse(column), known[name]
+                frame[name], formats[name] = before.parse(column), before
                 continue
             except ValueError:  # another format than in training: detect it
                 pass
         found = detect_number(column, name, decimal, delimiter, note) or detect_date(column, name, note)
         if found is not None:
+            if before is not None and getattr(found, "unit", "") != unit:
+                raise TableError(
+                    f"column {name!r} had the unit {unit or 'none'} in training, here {getattr(found, 'unit', '')}; "
+                    "convert it"
+                )
             frame[name], formats[name] = found.parse(column), found
     return formats
 
@@ -150,11 +184,14 @@ def detect_number(
     texts = [str(text) for text in counts.index]
     if sum(NUMBER.fullmatch(clean(text)) is not None for text in texts[:SAMPLE]) < 0.5 * len(texts[:SAMPLE]):
         return None
-    matches = {text: NUMBER.fullmatch(clean(text)) for text in texts}
-    words = [text for text, match in matches.items() if match is None]
+    numbers = {text: match for text in texts if (match := NUMBER.fullmatch(clean(text)))}
+    units = {unit_of(match) for match in numbers.values()}
+    if len(units) > 1:  # words such as 12A and 1st among numbers; a unit of letters is one only in every row
+        numbers = {text: match for text, match in numbers.items() if unit_of(match) in {"", "%", *CURRENCIES}}
+    words = [text for text in texts if text not in numbers]
     others = [text for text in words if not is_missing_word(text)]
-    found = [match for match in matches.values() if match is not None]
-    symbols = {symbol for match in found for symbol in (match["before"], match["after"]) if symbol}
+    found = list(numbers.values())
+    symbols = {unit for match in found if (unit := unit_of(match))}
     bodies = [match["body"].strip() for match in found]
     unclear = None
     if others:
@@ -164,13 +201,15 @@ def detect_number(
                 f"holds numbers in {share:.0%} of its rows but also text such as {others[0]!r}, and is used as "
                 f"categories; if that means missing, add --na {others[0]!r}"
             )
-    elif symbols - CURRENCIES - {"%"} or len(symbols) > 1 or ("%" in symbols and any(not m["after"] for m in found)):
-        unclear = f"mixes units ({', '.join(sorted(symbols)) or 'none'}), and is used as categories; convert it to one"
+    elif len(symbols) > 1:
+        unclear = f"mixes units ({', '.join(sorted(symbols))}), and is used as categories; convert it to one"
+    elif symbols == {"%"} and not all(map(unit_of, found)):
+        unclear = "mixes units (% and none), and is used as categories; convert it to one"
     else:
         fits = _formats_of(bodies, decimal, delimiter)
         if len(fits) == 1:
             _tell(name, column, fits[0], words, symbols, bodies, note)
-            return fits[0]
+            return replace(fits[0], unit="".join(symbols))
         if fits:
             example = next(body for body in bodies if "," in body)
             unclear = (
@@ -222,6 +261,8 @@ def detect_date(column: "pd.Series[Any]", name: str, note: Note) -> DateFormat |
         return None
     fits: list[tuple[str, pd.Series[Any]]] = []
     for pattern in (date + time for date in DATES for time in (TIMES if "%" in date else ("",))):
+        if pd.to_datetime(texts[:SAMPLE], format=pattern, errors="coerce", utc=True).isna().any():
+            continue
         parsed = pd.to_datetime(texts, format=pattern, errors="coerce", utc=True)
         if parsed.notna().all() and not any(parsed.equals(other) for _, other in fits):
             fits.append((pattern, parsed))

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from evalign.tables.columns import column_kind, factorized, floats
 from evalign.tables.files import quoted
 
-ID_VALUES = 64  # a text column with more distinct values than this, and in over half the rows, names the rows
+ID_VALUES = 64  # a text column with more distinct values than this, and in over half the rows, identifies the rows
 KINDS = {"number": "numeric", "bool": "true/false", "text": "categorical", "empty": "empty"}
+MANY_ROWS = 100  # above this, a column of consecutive integers numbers the rows
 FEW_ROWS = 5  # of a class or a value: below this, a column may separate the classes by chance
 
 
@@ -85,9 +86,14 @@ class TableProfile:
                 for column in self.columns if column.leak]  # fmt: skip
         if constant := [column.name for column in self.columns if column.constant]:
             said.append(f"constant columns carry no information: {quoted(constant)}")
-        if ids := [column.name for column in self.columns if column.id_like]:
+        ids = {
+            kind: [column.name for column in self.columns if column.id_like and column.kind == kind] for kind in KINDS
+        }
+        if ids["number"]:
+            said.append(f"{quoted(ids['number'])} numbers the rows; unless the order matters, ignore it with --drop")
+        if ids["text"]:
             said.append(
-                f"nearly every row has a different text in {quoted(ids)}; if it identifies the row, ignore it "
+                f"nearly every row has a different text in {quoted(ids['text'])}; if it identifies the row, ignore it "
                 "with --drop"
             )
         if self.conflicting_rows:
@@ -122,12 +128,19 @@ def _profile_column(column: "pd.Series[Any]", name: str, targets: Sequence[tuple
     codes, values = factorized(column)
     present = codes >= 0
     distinct = len(np.unique(codes[present]))
-    id_like = kind == "text" and distinct > max(ID_VALUES, len(column) / 2)
+    id_like = _numbers_rows(column) or (kind == "text" and distinct > max(ID_VALUES, len(column) / 2))
     leak = None
     if kind != "empty" and distinct > 1:
         leaks = (_leak(column, name, kind, codes, values, *target) for target in targets)
         leak = next(filter(None, leaks), None)
     return ColumnProfile(name, kind, int((~present).sum()), distinct, id_like, leak)
+
+
+def _numbers_rows(column: "pd.Series[Any]") -> bool:
+    """Whether a column counts the rows, from any start and in any order."""
+    if column.dtype.kind not in "iu" or len(column) <= MANY_ROWS or not column.is_unique:
+        return False
+    return int(column.max()) - int(column.min()) == len(column) - 1
 
 
 def _leak(

@@ -77,9 +77,10 @@ def read_text(
         notes = [one for one in notes if not one.endswith("read as numbers with a decimal comma")]
     for one in notes:
         note(one)
-    if labels in wanted and labels not in text and frame[labels].dtype.kind in "iuf":
+    if labels in wanted and labels not in text and not is_text(frame[labels]) and frame[labels].dtype.kind != "b":
         as_written = reader.read([labels], [labels], ".")[labels].str.strip()
-        if as_written.nunique() > frame[labels].nunique():  # 01 and 1 are two classes
+        # Dates are classes too, and so are 01 and 1.
+        if frame[labels].dtype.kind not in "iuf" or as_written.nunique() > frame[labels].nunique():
             frame[labels] = as_written
     if labels in wanted and _may_name_classes(frame[labels]):
         again = TextReader(path, delimiter, encoding, header, named, missing_labels)
@@ -206,7 +207,7 @@ def read_table(
     missing_labels: Sequence[str] = MISSING_LABELS,
     note: Note = lambda text: None,
 ) -> pd.DataFrame:
-    """Read a table by its suffix: .csv and .txt (comma, semicolon or tab), .tsv and .tab, all also with .gz behind;
+    """Read a table by its suffix: .csv and .txt (comma, semicolon, tab or |), .tsv and .tab, all also with .gz behind;
     .parquet, .pq, .feather, .arrow, .jsonl, .ndjson, .xlsx.
 
     `columns` are those to read, in this order. `text` are columns to keep as text though they look like numbers: pass
