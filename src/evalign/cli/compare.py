@@ -77,9 +77,11 @@ def run(
     facts = loaded.describe()
     note_positive(judge, facts["classes"], output.note)
     others = [*stock_libraries(judge, output.note), *(c.rival(one, judge) for one in c.RIVALS)]
+    own = own_models(judge, settings)
     if rivals is not None:  # as people use them: the most probable class, or a tuned threshold
+        own = [replace(one, decisions=("argmax", settings.rule)) for one in own]
         others = [replace(one, decisions=("argmax", "tuned")) for one in others if one.name in rivals]
-    listed = [*own_models(judge, settings), *others]
+    listed = [*own, *others]
     epochs = find_recipe(recipe).limited(settings.epochs).epochs
     makers = {one.title: one.make for one in listed}
     with output.warnings_as_notes(), output.progress(len(listed) * splits, epochs, splits) as step:
@@ -110,10 +112,11 @@ def run(
     }
     folds = len(np.unique(first.estimator.held_out_predictions_.fold))
     how = "the same ones for all" if folds == 1 else f"by {folds} folds, and by others than ours one part of them"
+    over = "" if comparison.splits == 1 else f"Mean over {comparison.splits} splits. "
+    overlap = "" if comparison.splits == 1 else " Splits overlap, so standard errors are somewhat too small."
     protocol = (
-        f"Mean over {comparison.splits} splits with {tested} test rows each, read once, at the end; decisions and "
-        f"early stopping used {held_out} rows held out of the rest, {how}. Splits overlap, so "
-        "standard errors are somewhat too small."
+        f"{over}The {tested:,} test rows were read once, at the end; decisions and early stopping used {held_out:,} "
+        f"rows held out of the rest, {how}.{overlap}"
     )
     finish(
         name, comparison, settings, facts, sizes, protocol, folder, output, decision=settings.rule, **loaded.details(),

@@ -382,7 +382,7 @@ def finish(
     result = {name: _finite(value) for name, value in result.items()}
     folder.write(result, render(result), estimator)
     output.show(as_table(result))
-    output.show(" ".join(filter(None, [headline(result), verdict(result)])))
+    output.show(f"{headline(result)} {verdict(result)}")
     output.show(f"Report: {folder.path / REPORT}")
     output.json(result)
     return result

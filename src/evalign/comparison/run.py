@@ -63,7 +63,7 @@ class Trial:
         """The curve of two classes on the test rows, and where the rules stand on it; None if a class has no row."""
         if not 0 < self.truth.sum() < len(self.truth):
             return None
-        precision, recall, _ = precision_recall_curve(self.truth, self.probabilities[:, 1])
+        precision, recall, _ = precision_recall_curve(self.truth, self.probabilities[:, 1], drop_intermediate=True)
         keep = _spaced(len(recall), points)
         counts = {name: judge.counts(judge.confusion(self.truth, one)) for name, one in self.predictions.items()}
         stands = {name: [metrics.recall(c, "binary"), metrics.precision(c, "binary")] for name, c in counts.items()}

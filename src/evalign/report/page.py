@@ -199,7 +199,6 @@ def _as_costs(entry: dict[str, Any]) -> dict[str, Any]:
 MOST_CELLS = 30  # classes of a confusion matrix that is shown whole
 # What people use as it comes, the most usual first.
 USUAL = ("random_forest", "lightgbm", "logistic_regression", "gradient_boosting", "cross_entropy")
-FEWEST_SPLITS = 3  # for a p-value: two splits have one degree of freedom
 
 
 def render(result: dict[str, Any]) -> str:
@@ -224,57 +223,71 @@ def render(result: dict[str, Any]) -> str:
         several=result["splits"] > 1,
         spread=interval_of(result),
         decided="; rows left undecided do not count" if "reject" in (result["settings"].get("costs") or {}) else "",
-        tested=result["splits"] >= FEWEST_SPLITS,
+        tested=any(row["p"] is not None for row in result["table"]),
         constraints=list(result["table"][0]["limits"]),
         shift=shift_section(result),
         flat=flat,
     )
 
 
-def headline(result: dict[str, Any]) -> str | None:
-    """What ours and the rival people would use do to the rows, in counts; None for more than two classes.
+def headline(result: dict[str, Any]) -> str:
+    """What ours and the rival people would use do to the rows, in counts.
 
     >>> row = {"contender": "ours", "decision": "auto", "title": "blend", "confusion": [[90, 4], [1, 5]]}
     >>> forest = {"contender": "random_forest", "decision": "argmax", "title": "random forest + argmax"}
     >>> forest |= {"confusion": [[94, 0], [4, 2]]}
     >>> found = {"reference": ["ours", "auto"], "table": [row, forest], "classes": ["ok", "fraud"], "splits": 1}
     >>> headline(found | {"task": "binary", "class_rows": [94, 6]})
-    "Catches 5 of 6 'fraud' rows with 4 false alarms; random forest + argmax catches 2 with 0."
+    "Catches 5 of 6 'fraud' rows with 4 false alarms; random forest with default settings catches 2 with 0."
+    >>> headline(found | {"task": "multiclass", "class_rows": [94, 6]})
+    "Labels 95 of 100 rows correctly, least often 'fraud' (5 of 6); random forest with default settings labels 96 (2)."
     """
-    if result["task"] != "binary":
-        return None
-    ours = next(row for row in result["table"] if [row["contender"], row["decision"]] == result["reference"])
-    (right, alarms), (missed, caught) = ours["confusion"]
-    rows = result["class_rows"]
-    words = f"Catches {caught:,} of {rows[1]:,} {result['classes'][1]!r} rows with {alarms:,} false alarms"
-    if undecided := sum(rows) - right - alarms - missed - caught:
-        words += f" and leaves {undecided:,} of {sum(rows):,} rows undecided"
+    rows, classes = result["class_rows"], result["classes"]
+    ours = np.array(next(row for row in result["table"] if _is_reference(row, result))["confusion"])
     usual = [row for row in result["table"] if row["decision"] == "argmax" and row["contender"] in USUAL]
-    if usual:
-        rival = min(usual, key=lambda row: USUAL.index(row["contender"]))
-        (_, theirs), (_, hits) = rival["confusion"]
-        words += f"; {rival['title']} catches {hits:,} with {theirs:,}"
+    rival = min(usual, key=lambda row: USUAL.index(row["contender"]), default=None)
+    theirs = ours if rival is None else np.array(rival["confusion"])
+    if result["task"] == "binary":
+        words = f"Catches {ours[1, 1]:,} of {rows[1]:,} {classes[1]!r} rows with {ours[0, 1]:,} false alarms"
+        if undecided := sum(rows) - ours.sum():
+            words += f" and leaves {undecided:,} of {sum(rows):,} rows undecided"
+        against = f"catches {theirs[1, 1]:,} with {theirs[0, 1]:,}"
+    elif result["task"] == "multilabel":
+        found, alarms = ours[:, 1, 1].sum(), ours[:, 0, 1].sum()
+        words = f"Finds {found:,} of {sum(rows):,} labels with {alarms:,} false alarms"
+        against = f"finds {theirs[:, 1, 1].sum():,} with {theirs[:, 0, 1].sum():,}"
+    else:
+        least = min((k for k, n in enumerate(rows) if n), key=lambda k: ours[k, k] / rows[k])
+        words = f"Labels {ours.trace():,} of {sum(rows):,} rows correctly, least often {classes[least]!r}"
+        words += f" ({ours[least, least]:,} of {rows[least]:,})"
+        against = f"labels {theirs.trace():,} ({theirs[least, least]:,})"
+    if rival is not None:
+        how = "argmax" if rival["contender"] == "cross_entropy" else "default settings"
+        words += f"; {rival['title'].removesuffix(' + argmax')} with {how} {against}"
     return f"{words}, over {result['splits']} splits." if result["splits"] > 1 else f"{words}."
+
+
+def _is_reference(row: dict[str, Any], result: dict[str, Any]) -> bool:
+    return [row["contender"], row["decision"]] == result["reference"]
 
 
 def verdict(result: dict[str, Any]) -> str:
     """What the table says about ours, in a sentence that does not flatter."""
-    name, reference = result["metric"]["title"], result["reference"]
-    ours = next(row for row in result["table"] if [row["contender"], row["decision"]] == reference)
+    name, ours = result["metric"]["title"], next(row for row in result["table"] if _is_reference(row, result))
     rivals = [row for row in result["table"] if row["contender"] != "majority" and not _is_ours(row)]
     begin = f"{ours['title'].capitalize()} reached {name} {score(ours['score'])}"
     if ours["limits"]:
         values = ", ".join(f"{text}: {score(value)}" for text, value in ours["limits"].items())
         begin += f" and {'misses' if ours['missed'] else 'meets'} its constraints on the test rows ({values})"
     if not rivals:
-        return f"{begin}; no rival was trained, so whether that is good cannot be told."
+        return f"{begin}; no rival was trained to compare it with."
     # A rival that misses a constraint has bought its score with it.
     sign = -1 if result["metric"].get("lower_is_better") else 1
     best = max(rivals, key=lambda row: (not row["missed"], sign * row["score"]))
     usual = [row for row in rivals if (row["contender"], row["decision"]) == ("cross_entropy", "argmax")]
     words = [f"{begin}, the strongest rival ({best['title']}) {score(best['score'])}: {_gap(best, sign)}."]
     words += [
-        f"Against cross-entropy + argmax, what is mostly used: {_gap(row, sign)}." for row in usual if row is not best
+        f"Against cross-entropy + argmax, the usual choice: {_gap(row, sign)}." for row in usual if row is not best
     ]
     return " ".join(words)
 
@@ -356,11 +369,12 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
         caption = f"Test rows in bins of equal size; honest probabilities lie on the dashed line.{first}"
         found.append(("Calibration", plots.calibration(result), caption))
     if result.get("importance"):
-        caption = "Mean and standard deviation over shuffles of one column at a time, on a sample of held-out rows."
+        caption = "Mean and standard error over shuffles of one column at a time, on a sample of held-out rows."
         found.append(("Which columns matter", plots.importance(result), caption))
     if any(result["history"].values()):
         caption = f"By argmax on validation rows; a ring marks the epoch whose weights were kept.{first}"
-        found.append(("Training", plots.training(result), caption))
+        blended = result["settings"].get("model") == "blend"
+        found.append((f"Training{' of the network' if blended else ''}", plots.training(result), caption))
     return [{"title": title, "svg": Markup(svg), "caption": caption} for title, svg, caption in found]
 
 

@@ -104,12 +104,14 @@ def precision_recall(result: dict[str, Any]) -> str:
     tints = palette(result)
     with drawing("trade-off", WIDTH, 4.9) as figure:
         axes = figure.add_subplot()
-        for curve in reversed(result["curves"]):  # ours last, on top of the others
-            tint = tints.get(curve["contender"], OTHER)
-            axes.plot(curve["recall"], curve["precision"], color=tint, label=curve["title"], linewidth=1.4, alpha=0.85)
+        for i, curve in enumerate(result["curves"]):
+            tint, above = tints.get(curve["contender"], OTHER), 3 - i / 100  # ours on top of the others
+            axes.plot(curve["recall"], curve["precision"], color=tint, label=curve["title"], linewidth=1.4, alpha=0.85,
+                      zorder=above)  # fmt: skip
             for name, (recall, precision) in curve["points"].items():
                 chosen = [curve["contender"], name] == result["reference"]
-                axes.plot(recall, precision, MARKERS.get(name, "o"), color=tint, markersize=8 if chosen else 5.5)
+                axes.plot(recall, precision, MARKERS.get(name, "o"), color=tint, markersize=8 if chosen else 5.5,
+                          zorder=above)  # fmt: skip
                 if chosen:
                     axes.plot(recall, precision, "o", markersize=16, markerfacecolor="none", markeredgecolor=INK)
         _decision_marks(axes, [name for curve in result["curves"] for name in curve["points"]])
@@ -179,12 +181,14 @@ def calibration(result: dict[str, Any]) -> str:
     with drawing("calibration", WIDTH, 4.6) as figure:
         axes = figure.add_subplot()
         axes.plot([0, 1], [0, 1], color=GRID, linewidth=1.2, linestyle=(0, (4, 3)))
-        for curve in reversed(result["calibration"]):
-            tint = tints.get(curve["contender"], OTHER)
-            axes.plot(curve["predicted"], curve["observed"], "o-", color=tint, markersize=4, linewidth=1.3,
-                      label=curve["title"])  # fmt: skip
+        for i, curve in enumerate(result["calibration"]):
+            axes.plot(curve["predicted"], curve["observed"], "o-", color=tints.get(curve["contender"], OTHER),
+                      markersize=4, linewidth=1.3, label=curve["title"], zorder=3 - i / 100)  # fmt: skip
+        # The bins of a rare class end far below 1.
+        top = min(1.0, 1.1 * max(max(curve["predicted"] + curve["observed"]) for curve in result["calibration"]))
         figure.legend(loc="outside lower center", ncols=2)
-        axes.set(xlabel="predicted probability", ylabel="observed share", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        axes.set(xlabel="predicted probability", ylabel="observed share", xlim=(-0.02 * top, 1.02 * top),
+                 ylim=(-0.02 * top, 1.02 * top))  # fmt: skip
         return to_svg(figure, "Observed share against predicted probability, in bins of equally many test rows")
 
 
