@@ -16,7 +16,8 @@ from evalign.cli.run_files import CHECKPOINT, RunFolder, Source
 
 NAME = "fit"
 ROUNDS = 1000  # maximum of boosting rounds, the end of the progress bar
-REPEATS, IMPORTANCE_ROWS, IMPORTANCE_SECONDS = 3, 500, 5.0  # of permutation importance
+# Of permutation importance: shuffles a column, rows, rows of the rarest class, and seconds.
+REPEATS, IMPORTANCE_ROWS, IMPORTANCE_RARE, IMPORTANCE_SECONDS = 3, 500, 50, 5.0
 EXAMPLE = "evalign fit adult.csv --target income --metric f1 --out adult-run"
 
 
@@ -109,20 +110,26 @@ def importance(model: Any, X: Any, y: Any = None) -> list[dict[str, Any]]:
 
     X is the table that the model was fitted on, or with labels y rows that it was not fitted on.
     """
+    import numpy as np
+
+    labels = model.held_out_predictions_.labels
+    rarest = min(labels.sum(0)) if labels.ndim == 2 else min(np.bincount(labels)[np.unique(labels)])
+    # A metric of a rare class needs rows of it.
+    rows = min(max(IMPORTANCE_ROWS, IMPORTANCE_RARE * len(labels) // max(int(rarest), 1)), len(X), 10 * IMPORTANCE_ROWS)
     started = time.perf_counter()
-    model.predict(X[:IMPORTANCE_ROWS])
+    model.predict(X[:rows])
     if (time.perf_counter() - started) * REPEATS * X.shape[1] > IMPORTANCE_SECONDS:
         return []
     if y is None:
-        found = model.importance(X, repeats=REPEATS, rows=IMPORTANCE_ROWS)
+        found = model.importance(X, repeats=REPEATS, rows=rows)
     else:
         import pandas as pd
         from sklearn.inspection import permutation_importance
 
-        rows = permutation_importance(
-            model, X[:IMPORTANCE_ROWS], y[:IMPORTANCE_ROWS], n_repeats=REPEATS, random_state=0
+        shuffled = permutation_importance(model, X[:rows], y[:rows], n_repeats=REPEATS, random_state=0)
+        found = pd.DataFrame(
+            {"column": X.columns, "mean": shuffled.importances_mean, "deviation": shuffled.importances_std}
         )
-        found = pd.DataFrame({"column": X.columns, "mean": rows.importances_mean, "deviation": rows.importances_std})
     return [
         {"column": str(name), "mean": float(mean), "error": float(deviation / math.sqrt(REPEATS))}
         for name, mean, deviation in found.itertuples(index=False)

@@ -53,6 +53,7 @@ def build_result(
     With one split intervals come from resampling test rows, with more the standard error from the splits.
     """
     judge, lines = comparison.judge, summarise(comparison.rows, reference)
+    lines.sort(key=lambda line: bool(judge.missed(line.limits)))  # a score bought by missing a constraint is no rival
     table = [_entry(line, judge) for line in lines]
     if comparison.splits == 1:
         _add_intervals(table, comparison, reference, repeats, seed)
@@ -62,7 +63,8 @@ def build_result(
     ours = next(t for t in comparison.trials if t.contender.name == reference[0])
     drawn = [t for t in comparison.trials if judge.binary and t.contender.name != "majority"]
     shown_histories = (reference[0], "cross_entropy")
-    trained = [t for t in comparison.trials if t.contender.name in shown_histories and hasattr(t.estimator, "history_")]
+    # Several models, as in a blend, have no common history.
+    trained = [t for t in comparison.trials if t.contender.name in shown_histories and _is_single(t.estimator)]
     return {
         "metric": {
             "name": judge.aim.name,
@@ -88,6 +90,10 @@ def build_result(
         ],
         "history": {trial.contender.title: thinned(trial.estimator.history_) for trial in trained},
     }
+
+
+def _is_single(model: Any) -> bool:
+    return hasattr(model, "history_") and not hasattr(model, "members_") and not hasattr(model, "label_models_")
 
 
 def class_rows(comparison: Comparison) -> list[int]:
@@ -240,7 +246,7 @@ def headline(result: dict[str, Any]) -> str:
     >>> headline(found | {"task": "binary", "class_rows": [94, 6]})
     "Catches 5 of 6 'fraud' rows with 4 false alarms; random forest with default settings catches 2 with 0."
     >>> headline(found | {"task": "multiclass", "class_rows": [94, 6]})
-    "Labels 95 of 100 rows correctly, least often 'fraud' (5 of 6); random forest with default settings labels 96 (2)."
+    "Labels 95 of 100 rows correctly, worst in 'fraud' (5 of 6); random forest with default settings labels 96 (2)."
     """
     rows, classes = result["class_rows"], result["classes"]
     ours = np.array(next(row for row in result["table"] if _is_reference(row, result))["confusion"])
@@ -257,10 +263,12 @@ def headline(result: dict[str, Any]) -> str:
         words = f"Finds {found:,} of {sum(rows):,} labels with {alarms:,} false alarms"
         against = f"finds {theirs[:, 1, 1].sum():,} with {theirs[:, 0, 1].sum():,}"
     else:
-        least = min((k for k, n in enumerate(rows) if n), key=lambda k: ours[k, k] / rows[k])
-        words = f"Labels {ours.trace():,} of {sum(rows):,} rows correctly, least often {classes[least]!r}"
-        words += f" ({ours[least, least]:,} of {rows[least]:,})"
-        against = f"labels {theirs.trace():,} ({theirs[least, least]:,})"
+        worst = min((k for k, n in enumerate(rows) if n), key=lambda k: ours[k, k] / rows[k])
+        words = f"Labels {ours.trace():,} of {sum(rows):,} rows correctly"
+        against = f"labels {theirs.trace():,}"
+        if ours.trace() < sum(rows):
+            words += f", worst in {classes[worst]!r} ({ours[worst, worst]:,} of {rows[worst]:,})"
+            against += f" ({theirs[worst, worst]:,})"
     if rival is not None:
         how = "argmax" if rival["contender"] == "cross_entropy" else "default settings"
         words += f"; {rival['title'].removesuffix(' + argmax')} with {how} {against}"
@@ -373,8 +381,7 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
         found.append(("Which columns matter", plots.importance(result), caption))
     if any(result["history"].values()):
         caption = f"By argmax on validation rows; a ring marks the epoch whose weights were kept.{first}"
-        blended = result["settings"].get("model") == "blend"
-        found.append((f"Training{' of the network' if blended else ''}", plots.training(result), caption))
+        found.append(("Training", plots.training(result), caption))
     return [{"title": title, "svg": Markup(svg), "caption": caption} for title, svg, caption in found]
 
 

@@ -16,6 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from evalign.comparison.run import TITLES
+
 INK, GRID = "#010203", "#020304"
 # Stand-ins for the page's colours --c1 to --c8: ours first, a neutral grey last, for whatever has none of its own.
 TINTS = tuple(f"#03040{i}" for i in range(1, 9))
@@ -83,7 +85,9 @@ def scores(result: dict[str, Any]) -> str:
     """One line per contender and decision: the score, its interval, and with several splits each split's score."""
     table = [row for row in result["table"][::-1] if row["contender"] != "majority"]
     tints = palette(result)
-    with drawing("scores", WIDTH, 0.8 + 0.27 * len(table)) as figure:
+    titles = [row["title"] if len(row["title"]) <= 34 else row["title"].replace(" + ", "\n+ ") for row in table]
+    height = 0.27 if titles == [row["title"] for row in table] else 0.38
+    with drawing("scores", WIDTH, 0.8 + height * len(table)) as figure:
         axes = figure.add_subplot()
         for y, row in enumerate(table):
             tint, (low, high) = tints.get(row["contender"], OTHER), _interval(row)
@@ -91,7 +95,7 @@ def scores(result: dict[str, Any]) -> str:
             axes.plot(row["score"], y, "o", color=tint, markersize=6)
             if len(row["scores"]) > 1:
                 axes.plot(row["scores"], [y] * len(row["scores"]), "|", color=tint, markersize=7, alpha=0.55)
-        axes.set_yticks(range(len(table)), [_short(row["title"], 34) for row in table])
+        axes.set_yticks(range(len(table)), titles)
         axes.set(xlabel=result["metric"]["title"], ylim=(-0.6, len(table) - 0.4))
         axes.grid(axis="y", visible=False)
         return to_svg(
@@ -146,7 +150,8 @@ def class_scores(result: dict[str, Any]) -> str:
 def training(result: dict[str, Any]) -> str:
     """Validation score and cross-entropy by epoch, temperature of a metric stage; a ring marks the kept epoch."""
     tints = [TINTS[0], TINTS[1]]
-    heated = [row for history in result["history"].values() for row in history if row["stage"] == "metric"]
+    hot = [row for row in next(iter(result["history"].values())) if row["stage"] == "metric"]
+    heated = len({row["temperature"] for row in hot}) > 1  # boosted trees keep one
     with drawing("training", WIDTH, 4.8 if heated else 3.7) as figure:
         panels = figure.subplots(3 if heated else 2, 1, sharex=True, height_ratios=(3, 2, 1.3)[: 3 if heated else 2])
         score, entropy = panels[:2]
@@ -160,14 +165,14 @@ def training(result: dict[str, Any]) -> str:
                 if kept := [row for row in history if row["best"]]:
                     axes.plot(kept[-1]["epoch"], kept[-1][key], "o", markersize=8, markerfacecolor="none",
                               markeredgecolor=INK)  # fmt: skip
-            if i == 0 and heated:
+            if i == 0 and hot:
                 _mark_stages(score, history)
-                hot = [row for row in history if row["stage"] == "metric"]
+            if i == 0 and heated:
                 panels[2].step([r["epoch"] for r in hot], [r["temperature"] for r in hot], color=tint, where="mid")
         score.set_ylabel("validation score")
         figure.legend(loc="outside lower center", ncols=2)
         entropy.set_ylabel("cross-entropy")
-        panels[-1].set_xlabel("epoch")
+        panels[-1].set_xlabel("boosting round" if result["settings"].get("model") == "boost" else "epoch")
         if heated:
             panels[2].set_ylabel("temperature")
             panels[2].set_ylim(bottom=0)
@@ -234,7 +239,7 @@ def _mark_stages(axes: Axes, history: Sequence[dict[str, Any]]) -> None:
 
 def _decision_marks(axes: Axes, names: Sequence[str]) -> None:
     for name in dict.fromkeys(names):
-        axes.plot([], [], MARKERS.get(name, "o"), color=INK, markersize=5, label=name.replace("_", "-"))
+        axes.plot([], [], MARKERS.get(name, "o"), color=INK, markersize=5, label=TITLES.get(name, name))
     axes.plot([], [], "o", markersize=9, markerfacecolor="none", markeredgecolor=INK, label="chosen")
 
 
