@@ -15,7 +15,7 @@ from sklearn.metrics import precision_recall_curve, precision_score, recall_scor
 from browser import PROBE, browse, needs_browser
 from evalign.comparison import Aim, Comparison, Judge, Table, compare, evaluate, split
 from evalign.comparison import contenders as c
-from evalign.report import build_result, render
+from evalign.report import build_result, plots, render
 from evalign.report.page import verdict, versions
 
 SMALL: dict[str, Any] = {"hidden": (16,), "epochs": 6, "device": "cpu"}
@@ -274,3 +274,16 @@ def test_threshold_slider_counts_as_scikit_learn_does(
     assert "recall 100.0 %" in lowest
     assert "flags 100.0 %" in lowest
     assert free.endswith("cost 0.")  # misses cost nothing: no false alarm is worth it, or none is made
+
+
+def test_plots_without_meaning_are_left_out(binary: tuple[Comparison, dict[str, Any]]) -> None:
+    result = binary[1]
+    missed = [bool(row["missed"]) for row in result["table"]]
+    assert missed == sorted(missed)  # what meets the constraints comes first
+    rejecting = result | {"settings": result["settings"] | {"costs": {"fn": 5, "fp": 1, "reject": 1}}}
+    assert "Precision against recall" not in render(rejecting)  # left-out rows stand on no curve
+    assert "temperature" in plots.training(result)
+    constant = {name: [row | {"temperature": 0.2} for row in rows] for name, rows in result["history"].items()}
+    assert "temperature" not in plots.training(result | {"history": constant})  # boosted trees keep one
+    long = [row | {"title": f"ours (boosted trees, anchored) + {i}"} for i, row in enumerate(result["table"])]
+    assert "…" not in plots.scores(result | {"table": long})

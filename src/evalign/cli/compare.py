@@ -111,12 +111,12 @@ def run(
         "test_rows": tested,
     }
     folds = len(np.unique(first.estimator.held_out_predictions_.fold))
-    how = "the same ones for all" if folds == 1 else f"by {folds} folds, and by others than ours one part of them"
+    how = "the same for all" if folds == 1 else f"ours by {folds} folds, rivals by one of these"
     over = "" if comparison.splits == 1 else f"Mean over {comparison.splits} splits. "
     overlap = "" if comparison.splits == 1 else " Splits overlap, so standard errors are somewhat too small."
     protocol = (
         f"{over}The {tested:,} test rows were read once, at the end; decisions and early stopping used {held_out:,} "
-        f"rows held out of the rest, {how}.{overlap}"
+        f"held-out rows of the training part ({how}).{overlap}"
     )
     finish(
         name, comparison, settings, facts, sizes, protocol, folder, output, decision=settings.rule, **loaded.details(),

@@ -216,7 +216,7 @@ def as_table(result: dict[str, Any]) -> Any:
     limits = list(result["table"][0]["limits"])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("training + decision", no_wrap=True)
-    columns = [result["metric"]["title"], spread, "ours ahead by", spread, *(["p"] if tested else [])]
+    columns = [result["metric"]["title"], spread, "ours − row", spread, *(["p"] if tested else [])]
     for name in (*columns, *limits):
         table.add_column(name, justify="right", no_wrap=not limits)
     for row in result["table"]:

@@ -395,7 +395,7 @@ def finish_fit(
 ) -> Any:  # fmt: skip
     """Write what `evalign fit` writes, and return the saved model: the one of the first trial.
 
-    `rows` are those that were not tested on; `why` says for what reason a model was `kept` where there was a choice.
+    `rows` is the number of rows outside the test set; `why` says why a model was `kept` if there was a choice.
     """
     import numpy as np
 
@@ -413,10 +413,10 @@ def finish_fit(
     sizes = {
         "test_from": test_from, "training_and_validation_rows": rows, "validation_rows": held_out, "test_rows": tested,
     }  # fmt: skip
-    how = f"each by one of {folds} folds" if folds > 1 else "the same ones for all"
+    how = f"each by one of {folds} folds" if folds > 1 else "the same for all models"
     protocol = (
-        f"{tested} test rows, read once, at the end; every choice was made on the other {rows}, of which {held_out} "
-        f"were held out for it, {how}. {remark}The saved model is the one tested here."
+        f"The {tested:,} test rows were read once, at the end; every choice was made on {held_out:,} held-out rows of "
+        f"the other {rows:,} ({how}). {remark}The saved model is the one tested here."
     )
     learned = {
         "file": MODEL, "kind": kept, "chosen_because": why, "decision": model.decision_.to_json(),

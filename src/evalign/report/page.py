@@ -367,10 +367,11 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
             "the majority class is in the table only.",
         )
     ]
-    if result["curves"]:
+    rejects = "reject" in (result["settings"].get("costs") or {})  # rules that leave rows out stand on no curve
+    if result["curves"] and not rejects:
         caption = f"Test rows. Curves are what any threshold could reach, marks where each rule stands.{first}"
         found.append(("Precision against recall", plots.precision_recall(result), caption))
-    elif result["task"] != "binary":
+    if result["task"] != "binary":
         caption = "Precision and recall of every class, rare classes first; test rows in brackets, 95 % intervals."
         found.append(("The trade-off, class by class", plots.class_scores(result), caption))
     if result["calibration"]:
