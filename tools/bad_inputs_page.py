@@ -17,11 +17,11 @@ PAGE = Path(__file__).parents[1] / "docs" / "guides" / "bad_inputs.md"
 INTRODUCTION = """# What evalign says to bad input
 
 Wrong input ends a command with one sentence on standard error and exit code 2, before anything is trained or written.
-Where a table can be used with a remark, the remark is a note. This page is generated: every message below was printed
+Where a table is usable but odd, a note says what was done. This page is generated: every message below was printed
 by `python tools/bad_inputs_page.py`, and a test checks that it is current.
 
-In Python the sentence is that of a `ValueError` or `TypeError`. Data read in passes is a
-[guide of its own](streaming.md).
+From Python the same sentences arrive as `ValueError` or `TypeError`. Data read in passes has a
+[separate guide](streaming.md).
 
 ```python
 from evalign import MetricLoss
@@ -47,6 +47,7 @@ FILES: list[tuple[str, str, str | bytes, str]] = [
     ("A file that is not there", "other.csv", GOOD, FIT.format("oter.csv")),
     ("An unknown format", "data.pdf", "%PDF", FIT),
     ("A misspelt target", "data.csv", GOOD.replace("kind", "Kind"), FIT),
+    ("Columns separated by spaces", "data.csv", GOOD.replace(",", " "), FIT),
     ("A column twice", "data.csv", GOOD.replace("colour", "weight"), FIT),
     ("A row that is too long", "data.csv", GOOD + "1,red,dog,5\n", FIT),
     ("A quote that is never closed", "data.csv", GOOD + '1,"red,dog\n', FIT),
@@ -58,7 +59,7 @@ FILES: list[tuple[str, str, str | bytes, str]] = [
     ("Rows without a label", "data.csv", GOOD + "5,red,\n", FIT),
     ("One class", "data.csv", GOOD.replace("dog", "cat"), FIT),
     ("A class with one row", "data.csv", GOOD + "5,red,emu\n", FIT),
-    ("Two rows a class", "data.csv", "weight,kind\n1,cat\n2,cat\n3,dog\n4,dog\n", FIT),
+    ("Two rows per class", "data.csv", "weight,kind\n1,cat\n2,cat\n3,dog\n4,dog\n", FIT),
     ("A target of amounts", "data.csv", AMOUNTS, FIT),
     ("Only the target", "data.csv", "kind\ncat\ndog\ncat\ndog\n", FIT),
     ("Features without any value", "data.csv", "weight,kind\n" + ",cat\n,dog\n" * 9, FIT),
@@ -67,22 +68,22 @@ FILES: list[tuple[str, str, str | bytes, str]] = [
 OPTIONS: list[tuple[str, str]] = [
     ("A misspelt metric", "evalign fit good.csv --target kind --out run --metric f2"),
     ("A metric of rankings", "evalign fit good.csv --target kind --out run --metric auroc"),
-    ("A beta that nothing uses", "evalign fit good.csv --target kind --out run --beta 2"),
-    ("A constraint that is none", "evalign fit good.csv --target kind --out run --subject-to 'recall>0.9'"),
+    ("Beta without F-beta", "evalign fit good.csv --target kind --out run --beta 2"),
+    ("Not a constraint", "evalign fit good.csv --target kind --out run --subject-to 'recall>0.9'"),
     ("A constraint beyond 1", "evalign fit good.csv --target kind --out run --subject-to 'precision>=2'"),
-    ("A class that is none", "evalign fit good.csv --target kind --out run --subject-to 'recall[cow]>=0.9'"),
+    ("An unknown class", "evalign fit good.csv --target kind --out run --subject-to 'recall[cow]>=0.9'"),
     ("Testing on the training file", "evalign fit good.csv --target kind --out run --test good.csv"),
     ("Two test sets", "evalign fit good.csv --target kind --out run --test new.csv --test-size 0.3"),
     ("An option of another model", "evalign fit good.csv --target kind --out run --model boost --hidden 64"),
     ("An unknown encoding", "evalign fit good.csv --target kind --out run --encoding klingon"),
     ("Dropping the target", "evalign fit good.csv --target kind --out run --drop kind"),
-    ("A folder of something else", "evalign fit good.csv --target kind --out thesis"),
-    ("A file for a folder", "evalign fit good.csv --target kind --out good.csv"),
+    ("A folder with other files", "evalign fit good.csv --target kind --out thesis"),
+    ("A file instead of a folder", "evalign fit good.csv --target kind --out good.csv"),
     ("A folder that cannot be made", "evalign fit good.csv --target kind --out good.csv/run"),
     ("Predictions over their input", "evalign predict thesis good.csv --out good.csv --force"),
     ("Predictions over a file", "evalign predict thesis good.csv --out new.csv"),
     ("Predictions in an unknown format", "evalign predict thesis good.csv --out p.docx"),
-    ("A model that is none", "evalign predict thesis good.csv"),
+    ("Not a model", "evalign predict thesis good.csv"),
 ]
 NUMBERS = ["1,5", "22,75", "3,0"], ["12,345", "1,222", "7"], ["12.3%", "4%", "5%"], ["$5", "$1,250.50", "$7"]
 NOTES: list[tuple[str, list[str]]] = [
@@ -90,9 +91,12 @@ NOTES: list[tuple[str, list[str]]] = [
     ("Thousands separators", [f'"{NUMBERS[1][i % 3]}"' for i in range(ROWS)]),
     ("Percentages", [NUMBERS[2][i % 3] for i in range(ROWS)]),
     ("Amounts of money", [f'"{NUMBERS[3][i % 3]}"' for i in range(ROWS)]),
+    ("A unit", [f"{i % 7}.5 kg" for i in range(ROWS)]),
+    ("Two currencies", ["$5" if i % 2 else "€6" for i in range(ROWS)]),
     ("Words for missing values", ["n/a?" if i % 10 == 0 else str(i % 7) for i in range(ROWS)]),
     ("Numbers with some text", ["broken" if i % 10 == 0 else str(i % 7) for i in range(ROWS)]),
     ("Dates", [f"{i % 28 + 1:02d}.{i % 12 + 1:02d}.2024" for i in range(ROWS)]),
+    ("Dates with names of months", [f"{i % 28 + 1} {['Feb', 'Aug'][i % 2]} 2024" for i in range(ROWS)]),
     ("Dates that can be read in two ways", [f"{i % 9 + 1:02d}/{i % 12 + 1:02d}/2024" for i in range(ROWS)]),
     ("A column without values", [""] * ROWS),
     ("A constant", ["1"] * ROWS),
@@ -151,7 +155,7 @@ def page() -> str:
             Path("thesis").mkdir()
             Path("thesis/thesis.tex").write_text("years of work")
             lines += [row(what, f"`{command}`", _refusal(command)) for what, command in OPTIONS]
-            lines += ["", "## Columns that need a remark", "", "| what is in the column | entries | evalign notes |",
+            lines += ["", "## Odd columns", "", "| what is in the column | entries | evalign notes |",
                       "|---|---|---|"]  # fmt: skip
             for what, column in NOTES:
                 entries = ", ".join(f"`{entry.strip(chr(34))}`" for entry in list(dict.fromkeys(column))[:3])
