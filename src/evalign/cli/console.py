@@ -59,7 +59,7 @@ Step = Callable[[str, int], "Callable[[Epoch], None] | None"]
 
 
 class Output:
-    """`quiet` prints nothing but errors, `as_json` nothing but the JSON result."""
+    """Terminal output; `quiet` prints only errors, `as_json` only the JSON result."""
 
     def __init__(self, *, quiet: bool, as_json: bool, words: list[str] | None = None) -> None:
         from rich.console import Console
@@ -134,7 +134,7 @@ class Output:
 
 
 class Progress:
-    """How far the work is; `show` gets a text, the time left in words, the share that is done and seconds so far."""
+    """Progress of the run; `show` gets a text, the time left in words, the share done and the seconds so far."""
 
     def __init__(self, steps: int, epochs: int, splits: int, show: Callable[[str, str, float, float], None]) -> None:
         self.steps, self.epochs, self.splits, self.show = steps, epochs, splits, show
@@ -148,7 +148,7 @@ class Progress:
 
 
 class Listener:
-    """What a model calls with each epoch, and once before with its own estimate of the seconds, if it has one."""
+    """Callback of a model: called with each epoch, and before that with an estimate of its seconds, if it has one."""
 
     def __init__(self, progress: Progress, name: str, place: int) -> None:
         self.progress, self.name, self.place = progress, name, place

@@ -36,7 +36,7 @@ def command(
     """Train a classifier for a metric or for costs, and compare it with a baseline on held-out test rows.
 
     Writes model.safetensors, report.html and result.json to the --out folder. The saved model is the one that was
-    tested; it was not trained on the test rows. Ctrl-C stops training and keeps the best weights so far.
+    tested; it was not trained on the test rows. Ctrl-C stops training and keeps the best model so far.
 
     --model auto trains boosted trees, a network and a blend, each for at most a third of --budget, and keeps the one
     with the best score on the validation rows that all of them held out.

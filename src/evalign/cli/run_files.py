@@ -32,7 +32,7 @@ FORMAT, VERSION = "evalign.result", 1
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read text files, as the command line says it."""
+    """Options for reading text files."""
 
     decimal: str | None = None
     na: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a run, and the columns and rows of them to use; `test_size` is None unless it was given.
+    """Input files of a run, and which columns and rows to use; `test_size` is None unless it was given.
 
     `target` names several columns if it has commas; `costs` are columns that hold costs.
     """
@@ -123,7 +123,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Tables of a run and their files; `test` is None if it has to be split off."""
+    """Tables of a run; `test` is None if it is to be split off."""
 
     table: "Table"
     test: "Table | None"
@@ -197,7 +197,7 @@ def load(source: Source, note: Note) -> Loaded:
         note(sentence)
     test = None
     if source.test is not None:
-        # What is text in one file must be text in the other, even if it looks like numbers there.
+        # A text column stays text in the test file, even if it looks like numbers there.
         frame = read_table(source.test, **options, text=text, formats=formats, labels=labels)
         check_header(str(source.test), list(frame.columns), targets)
         if source.drop_unlabelled:
@@ -212,7 +212,7 @@ def load(source: Source, note: Note) -> Loaded:
 
 
 def check_columns(frame: "pd.DataFrame") -> None:
-    """Raise before training for any value that would be refused after it, in a test row."""
+    """Raise before training for values that would be refused at prediction, such as infinity."""
     from evalign.tables.columns import column_kind, floats
 
     for name in frame.columns:
@@ -256,7 +256,7 @@ def checksum(path: Path) -> str:
 
 
 def note_positive(judge: "Judge", counts: dict[str, int], note: Note) -> None:
-    """Note that the default positive class is the more frequent one; usually the rare one is meant."""
+    """Note if the default positive class is the more frequent one; usually the rare one is meant."""
     from evalign import metrics
 
     by_cell = judge.costs is not None and any(isinstance(key, str) and key != "reject" for key in judge.aim.costs or ())

@@ -1,4 +1,4 @@
-"""A comparison as one JSON-ready result, and that result as one self-contained page."""
+"""Results of a comparison as JSON and as a self-contained HTML page."""
 
 from evalign.report.page import build_result, render
 

@@ -1,7 +1,4 @@
-"""A comparison as one dictionary of plain JSON types, and that as one self-contained HTML page.
-
-Nothing is loaded from a network.
-"""
+"""Build the result of a comparison as plain JSON types, and render it as a self-contained HTML page."""
 
 import math
 import platform
@@ -27,7 +24,7 @@ EPOCHS = 1000
 
 
 def thinned(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most about EPOCHS rows of a history, the kept epoch among them.
+    """Thin a history to about EPOCHS rows, the kept epoch among them.
 
     >>> rows = [{"epoch": i, "best": i == 7} for i in range(3000)]
     >>> short = thinned(rows)
@@ -203,7 +200,7 @@ def _as_costs(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 MOST_CELLS = 30  # classes of a confusion matrix that is shown whole
-# What people use as it comes, the most usual first.
+# Models as people use them, the most usual first.
 USUAL = ("random_forest", "lightgbm", "logistic_regression", "gradient_boosting", "cross_entropy")
 
 
@@ -237,7 +234,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def headline(result: dict[str, Any]) -> str:
-    """What ours and the rival people would use do to the rows, in counts.
+    """Rows that our model and the usual one get right, in counts.
 
     >>> row = {"contender": "ours", "decision": "auto", "title": "blend", "confusion": [[90, 4], [1, 5]]}
     >>> forest = {"contender": "random_forest", "decision": "argmax", "title": "random forest + argmax"}
@@ -280,7 +277,7 @@ def _is_reference(row: dict[str, Any], result: dict[str, Any]) -> bool:
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """What the table says about ours, in a sentence that does not flatter."""
+    """Our score against the strongest rival and the usual choice, with the uncertainty, in words."""
     name, ours = result["metric"]["title"], next(row for row in result["table"] if _is_reference(row, result))
     rivals = [row for row in result["table"] if row["contender"] != "majority" and not _is_ours(row)]
     begin = f"{ours['title'].capitalize()} reached {name} {score(ours['score'])}"
@@ -305,7 +302,7 @@ def _is_ours(row: dict[str, Any]) -> bool:
 
 
 def _gap(row: dict[str, Any], sign: int = 1) -> str:
-    """Ours minus it, its noise, and whether one shows above the other; `sign` is -1 where less is better."""
+    """Our score minus the row's, its uncertainty, and whether it is clear; `sign` is -1 if less is better."""
     gap = row["difference"]
     if "difference_interval" in row:
         low, high = row["difference_interval"]

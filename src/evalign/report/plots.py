@@ -1,7 +1,4 @@
-"""Plots of the report, as SVG that takes its colours from the page: one drawing serves light and dark.
-
-Lines are drawn in stand-in colours, which CSS then replaces: `currentColor` for ink, variables for the rest.
-"""
+"""Plots of the report as SVG, coloured by CSS variables, so that one drawing serves light and dark mode."""
 
 import io
 import re

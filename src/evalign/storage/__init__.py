@@ -1,4 +1,4 @@
-"""Files on disk: atomic writes, of which a reader sees the old file or the new one, never a part; model containers."""
+"""Write files atomically: a reader sees the old file or the new one, never a part."""
 
 import os
 import shutil

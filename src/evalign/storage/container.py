@@ -1,7 +1,6 @@
-"""A fitted model as one file: arrays as safetensors, everything else as JSON in its header, a checksum over both.
+"""Save a fitted model in one file: arrays as safetensors, the rest as JSON in its header, with a checksum over both.
 
-One file cannot be half updated. The header names a format and its version; loading reads numbers and text and
-executes nothing.
+The header names a format and its version. Loading reads numbers and text and executes nothing.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ def write(path: Path, format: str, arrays: dict[str, torch.Tensor], fitted: dict
 
 
 def read(path: Path, format: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What `write` wrote, or in one sentence why not."""
+    """Read arrays and JSON content; raise ValueError for damaged files and other formats or versions."""
     arrays, header = _open(path)
     found = header.get("format")
     if found != format:
@@ -48,7 +47,7 @@ def read(path: Path, format: str) -> tuple[dict[str, torch.Tensor], dict[str, An
 
 
 def load(path: Path, format: str, build: Callable[[dict[str, torch.Tensor], dict[str, Any]], Model]) -> Model:
-    """The model that `build` makes of what `write` wrote; one with other parts than this version has is refused."""
+    """Read a file and pass its content to `build`; files with unknown parts are refused."""
     content = read(path, format)
     try:
         return build(*content)
@@ -87,7 +86,7 @@ def classes_from_json(data: dict[str, Any]) -> np.ndarray:
 
 
 def saved_params(model: Any) -> dict[str, Any]:
-    """An estimator's options, which must be plain; a seed that is a generator cannot be written down."""
+    """An estimator's options as plain types; a random generator is saved as None."""
     if not isinstance(model.metric, str):
         raise ValueError(f"only a metric given by name can be saved, got the function {model.metric_name!r}")
     if not isinstance(getattr(model, "recipe", ""), str):  # a forest has none

@@ -20,7 +20,7 @@ Column: TypeAlias = "pd.Series[Any] | pd.Index[Any] | NDArray[Any]"
 Kind = Literal["number", "bool", "text", "empty"]
 Label = str | int  # a column's name, or its position where it has none
 
-LARGEST = 1e300  # numbers beyond are taken as this one: the difference of any two then stays finite
+LARGEST = 1e300  # larger numbers are clipped, so that the difference of any two stays finite
 NUMPY_KINDS: dict[str, Kind] = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "text", "T": "text"}
 INFERRED: dict[str, Kind] = {
     "boolean": "bool",
@@ -51,7 +51,7 @@ class ColumnTypeError(ValueError, TypeError):
 
 
 def column_kind(column: Column, label: Label) -> Kind:
-    """What a column holds, by its dtype, or by its values where the dtype is object; raises for what is refused."""
+    """Kind of a column, by its dtype, or by its values if the dtype is object; raises for unsupported ones."""
     dtype = column.dtype
     if isinstance(dtype, pd.CategoricalDtype):
         return column_kind(dtype.categories, label) if len(dtype.categories) else "empty"
@@ -73,7 +73,7 @@ def column_kind(column: Column, label: Label) -> Kind:
     what = f"holds {types[0]} values" if len(types) == 1 else f"mixes {' and '.join(types)} values"
     raise ColumnTypeError(
         f"column {label!r} {what}, but every argument must be a string or a number, of one kind in a column; "
-        "convert it, e.g. with astype(str), or drop it"
+        "make it all numbers or all text, e.g. with astype(str), or drop it"
     )
 
 
@@ -99,7 +99,7 @@ def floats(column: Column, label: Label) -> NDArray[np.float64]:
 
 
 def check_kind(column: Column, kind: Kind, label: Label, *, expected: str, right: bool) -> None:
-    """What a column holds at prediction must be what it held in training; nothing at all is right too."""
+    """Raise unless a column is of the same kind as in training; a column without values always passes."""
     if right or kind == "empty":
         return
     values = np.asarray(column, dtype=object)
@@ -186,7 +186,7 @@ class NumberColumn:
         return [name, *([f"{name}=<rank>"] if self.both else []), *([f"{name}=<missing>"] if self.indicator else [])]
 
     def read(self, column: Column, kind: Kind, label: Label) -> NDArray[np.float64]:
-        """The column's numbers, nan where one is missing; a type that training did not have is refused."""
+        """The column's numbers, nan where missing; another type than in training is refused."""
         expected = "numbers" if self.kind == "number" else "true/false values"
         check_kind(column, kind, label, expected=expected, right=kind != "text")
         x = floats(column, label)
@@ -263,7 +263,7 @@ class CategoryColumn:
 
     @property
     def constant(self) -> bool:
-        return self.width == 1 and not self.other  # an id is no constant
+        return self.width == 1 and not self.other  # identifiers vary, though none was kept
 
     def names(self, name: str) -> list[str]:
         return [f"{name}={value}" for value in self.values] + [
@@ -350,7 +350,7 @@ def categories_of_counts(
     if not seen:
         return None
     other = seen > max_categories
-    # Where not all categories fit, one seen once tells nothing, and an id would only fill the model with names.
+    # If not all categories fit, leave out those seen once: they carry no information, and identifiers are all of them.
     most = min(max_categories, len(counts))
     least = max(2, int(np.partition(counts, -most)[-most])) if other else 1
     kept = np.flatnonzero(counts >= least)

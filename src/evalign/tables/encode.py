@@ -1,6 +1,6 @@
-"""A data frame or an array as numbers: a float32 matrix for a network, or codes for trees.
+"""Encode a data frame or an array as numbers: a float32 matrix for networks, or category codes for trees.
 
-The matrix is allocated once and filled column by column, so that beside it only one column is held at a time.
+The matrix is allocated once and filled column by column, to keep at most one further column in memory.
 """
 
 from collections.abc import Hashable
@@ -37,7 +37,7 @@ MOST_ENTRIES = 1e9  # of a sparse matrix that is made dense
 
 
 class TableEncoder:
-    """Encode the columns of a data frame or an array as numbers, as learned from the training table.
+    """Encode the columns of a data frame or an array as numbers, with parameters learned from the training table.
 
     - Numbers: (x - mean) / std, cut at ±1e4; with `numeric="quantile"` the normal quantile of the rank, for heavy
       tails, to the three digits of float16; with "both" one column of each. A missing value becomes the mean (the
@@ -45,12 +45,12 @@ class TableEncoder:
     - True/false: 1 and 0; a missing value becomes the share of 1, marked likewise.
     - Text and pandas categories: one column per category; beyond the `max_categories` most frequent all go to one
       column "<other>", and so do unseen ones; without that column an unseen category is all zeros. A missing value
-      has a column of its own if training had missing ones, else it is all zeros.
+      has a separate column if training had missing ones, else it is all zeros.
     - A constant number becomes zeros. Infinity, dates, lists, mixed types and columns without any value are refused.
 
     After `fit`: `n_features_in_`; `feature_names_in_`, only for a frame with string names; `constant_columns_`;
-    `id_like_columns_`, text columns of which most values are distinct; `text_columns_`, what a file's reader must
-    not take for numbers.
+    `id_like_columns_`, text columns in which most values are distinct; `text_columns_`, which a file reader
+    must keep as text.
 
     >>> frame = pd.DataFrame({"age": [20.0, 40.0, None], "job": ["cook", "smith", "cook"]})
     >>> encoder = TableEncoder().fit(frame)
@@ -99,7 +99,7 @@ class TableEncoder:
         return None if kind == "empty" else fit_numbers(column, kind, label, numeric=self.numeric)
 
     def set_columns(self, names: list[str] | None, columns: list[AnyColumn]) -> None:
-        """Set everything learned in one step, so that a fit that fails leaves the encoder unchanged."""
+        """Set everything learned in one step, so that a failed fit leaves the encoder unchanged."""
         self.n_features_in_ = len(columns)
         if names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
@@ -195,7 +195,7 @@ class TableEncoder:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """The encoder that `to_json` wrote; nothing in `data` is executed, and what is not understood is refused.
+        """The encoder that `to_json` wrote; nothing in `data` is executed, and unknown content is refused.
 
         >>> encoder = TableEncoder().fit([[1.0, "x"], [2.0, "y"]])
         >>> TableEncoder.from_json(encoder.to_json()).feature_names_out
@@ -263,11 +263,11 @@ class TableEncoder:
 
 
 class TreeTable(TableEncoder):
-    """`TableEncoder` with one column of numbers for each of the table: the library does the rest by itself.
+    """`TableEncoder` for tree libraries: one numeric column per column of the table, neither scaled nor one-hot.
 
-    Numbers stay what they are, true and false become 1 and 0, categories their place among those of training. A
-    missing value is nan, and so is a category that training did not have: trees learn where a gap belongs. Beyond
-    the `max_categories` most frequent ones, categories share one code.
+    Numbers stay unchanged, true and false become 1 and 0, a category becomes its index among those of training.
+    Missing values and unseen categories are nan, which trees can split on. Beyond the `max_categories` most frequent
+    ones, categories share one code.
 
     >>> import pandas as pd
     >>> frame = pd.DataFrame({"age": [20.0, 40.0, None], "job": ["cook", "smith", "cook"]})
@@ -294,10 +294,8 @@ class TreeTable(TableEncoder):
         return self._names or [f"x{j}" for j in range(self.n_features_in_)]
 
     def transform(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> NDArray[np.float64]:  # type: ignore[override]
-        """(n, columns) in float64, nan where nothing is known."""
-        self._check_fitted()
-        table = as_table(X)
-        order = self._order(table)
+        """A matrix (n, columns) in float64, nan for missing values."""
+        table, order = self._checked(X)
         out = np.empty((table.shape[0] if rows is None else len(rows), len(order)))
         for k, (j, label, encoder) in enumerate(zip(order, self._labels, self.columns_, strict=True)):
             column = column_of(table, j, rows)
@@ -307,8 +305,7 @@ class TreeTable(TableEncoder):
 
 
 def as_table(X: Any) -> Table:
-    """A pandas frame or a two-dimensional array, as it is; polars frames, Arrow tables, sparse matrices and lists are
-    converted."""
+    """Convert polars frames, Arrow tables, sparse matrices and lists; return data frames and 2-D arrays unchanged."""
     if issparse(X):
         sparse: Any = X
         if np.prod(sparse.shape, dtype=np.float64) > MOST_ENTRIES:
@@ -332,7 +329,7 @@ def as_table(X: Any) -> Table:
 
 
 def column_names(table: Table) -> list[str] | None:
-    """A frame's names where all are strings, None where none is; twice the same one is refused."""
+    """Column names if all are strings, None if none is; duplicates are refused."""
     if not isinstance(table, pd.DataFrame):
         return None
     names: list[Hashable] = list(table.columns)

@@ -179,7 +179,7 @@ def convert(
 def detect_number(
     column: "pd.Series[Any]", name: str, decimal: str | None, delimiter: str, note: Note
 ) -> NumberFormat | None:
-    """The one format in which every entry is a number or a word for a missing value; None if there is none."""
+    """The only format in which every entry is a number or a word for a missing value; None if there is none."""
     counts = column.value_counts()
     texts = [str(text) for text in counts.index]
     if sum(NUMBER.fullmatch(clean(text)) is not None for text in texts[:SAMPLE]) < 0.5 * len(texts[:SAMPLE]):
@@ -222,7 +222,7 @@ def detect_number(
 
 
 def _formats_of(bodies: list[str], decimal: str | None, delimiter: str) -> list[NumberFormat]:
-    """All formats that fit, of which those are left out that another one makes redundant."""
+    """All formats that fit, without redundant ones."""
     pairs = [(".", ""), (",", "")] + [(d, t) for d in ".," for t in ",. '" if d != t]
     fits = [NumberFormat(d, t) for d, t in pairs if all(NumberFormat(d, t).matches(body) for body in bodies)]
     fits = [one for one in fits if not one.thousands or any(one.thousands in body for body in bodies)]
@@ -255,7 +255,7 @@ def _tell(
 
 
 def detect_date(column: "pd.Series[Any]", name: str, note: Note) -> DateFormat | None:
-    """The one date format that every entry fits; None if there is none, or day and month cannot be told apart."""
+    """The only date format that fits every entry; None if there is none, or if day and month are ambiguous."""
     texts = pd.Series([str(text).strip() for text in column.dropna().unique()])
     if not texts.iloc[:SAMPLE].map(lambda text: DATE.fullmatch(text) is not None).all():
         return None

@@ -1,4 +1,4 @@
-"""An encoded table stored in fewer bytes than float32 takes, and converted to float32 one batch at a time.
+"""Compact storage of an encoded table, converted to float32 one batch at a time.
 
 One-hot columns need one byte instead of four, ranks two. The columns of a row are adjacent, so that a batch is one
 gather of short rows and a conversion that stays in the cache.
@@ -52,7 +52,7 @@ class Layout:
 class PackedTable:
     """Packed rows; indexing gives float32 tensors (..., width).
 
-    It has the part of a tensor's interface that training needs of a float32 table on a CPU.
+    Implements the part of the tensor interface that the training loop uses.
 
     >>> layout = Layout(exact=(0,), rounded=(2,), flags=(1,))
     >>> rows = layout.zeros(2)

@@ -70,7 +70,7 @@ def read_text(
     commas = [name for name, one in found.items() if getattr(one, "decimal", ".") == "," and name not in formats]
     if decimal is None and commas and not _has_points(frame, found):
         decimal = ","
-        # One column with a decimal comma tells how the others are meant: "1.234" is a thousand there.
+        # A decimal comma in one column settles the others: "1.234" is a thousand.
         frame, notes = reader.read(wanted, given, ","), []
         note(f"numbers were read with a decimal comma, as in column {commas[0]!r}; --decimal . would read a point")
         found = convert(frame, known=formats, text=kept, decimal=decimal, delimiter=delimiter, note=notes.append)
@@ -162,7 +162,7 @@ class TextReader:
 
 
 def to_pandas(table: Any) -> pd.DataFrame:
-    """Convert with Arrow's column types; pandas' own metadata in a file may be damaged or hide a column as index."""
+    """Convert with Arrow's types, ignoring pandas' metadata, which may be damaged or hide a column as the index."""
     # Each Arrow column is freed once it is converted, so the table is not held twice.
     return cast(pd.DataFrame, table.to_pandas(ignore_metadata=True, split_blocks=True, self_destruct=True))
 

@@ -1,4 +1,4 @@
-"""Rows to train on: deduplicated, divided into folds, encoded once; and the predictions of those held out.
+"""Training rows: deduplicated, divided into folds and encoded once; and their held-out predictions.
 
 Equal rows with equal labels are merged first. A weight of 3 is then the same as three copies and a weight of 0 the same
 as no row, to the last bit, whatever the order of the rows; and no copy of a training row can leak into validation.
@@ -32,9 +32,9 @@ def distinct_rows(X: Any, labels: Codes, weight: Floats) -> tuple[Codes, Floats]
     order = np.lexsort((hashes, labels))
     order = order[weight[order] > 0]
     same = (np.diff(hashes[order].view(np.int64)) == 0) & (np.diff(labels[order]) == 0)
-    starts = np.flatnonzero(np.r_[True, ~same]) if len(order) else np.empty(0, np.int64)
     if not len(order):
         return order, weight[order]
+    starts = np.flatnonzero(np.r_[True, ~same])
     return order[starts], np.add.reduceat(weight[order], starts)
 
 
@@ -143,7 +143,7 @@ class Folds(Sequence[Division]):
 
 @dataclass(frozen=True)
 class HeldOutPredictions:
-    """Probabilities of rows by a model that did not train on them: what a decision is learned from.
+    """Probabilities of rows that the model was not trained on; decision rules are learned from them.
 
     `probabilities` (n, C) and `labels` (n,) number the classes as decision rules do (see `class_order`); multilabel
     ones are both (n, L). `rows` are positions in the table given to `fit`, equal rows by their first; `fold` says which
@@ -194,7 +194,7 @@ class TrainingRows:
         return np.concatenate([division.valid for division in self.divisions])
 
     def encoder(self, make: Callable[..., Any], **options: Any) -> Any:
-        """An encoder fitted once for all who ask for the same one; it sees no label.
+        """An encoder with these options, fitted once and cached; it does not see labels.
 
         Folds share it, so it learns from all rows; with one division it learns from the training rows alone.
         """
@@ -205,7 +205,7 @@ class TrainingRows:
         return self._cache[key]
 
     def encoded(self, make: Callable[..., Any], **options: Any) -> NDArray[Any]:
-        """The distinct rows as that encoder writes them, once for all who ask."""
+        """The distinct rows encoded by that encoder, cached."""
         key = ("encoded", make, *sorted(options.items()))
         if key not in self._cache:
             self._cache[key] = self.encoder(make, **options).transform(self.X, rows=self.rows)
@@ -213,7 +213,7 @@ class TrainingRows:
         return found
 
     def predictions(self, p: Floats) -> HeldOutPredictions:
-        """What folds said of the rows they held out, (n, C) fold after fold, with labels and weights."""
+        """Held-out predictions from probabilities (n, C) of all folds in order, with labels and weights."""
         at, labels = self.held_out, self.codes if self.labels is None else self.labels
         fold = np.repeat(np.arange(len(self.divisions)), [len(division.valid) for division in self.divisions])
         weight = np.concatenate([division.valid_weight for division in self.divisions])
