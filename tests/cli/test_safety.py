@@ -1,6 +1,7 @@
 """Nothing is overwritten, lost or half-written; what is wrong is refused in one sentence before training."""
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from rich.table import Table as RichTable
 
 from commands import FAST, animals, assert_refused, call, command
 from evalign import storage
+from evalign.cli.console import Output
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +231,27 @@ def test_an_empty_file_is_refused_within_a_second(tmp_path: Path) -> None:
     command(*arguments)
     after = os.times()  # of the processor: the wall clock also counts whoever else is busy
     assert after.children_user + after.children_system - before.children_user - before.children_system < 1.0
+
+
+def test_a_failed_write_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(storage.os, "fsync", fail)
+    with pytest.raises(OSError, match=r"a\.txt cannot be written"):
+        storage.write_atomically(tmp_path / "new" / "folder" / "a.txt", "content")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_narrow_terminal_shows_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stdout", screen := Terminal())
+    table = RichTable(*(f"column number {i}" for i in range(5)))
+    table.add_row(*(f"0.{i}2345678901" for i in range(5)))
+    Output(quiet=False, as_json=False).show(table)
+    assert "…" not in screen.getvalue()
+    assert all(f"0.{i}2345678901" in screen.getvalue() for i in range(5))

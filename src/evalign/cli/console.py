@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from evalign.training.loop import Epoch
 
 EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 3, 130, 141
+WIDTH = 140  # columns that a table may take
 SECONDS = 5.0  # between lines of progress where there is no terminal
 KNOWN = 0.05  # share of the work after which the time left can be estimated
 
@@ -67,8 +69,8 @@ class Output:
         self.words = words  # of the command line
         self.quiet, self.as_json = quiet or as_json, as_json
         self.notes: list[str] = []
-        # Without a window to fit into, tables must not be folded at 80 columns.
-        width = None if sys.stdout.isatty() else 140
+        # A table keeps its width: a narrow terminal breaks its lines, where rich would cut off its numbers.
+        width = max(WIDTH, shutil.get_terminal_size().columns)
         self.console = Console(highlight=False, width=width)
         self.stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 

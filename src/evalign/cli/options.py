@@ -24,44 +24,42 @@ Data = Annotated[
         show_default=False,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite what --out names.", rich_help_panel=OUTPUT)]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing output.", rich_help_panel=OUTPUT)]
 Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:N.", rich_help_panel=TRAINING)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=OUTPUT)]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON, and nothing else.", rich_help_panel=OUTPUT)
-]
+Json = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.", rich_help_panel=OUTPUT)]
 # Name, type, panel, help, and flags that differ from --name. A default is that of `Settings`, else None or False.
 _TABLE: list[tuple[Any, ...]] = [
     ("target", str, DATA,
-     "Column of the labels; several columns of 0 and 1, separated by commas, are multilabel.", "--target", "-t"),
-    ("test", Path | None, DATA, "File of test rows; by default a share of DATA is held out."),
+     "Column of labels, or several 0/1 columns separated by commas (multilabel).", "--target", "-t"),
+    ("test", Path | None, DATA, "File of test rows. Default: hold out a share of DATA."),
     ("test_size", float | None, DATA, "Share of each class held out for testing. Default: 0.2."),
     ("drop", list[str] | None, DATA, "Column to ignore; repeatable."),
     ("decimal", str | None, DATA, "Decimal separator of text files, . or , (default: detected)."),
-    ("na", list[str] | None, DATA, "Entry that means missing, beside NA, null, ? and the like; repeatable."),
+    ("na", list[str] | None, DATA, "Text that means a missing value, besides NA, null, ? and similar; repeatable."),
     ("encoding", str | None, DATA, "Encoding of text files. Default: UTF-8."),
     ("drop_unlabelled", bool, DATA, "Drop rows without a label."),
-    ("task", str | None, DATA, "classification: take each number in the target as a class."),
-    ("stream", bool, DATA, "Read a Parquet file in passes instead of into memory (folders always are)."),
+    ("task", str | None, DATA, "Set to classification to treat numeric labels such as 0.5 as classes."),
+    ("stream", bool, DATA, "Read a Parquet file in passes instead of loading it; always on for folders."),
     ("metric", str, GOAL,
      "Metric to optimise: f1, fbeta, precision, recall, specificity, accuracy, balanced_accuracy, jaccard, gmean, mcc, "
      "cohen_kappa or quadratic_kappa.", "--metric", "--maximize", "-m"),
     ("average", str | None, GOAL,
      "Average over classes: binary, macro, micro or weighted. Default: binary for two classes, else macro."),
     ("beta", list[str] | None, GOAL, "Beta of --metric fbeta: a number, or LABEL=NUMBER; repeatable."),
-    ("positive", str | None, GOAL, "Positive class of two. Default: the last in sorted order."),
+    ("positive", str | None, GOAL, "Positive class of a binary target. Default: the last in sorted order."),
     ("costs", str | None, GOAL,
      "Costs to minimise instead of a metric: TRUE:DECIDED=COST such as fraud:ok=100,ok:fraud=1; fn=100,fp=1 for two "
      "classes; reject=5 to leave rows undecided; or a CSV or JSON file of these. A cost is a number or a column."),
     ("subject_to", list[str] | None, GOAL,
      'Constraint such as "precision>=0.9" or "recall[dog]>=0.8"; repeatable.'),
     ("confidence", float | None, GOAL,
-     "Probability with which constraints hold on new rows, such as 0.9. Default: they hold on held-out rows."),
+     "Probability with which the constraints hold on new rows, such as 0.9. Default: they hold on held-out rows only."),
     ("model", str, TRAINING,
      "blend (linear model, randomised and boosted trees and a network, averaged); network; boost (boosted trees); or "
      "auto: train all three and keep the best on held-out rows."),
     ("preset", str, TRAINING, "Effort of a blend: quick, default or best."),
-    ("time_limit", float | None, TRAINING, "Seconds that the training of a blend may take."),
+    ("time_limit", float | None, TRAINING, "Maximum training time of a blend, in seconds."),
     ("budget", float, TRAINING,
      "Seconds for all models of --model auto together; a model that runs out of time keeps its best state."),
     ("recipe", str, TRAINING,
@@ -93,7 +91,7 @@ READING = ("decimal", "na", "encoding")
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of a run that do not concern files, in plain types that JSON can hold."""
+    """Options of a run other than its files, as plain JSON types."""
 
     metric: str = "f1"
     average: str | None = None

@@ -273,7 +273,7 @@ def headline(result: dict[str, Any]) -> str:
 
 
 def _is_reference(row: dict[str, Any], result: dict[str, Any]) -> bool:
-    return [row["contender"], row["decision"]] == result["reference"]
+    return bool([row["contender"], row["decision"]] == result["reference"])
 
 
 def verdict(result: dict[str, Any]) -> str:

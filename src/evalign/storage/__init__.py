@@ -18,8 +18,7 @@ def write_atomically(path: Path, content: bytes | str) -> Path:
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
-    with _naming(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _naming(path), _created(path.parent):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -45,21 +44,30 @@ def staged_folder(folder: Path, *, last: str) -> Iterator[Path]:
     >>> [path.name for path in folder.iterdir()]
     ['done.json']
     """
-    with _naming(folder):
-        made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as name:
-                yield Path(name)
-                names = sorted(os.listdir(name), key=lambda file: file == last)
-                (folder / last).unlink(missing_ok=True)  # from here on the old run is incomplete, until `last` is there
-                for file in names:
-                    os.replace(Path(name) / file, folder / file)
-        except BaseException:
-            for parent in made:
-                if not any(parent.iterdir()):
-                    parent.rmdir()
-            raise
+    with (
+        _naming(folder),
+        _created(folder),
+        tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as name,
+    ):
+        yield Path(name)
+        names = sorted(os.listdir(name), key=lambda file: file == last)
+        (folder / last).unlink(missing_ok=True)  # from here on the old run is incomplete, until `last` is there
+        for file in names:
+            os.replace(Path(name) / file, folder / file)
+
+
+@contextmanager
+def _created(folder: Path) -> Iterator[None]:
+    """Create a folder with its parents, and after an error remove those that were created and are empty."""
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for parent in made:
+            if not any(parent.iterdir()):
+                parent.rmdir()
+        raise
 
 
 def remove_staged(folder: Path) -> None:
