@@ -143,7 +143,8 @@ class Progress:
         self.begun, self.started = 0, time.monotonic()
 
     def step(self, title: str, split: int) -> "Listener":
-        listener = Listener(self, step_name(title, split, self.splits), self.begun)
+        name = f"{title}, split {split + 1} of {self.splits}" if self.splits > 1 else title
+        listener = Listener(self, name, self.begun)
         self.show(listener.name, "", self.begun / self.steps, 0.0)
         self.begun += 1
         return listener
@@ -181,17 +182,9 @@ class Listener:
         elif done >= KNOWN:
             left = f", {duration(spent * (1 - done) / done)} left at most"
         unit = "epoch" if self.patience is None else "round"
-        what = "" if self.expected else f", {unit} {epoch.epoch}{score_of(epoch)}"
+        score = f", validation score {epoch.score:.4f}" if math.isfinite(epoch.score) else ""
+        what = "" if self.expected else f", {unit} {epoch.epoch}{score}"
         progress.show(self.name + what, left, done, spent)
-
-
-def step_name(title: str, split: int, splits: int) -> str:
-    return f"{title}, split {split + 1} of {splits}" if splits > 1 else title
-
-
-def score_of(epoch: "Epoch") -> str:
-    """The validation score of an epoch; models that are not trained in epochs have none."""
-    return f", validation score {epoch.score:.4f}" if math.isfinite(epoch.score) else ""
 
 
 def duration(seconds: float) -> str:

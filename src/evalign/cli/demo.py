@@ -4,7 +4,6 @@ import itertools
 import os
 import sys
 import webbrowser
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +47,8 @@ def command(
 
     settings = o.Settings(positive=POSITIVE, preset=given["preset"], seed=given["seed"], device="cpu")
     force, quiet, json = given["force"], given["quiet"], given["json"]
-    out = out or next(path for path in new_names("evalign-demo") if force or not path.exists())
+    names = itertools.chain(["evalign-demo"], (f"evalign-demo-{number}" for number in itertools.count(2)))
+    out = out or next(path for path in map(Path, names) if force or not path.exists())
     output, folder = Output(quiet=quiet, as_json=json, words=context.obj), RunFolder(out, also=(FILE, NEW), force=force)
     folder.check()
     settings.check()
@@ -70,12 +70,6 @@ def command(
     )
     if show and not quiet and not json and sys.stdout.isatty() and "CI" not in os.environ:
         webbrowser.open((out / REPORT).resolve().as_uri())
-
-
-def new_names(name: str) -> Iterator[Path]:
-    """Folder names to try: name, name-2, name-3, ..."""
-    yield Path(name)
-    yield from (Path(f"{name}-{number}") for number in itertools.count(2))
 
 
 def payments(rows: int, seed: int) -> "pd.DataFrame":
