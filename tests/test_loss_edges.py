@@ -28,6 +28,16 @@ def test_a_batch_without_a_counted_label_gives_0_and_no_gradient(metric, task, b
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("metric", "task"), WITH_AUROC)
+def test_an_empty_batch_gives_0_and_an_empty_gradient(metric, task, backend):
+    z, y = batch(task)
+    for options in ({}, {"anchor": 1.0}, {"per_image": True}):
+        loss, gradient = loss_and_gradient(z[:0], y[:0], metric, task=task, backend=backend, **options)
+        assert loss == 0
+        assert gradient.shape == z[:0].shape
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("metric", "task"), WITH_AUROC)
 def test_ignored_rows_are_dropped_rows(metric, task, backend):
     z, y = batch(task)
     kept = torch.arange(len(y)) % 3 > 0

@@ -24,14 +24,16 @@ def one_hot(task, y):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("options", [{"anchor": 0.5}, {"label_smoothing": 0.1, "anchor": 1.0}, {"weight": 1}], ids=str)
-def test_targets_that_are_sure_are_labels(task, options, dtype, backend):
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("metric", ["f1", "auroc"])
+def test_one_hot_targets_are_labels(metric, task, weighted, smoothing, dtype, backend):
     z, y = batch(task)
     z = z.to(dtype)
-    if "weight" in options:
-        options = {"weight": [1.0, 2.0] if task == "binary" else [1.0, 2.0, 0.5, 3.0], "anchor": 1.0}
-    expected = loss_and_gradient(z, y, "f1", task=task, backend=backend, **options)
-    found = loss_and_gradient(z, one_hot(task, y).to(dtype), "f1", task=task, backend=backend, **options)
+    weight = [1.0, 2.0, 0.5, 3.0][: 2 if task == "binary" else 4] if weighted else None
+    options = {"task": task, "backend": backend, "anchor": 0.5, "label_smoothing": smoothing, "weight": weight}
+    expected = loss_and_gradient(z, y, metric, **options)
+    found = loss_and_gradient(z, one_hot(task, y).to(dtype), metric, **options)
     torch.testing.assert_close(found, expected)
 
 
@@ -80,14 +82,17 @@ def test_soft_targets_of_pictures_pass_gradcheck_and_reject_what_adds_up_to_more
 # --- images one by one
 
 
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "weight": [1.0, 3.0]}])
 @pytest.mark.parametrize("task", TASKS)
-def test_per_image_is_a_loop_over_images(task):
+def test_per_image_is_a_loop_over_images(task, options):
+    if "weight" in options and task != "binary":
+        options = options | {"weight": [1.0, 3.0, 0.5, 2.0]}
     generator = torch.Generator().manual_seed(5)
     shape = (3, 5, 4) if task == "binary" else (3, 4, 5, 4)
     z = torch.randn(shape, generator=generator)
     y = torch.randint(4, (3, 5, 4), generator=generator) if task == "multiclass" else (z > 0.5).long()
     y[0, :2] = -100
-    options = {"task": task, "anchor": 0.5}
+    options = options | {"task": task, "anchor": 0.5}
     expected = torch.stack([metric_loss(z[i : i + 1], y[i : i + 1], "jaccard", **options) for i in range(3)])
     loss = MetricLoss("jaccard", per_image=True, reduction="none", **options)
     torch.testing.assert_close(loss(z, y), expected, rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.functional import hessian, hvp
 
 from evalign import MetricLoss
@@ -9,6 +10,7 @@ from evalign._checks import represents
 from evalign._objective import Objective
 from evalign._options import LossOptions
 from evalign.kernels.cpu import compilation
+from test_loss_module import torch_own_warnings
 from test_losses import batch
 
 KINDS = [
@@ -61,6 +63,22 @@ def test_gradgradcheck_of_the_default_backend(task):
     z, y = batch(task, n=6, classes=3)
     loss = MetricLoss("f1", task=task, anchor=0.5)
     assert torch.autograd.gradgradcheck(lambda z: loss(z, y), z.requires_grad_())
+
+
+@torch_own_warnings
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("metric", "task", "options"), [*KINDS, ("auroc", "binary", {}), ("f1", "multiclass", {})])
+def test_forward_mode_gives_the_derivative_of_reverse_mode(metric, task, options, dtype):
+    z, y, loss, _ = losses(metric, task, options, dtype)
+    direction = torch.sin(torch.arange(float(z.numel()), dtype=dtype)).reshape(z.shape)
+    x = z.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(x, y), x)
+    expected = (gradient * direction).sum()
+    with forward_ad.dual_level():
+        dual = forward_ad.unpack_dual(loss(forward_ad.make_dual(z, direction), y))
+    torch.testing.assert_close(dual.tangent.to(dtype), expected, rtol=1e-3, atol=1e-6)
+    _, tangent = torch.func.jvp(lambda z: loss(z, y), (z,), (direction,))
+    torch.testing.assert_close(tangent.to(dtype), expected, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("task", ["multiclass", "binary"])

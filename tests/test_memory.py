@@ -281,6 +281,19 @@ def test_a_compiled_loss_remembers_the_same_without_being_compiled_anew(task):
     torch.testing.assert_close(twin.state_dict(), loss.state_dict())
 
 
+@torch_own_warnings
+@pytest.mark.parametrize("task", TASKS)
+def test_a_compiled_loss_remembers_float32_batches(task):
+    torch._dynamo.reset()
+    loss = MetricLoss("f1", task=task, memory=0.5)
+    twin = copy.deepcopy(loss)
+    compiled = torch.compile(twin, backend="eager")
+    for seed in range(2):
+        z, y = batch(task, seed=seed)
+        torch.testing.assert_close(run(compiled, z.float(), y), run(loss, z.float(), y))
+    torch.testing.assert_close(twin.memory.state, loss.memory.state, rtol=1e-5, atol=1e-5)
+
+
 @settings(max_examples=30)
 @given(st.floats(0.01, 100.0), st.permutations(range(24)))
 def test_neither_the_scale_of_weights_nor_the_order_of_rows_matters(scale, order):

@@ -41,9 +41,10 @@ class FlatBatch(NamedTuple):
         y, weight = dense(self.y, self.weight, self.logits.dtype)
 
         def by_image(x: Tensor) -> Tensor:
-            return x.reshape(images, -1, *x.shape[1:])
+            return x.reshape(images, len(x) // max(images, 1), *x.shape[1:])
 
-        return FlatBatch(by_image(self.logits), by_image(y), by_image(weight))
+        apart = self.smoothing_weights and (by_image(self.smoothing_weights[0]), self.smoothing_weights[1])
+        return FlatBatch(by_image(self.logits), by_image(y), by_image(weight), apart)
 
 
 def dense(y: Tensor, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -132,12 +133,12 @@ def flatten(
         counted = counted * (1 + (vector.reshape(()) if task == "binary" else vector).sub(1) * y)
     if weight is None:
         return FlatBatch(logits, y, counted)
+    apart = (counted, weight) if task == "multiclass" and label_smoothing else None
     if soft:
-        return FlatBatch(logits, y * weight.reshape(-1, *[1] * (y.dim() - 2)), counted)
+        return FlatBatch(logits, y * weight.reshape(-1, *[1] * (y.dim() - 2)), counted, apart)
     own = weight if task == "multilabel" else weight[y.long()]
     if task == "binary" and y.is_floating_point():
         own = weight[0] + (weight[1] - weight[0]) * y
-    apart = (counted, weight) if task == "multiclass" and label_smoothing else None
     return FlatBatch(logits, y, counted * own, apart)
 
 

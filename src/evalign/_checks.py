@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 # Our name of a metric -> what other libraries call it.
 _OTHER_NAMES = {
@@ -79,11 +80,14 @@ def check_threshold(threshold: Any) -> None:
     check_number("threshold", threshold, low=0.0, high=1.0, open_low=True, open_high=True)
 
 
+def is_transformed(x: Tensor) -> bool:
+    """Whether `vmap`, `grad` or forward-mode differentiation is at work; no public function tells."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(x) or forward_ad._current_level >= 0
+
+
 def can_look_at(*tensors: Tensor) -> bool:
     """Whether values may be read: cheap on the CPU, impossible in a traced or vmapped function."""
-    return not torch.compiler.is_compiling() and all(
-        t.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
-    )
+    return not torch.compiler.is_compiling() and all(t.device.type == "cpu" and not is_transformed(t) for t in tensors)
 
 
 def check_beta(beta: Any) -> None:
@@ -274,6 +278,8 @@ def finite_gradient(x: Tensor) -> Tensor:
     >>> x.grad
     tensor(0.)
     """
+    if forward_ad._current_level >= 0:  # which a function without `jvp` cannot take, and a graph none with it
+        return x
     return _FiniteGradient.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -302,25 +308,8 @@ def represents(value: Tensor, source: Tensor, scale: float | Tensor = 1.0) -> Te
     >>> whole.item(), part.grad.item()
     (10.0, 100.0)
     """
-    factor = torch.as_tensor(scale, dtype=source.dtype, device=source.device)
-    return _Represents.apply(value.to(source.dtype), source, factor)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Represents(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(value: Tensor, source: Tensor, scale: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(inputs[2])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
-        (scale,) = ctx.saved_tensors
-        return None, grad * scale, None
+    change = scale * (source - source.detach())  # 0, with a gradient; nan where the source is infinite
+    return (value.detach() + change.nan_to_num(0.0, 0.0, 0.0)).to(source.dtype)
 
 
 def blank(logits: Tensor, weight: Tensor) -> Tensor:

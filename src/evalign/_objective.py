@@ -108,13 +108,17 @@ class Objective:
 
     def per_image(self, batch: FlatBatch, images: int, temperature: float | Tensor, beta: Beta | None) -> Tensor:
         """The loss of every image, (N,), by the eager form; 0 for an image without a counted label."""
-        split = batch.split(images)
+        if images == 0:
+            return batch.logits.reshape(0).to(counting_dtype(batch.logits.dtype))
+        logits, y, weight, apart = batch.split(images)
         eager = replace(self, backend="eager")
 
-        def each(logits: Tensor, y: Tensor, weight: Weight) -> Tensor:
-            return eager(logits, y, weight, temperature, beta)
+        def each(logits: Tensor, y: Tensor, weight: Tensor, counted: Tensor | None) -> Tensor:
+            smoothing_weights = None if apart is None or counted is None else (counted, apart[1])
+            return eager(logits, y, weight, temperature, beta, smoothing_weights=smoothing_weights)
 
-        return torch.func.vmap(each)(split.logits, split.y, split.weight)
+        counted = None if apart is None else apart[0]
+        return torch.func.vmap(each, (0, 0, 0, None if apart is None else 0))(logits, y, weight, counted)
 
     def cross_entropy(
         self, logits: Tensor, y: Tensor, weight: Tensor, smoothing_weights: SmoothingWeights | None = None
@@ -127,12 +131,18 @@ class Objective:
     def ranked(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Tensor:
         """1 - a ranking metric, and 0 for a batch without a counted label."""
         z = logits.to(counting_dtype(logits.dtype))
+        if z.shape[0] == 0:
+            return z.sum()
         if self.metric == "top_k_accuracy":
             if is_soft(self.task, y):
                 raise ValueError("top_k_accuracy needs integer labels, got class probabilities; use their argmax")
         elif self.task == "multiclass":  # one class against the rest, by probability
             z = blank(z, weight).log_softmax(1)
-            y = y if is_soft(self.task, y) else y[:, None] == torch.arange(z.shape[1], device=y.device)
+            if is_soft(self.task, y):  # shares times class weights: their sum is the weight of the row
+                mass = y.sum(1)
+                y, weight = safe_divide(y, mass[:, None]), weight * mass
+            else:
+                y = y[:, None] == torch.arange(z.shape[1], device=y.device)
             weight = weight[:, None].expand_as(z)
         elif self.task == "binary":
             z, y, weight = z[:, None], y[:, None], weight[:, None]
@@ -433,7 +443,8 @@ def cross_entropy(
     mass, factor = weight.sum(), weight
     if is_soft(task, y):
         mass = confusion_mass(y, weight)
-        soft = (1 - label_smoothing) * y + label_smoothing / y.shape[1] * y.sum(1, keepdim=True)
+        factor, spread = (weight, y.sum(1, keepdim=True)) if smoothing_weights is None else smoothing_weights
+        soft = (1 - label_smoothing) * y + label_smoothing / y.shape[1] * spread
         each = F.cross_entropy(logits, soft, reduction="none")
     elif task == "multiclass":
         factor, classes = (weight, None) if smoothing_weights is None else smoothing_weights

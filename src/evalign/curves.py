@@ -110,7 +110,8 @@ def ranking(
     """The exact metric of scores (M, L), 0/1 labels and weights, with the gradient of its soft form.
 
     Soft counts are sums of sigmoid((z - tau) / s), s the temperature x the spread of the scores, at thresholds tau that
-    are scores themselves: quantiles of the positives for areas, and the k-th largest score for a budget.
+    are scores themselves: quantiles of the positives for areas, and the k-th largest score for a budget. The spread is
+    a constant to derivatives.
     """
     if metric == "top_k_accuracy":
         value, soft = _top_k(scores, y, weight, int(at or 1), temperature)

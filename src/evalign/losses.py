@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from evalign import _checks
 from evalign._batch import FlatBatch, Sums, flatten
@@ -212,7 +213,8 @@ class MetricLoss(nn.Module):
             if key is not None:
                 self._cache_plan(key, flat, input, target)
             return _loss(self.objective, self.options, flat, input.shape[0], self._temperature, self.beta, ranks)
-        if input.device.type == "cpu" and self._counts_alone_matter(sample_weight, memory):
+        in_one_node = input.device.type == "cpu" and not is_compiling()  # an operator of a graph takes no hook
+        if in_one_node and self._counts_alone_matter(sample_weight, memory):
             flat = self.flat(input, target, sample_weight)
             takes = flat.smoothing_weights is None
             if takes and self.objective.is_whole(flat.logits, flat.y, flat.weight, self._temperature, self.beta):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from evalign._checks import is_transformed
 from evalign.confusion import Confusion
 from evalign.kernels.cpu import compilation
 from evalign.kernels.plan import (
@@ -35,7 +36,7 @@ from evalign.kernels.plan import (
     slopes,
     twice_differentiable,
 )
-from evalign.kernels.private_apis import constant_when_traced, is_functorch_wrapped
+from evalign.kernels.private_apis import constant_when_traced
 
 GPU_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Receives tp, actual and predicted of every class, the sum of the cross-entropies and the sum of the weights as one
@@ -55,8 +56,8 @@ def _module(name: str) -> ModuleType:
 
 
 def is_fused(z: Tensor) -> bool:
-    """Whether a compiled backend takes these logits in eager mode: not under `torch.compile` or `vmap`."""
-    if is_compiling() or is_functorch_wrapped(z):
+    """Whether a compiled backend takes these logits in eager mode: not under `torch.compile`, `vmap` or `jvp`."""
+    if is_compiling() or is_transformed(z):
         return False
     if z.is_cuda:
         return z.dtype in GPU_DTYPES and has_triton()
@@ -348,7 +349,7 @@ def batch_key(z: Tensor, y: Tensor) -> BatchKey | None:
 
     None on a CPU, for tensor subclasses, and under `torch.compile` or `vmap`.
     """
-    if is_compiling() or type(z) is not Tensor or type(y) is not Tensor or not z.is_cuda or is_functorch_wrapped(z):
+    if is_compiling() or type(z) is not Tensor or type(y) is not Tensor or not z.is_cuda or is_transformed(z):
         return None
     return z.shape, z.stride(), z.dtype, z.data_ptr() % 16, z.get_device(), y.shape, y.stride(), y.dtype, y.get_device()
 

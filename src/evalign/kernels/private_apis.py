@@ -22,11 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-# No public function tells whether vmap or grad is transforming a tensor, so the switch does not cover this one.
-from torch._C._functorch import is_functorch_wrapped_tensor as is_functorch_wrapped
-
 __all__ = ["ENABLED", "Start", "allocator", "constant_when_traced", "device_queries", "fast_apply", "is_capturing",
-           "is_functorch_wrapped", "launcher_words", "raw_launch", "raw_stream"]  # fmt: skip
+           "launcher_words", "raw_launch", "raw_stream"]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
