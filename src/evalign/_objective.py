@@ -91,7 +91,12 @@ class Objective:
         *, smoothing_weights: SmoothingWeights | None = None,
     ) -> Tensor:  # fmt: skip
         beta = self.beta if beta is None else beta
-        if smoothing_weights is None and self.is_whole(logits, y, weight, temperature, beta):
+        if self.anchor and smoothing_weights is not None:  # which cross-entropy alone takes apart
+            loss = replace(self, anchor=0.0)(logits, y, weight, temperature, beta)
+            logits, y, weight = as_rows(logits, y, weight)
+            y, weight = dense(y, weight, logits.dtype)
+            return loss + self.anchor * self.cross_entropy(logits, y, weight, smoothing_weights)
+        if self.is_whole(logits, y, weight, temperature, beta):
             return self.whole(logits, y, weight, temperature, beta)
         logits, y, weight = as_rows(logits, y, weight)
         y, weight = dense(y, weight, logits.dtype)
@@ -101,9 +106,7 @@ class Objective:
             confusion, entropy = self.counts(logits, y, weight, temperature)
             loss = self.metric_term(confusion, beta)
         if self.anchor:
-            if entropy is None or smoothing_weights is not None:
-                entropy = self.cross_entropy(logits, y, weight, smoothing_weights)
-            loss = loss + self.anchor * entropy
+            loss = loss + self.anchor * (self.cross_entropy(logits, y, weight) if entropy is None else entropy)
         return loss
 
     def per_image(self, batch: FlatBatch, images: int, temperature: float | Tensor, beta: Beta | None) -> Tensor:

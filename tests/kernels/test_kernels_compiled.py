@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evalign import MetricLoss, metrics
 from evalign.kernels.cpu import compilation
+from evalign.kernels.plan import FivePoints
 from evalign.membership import BTG_GRID
 
 pytestmark = pytest.mark.skipif(not compilation.available(), reason="needs numba")
@@ -111,6 +112,23 @@ def test_the_two_largest_are_those_of_a_sort(d, seed):
     for row, top, second in zip(z.T.copy(), largest, below, strict=True):
         assert largest_of(row.view(np.int32)) == top
         assert second_of(np.exp(row - top).view(np.int32)) == np.exp(second - top)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("d", [2, 3, 4, 5])
+def test_the_unrolled_backward_loop_is_the_one_for_any_number_of_classes(d, smoothing):
+    """With ties for the first and the second place, and rows that do not count."""
+    from evalign.kernels.cpu.block_loops import block_backward, few_backward
+
+    generator, shape = np.random.default_rng(d), (2, d, 150)
+    z = (generator.integers(-6, 7, shape) / 2).astype(np.float32)
+    y, w = generator.integers(0, d, 300), generator.integers(0, 3, 300).astype(np.float32)
+    points = np.array([*FivePoints(0.2, 0.5).numbers(), smoothing], np.float32)
+    by_tp, by_predicted = generator.normal(size=(2, d)).astype(np.float32)
+    expected, found = np.empty((2, *shape), np.float32)
+    block_backward(z, y, w, points, (by_tp, by_predicted, np.float32(0.3)), 0, 300, expected)
+    few_backward(z, y, w, points, tuple(by_tp), tuple(by_predicted), np.float32(0.3), 0, 300, found)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(300, 3), (129, 24), (50, 97), (40, 300), (3, 5, 7, 9), (2, 300, 11), (1, 4, 200)])

@@ -21,6 +21,7 @@ F = np.float32
 INT = np.int32
 ZERO, HALF, ONE, TWO, MINUS = F(0), F(0.5), F(1), F(2), F(-np.inf)
 ROWS = 128  # of a block: 19 classes take a third of the L1 cache
+UNROLLED = 5  # classes up to which images have a backward loop for their number of classes
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int32]
@@ -358,4 +359,78 @@ def block_backward(z: Floats, y: Labels, w: Floats, points: Floats, by: By, star
                 slope += first if over == scale[r] else ZERO
                 slope += then if over == second[r] else ZERO
                 row[r] = slope + over * of[3, r] - of[6, r] * own - of[7, r]
+        store_block(x, image, place, count, weight, out)
+
+
+@loop()
+def few_backward(
+    z: Floats, y: Labels, w: Floats, points: Floats, by_tp: tuple[F, ...], by_predicted: tuple[F, ...],
+    by_losses: F, start: int, stop: int, out: Floats,
+) -> None:  # fmt: skip
+    """As `block_backward`, of images (N, C, S) of a few classes: in half of the time for three.
+
+    The compiler knows the length of a tuple: it unrolls the loops over classes, and keeps a pixel's sums in registers.
+    """
+    d, size = len(by_tp), z.shape[2]
+    a, b, low, cut, c, smoothing = points[0], points[1], points[2], points[3], points[4], points[5]
+    flat = HALF - b  # h = b x + flat on the line through tau
+    x, label, weight = np.empty((d, ROWS), np.float32), np.empty(ROWS, np.int32), np.empty(ROWS, np.float32)
+    at = start
+    while at < stop:
+        image, place = at // size, at % size
+        count = min(ROWS, stop - at, size - place)
+        load_labels(y, w, image, place, at, count, label, weight)
+        load_block(z, image, place, count, weight, x)
+        at += count
+        for r in range(ROWS):
+            largest = x[0, r]
+            for j in range(1, d):
+                largest = x[j, r] if x[j, r] > largest else largest
+            top, below, total = ZERO, ZERO, ZERO
+            for j in range(d):
+                power = exp(x[j, r] - largest)
+                smaller = top if power > top else power
+                below = smaller if smaller > below else below
+                top = power if power > top else top
+                total += power
+                x[j, r] = power
+            scale = TWO / (ONE + below)
+            second, tau = below * scale, ONE / (total * scale)
+            sum_scaled, sum_h, dot_scaled, dot_h, tops, seconds = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
+            for j in range(d):
+                over = x[j, r] * scale
+                slope = by_predicted[j] + (by_tp[j] if label[r] == INT(j) else ZERO)
+                scaled = b * over if over >= cut else a * over
+                h = scaled + (flat if over >= cut else ZERO)
+                sum_scaled += scaled
+                sum_h += h
+                dot_scaled += scaled * slope
+                dot_h += h * slope
+                tops += slope if over == scale else ZERO
+                seconds += ONE if over == second else ZERO
+            # As in `row_slopes`.
+            over_gap = ONE / (ONE - c * tau)
+            loss = low * (ONE - scale * tau) * over_gap
+            line, beyond, tied = b * scale, scale > c, second == scale
+            rise = ONE - loss - (line + flat) if beyond else ZERO
+            top_scaled = low * scale * tau * over_gap if beyond else line
+            by_tau = c * loss * over_gap * tau if beyond else line
+            over_total = ONE / (sum_h + rise)
+            center = (dot_h + rise * tops) * over_total
+            each, own = weight[r] * over_total, by_losses * weight[r]
+            through_tau = each * (tops - center) * by_tau
+            half = -HALF * (through_tau + each * (dot_scaled - line * tops - center * (sum_scaled - line)))
+            at_second = (half + half if tied else half) * second / seconds
+            at_top = ZERO if tied else half * scale
+            by_x = (own - each * (tops - center) * top_scaled + through_tau) * tau
+            at_label, everywhere = own * (ONE - smoothing), own * smoothing / F(d)
+            for j in range(d):
+                over, is_label = x[j, r] * scale, label[r] == INT(j)
+                scaled = b * over if over >= cut else a * over
+                scaled = top_scaled if over == scale else scaled
+                slope = by_predicted[j] + (by_tp[j] if is_label else ZERO)
+                gradient = each * (slope - center) * scaled
+                gradient += at_top if over == scale else ZERO
+                gradient += at_second if over == second else ZERO
+                x[j, r] = gradient + over * by_x - (at_label if is_label else ZERO) - everywhere
         store_block(x, image, place, count, weight, out)

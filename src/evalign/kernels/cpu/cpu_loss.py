@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign._batch import rows_of_images
-from evalign.kernels.cpu.block_loops import By, Doubles, Floats, block_backward, block_forward
+from evalign.kernels.cpu.block_loops import UNROLLED, By, Doubles, Floats, block_backward, block_forward, few_backward
 from evalign.kernels.cpu.column_loops import column_gradient, column_sums, entry_gradient, entry_sums
 from evalign.kernels.cpu.compilation import in_threads, parts, summed
 from evalign.kernels.cpu.count_loops import agreement_and_slopes, remember, scaled_slopes, value_and_slopes
@@ -81,7 +81,12 @@ def row_gradient(batch: Batch, settings: Settings, kept: Kept, by: By) -> Tensor
     """dL/dlogits from dL by the counts; of many classes, in place of what was kept."""
     z, y, w = _arrays(batch)
     numbers = _step_numbers(settings.points, settings.smoothing)
-    if _in_blocks(batch[0]):
+    if z.ndim == 3 and y.ndim == 1 and z.shape[1] <= UNROLLED:
+        found, run = (
+            torch.empty_like(batch[0]),
+            partial(few_backward, z, y, w, numbers, tuple(by[0]), tuple(by[1]), by[2]),
+        )
+    elif _in_blocks(batch[0]):
         found, run = torch.empty_like(batch[0]), partial(block_backward, z, y, w, numbers, by)
     else:
         found, run = kept[0], partial(run_row_backward, y, w, numbers, by, kept[1].numpy())
@@ -273,7 +278,8 @@ def run_all_loops() -> None:
     points, ones = FivePoints(0.2, 0.5), torch.ones(4, 2)
     macro, agreement = closed_form("f1", "macro", 2), closed_form("mcc", "macro", 2)
     y, weight = torch.tensor([0, 1, 1, 0]), torch.ones(4)
-    for logits in (torch.eye(4)[:, :2], torch.zeros(2, 2, 2), torch.zeros(4, FEW + 1)):  # blocks, images, rows
+    images = [torch.zeros(1, classes, 4) for classes in range(2, UNROLLED + 2)]
+    for logits in (torch.eye(4)[:, :2], *images, torch.zeros(4, FEW + 1)):  # blocks, images, rows
         form = closed_form("f1", "macro", logits.shape[1])
         _first_step(logits, y, weight, points, Plan(form, 1.0))
         _first_step(logits, torch.ones_like(logits), weight, points, Plan(form, 1.0))
