@@ -248,8 +248,9 @@ def fused_loss(
 def forward(logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of a batch as `arranged` returns it, and two tensors that `backward` needs; without autograd."""
     loss, slopes, (kept, stats) = _forward((logits.contiguous(), y.contiguous(), weight.contiguous()), points, plan)
-    saved, kept = torch.from_numpy(np.append(slopes, stats.numpy())), kept if len(kept) else logits.new_empty(0)
-    return torch.tensor(loss, dtype=logits.dtype), saved, kept
+    rows = stats.numel() > 0
+    saved = torch.from_numpy(np.append(slopes, stats.numpy()) if rows else slopes)
+    return torch.tensor(loss, dtype=logits.dtype), saved, kept if rows else torch.empty(0)
 
 
 def backward(
@@ -257,9 +258,11 @@ def backward(
     by_loss: Tensor,
 ) -> Tensor:  # fmt: skip
     batch = logits.contiguous(), y.contiguous(), weight.contiguous()
-    slopes, stats = saved.tensor_split([_slopes(logits, plan.two_classes)])
-    rows = kept.clone(), stats.view(STATS, -1).float()
-    return _backward(batch, points, plan, slopes.numpy(), rows, by_loss.item())
+    slopes, rows = saved.numpy(), NOTHING
+    if kept.numel():
+        slopes, stats = np.split(slopes, [_slopes(logits, plan.two_classes)])
+        rows = kept.clone(), torch.from_numpy(stats.reshape(STATS, -1).astype(np.float32))
+    return _backward(batch, points, plan, slopes, rows, by_loss.item())
 
 
 def _slopes(logits: Tensor, two_classes: bool) -> int:
