@@ -104,11 +104,11 @@ def flatten(
     if weight is not None:
         weight = per_class("weight", weight, classes, input.device, dtype)
 
-    # On a GPU half precision is read as it is by a kernel that counts in float32: no copy of the batch.
-    as_it_is = from_logits and offset is None and input.is_cuda
+    # GPU kernels read half precision and count in float32, so the batch need not be converted.
+    unconverted = from_logits and offset is None and input.is_cuda
     images = images and offset is None and from_logits and input.dim() > 2 and input.is_contiguous()
     images = images and (task == "multiclass" or (weight is None and pos_weight is None))
-    logits = _one_row_a_label(input if as_it_is else input.to(dtype), task, scores=True, images=images)
+    logits = _one_row_a_label(input if unconverted else input.to(dtype), task, scores=True, images=images)
     if not from_logits:
         logits = _to_logits(logits, task)
     if offset is not None:
@@ -143,7 +143,7 @@ def flatten(
 
 
 def _ones(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Weights of 1, which no one changes: for small batches on a CPU always the same tensor."""
+    """Weights of 1, read-only: for small batches on a CPU the same tensor every time."""
     if device.type == "cpu" and not torch.compiler.is_compiling() and prod(shape) <= CACHED_ONES:
         return _cached_ones(tuple(shape), dtype)
     return torch.ones(shape, dtype=dtype, device=device)
@@ -168,7 +168,7 @@ def _classes_second(input: Tensor, target: Tensor, task: Task, class_dim: int) -
 def _checked(
     input: Tensor, target: Tensor, task: Task, ignore_index: int, from_logits: bool
 ) -> tuple[Tensor, Tensor, bool]:
-    """Input, target, and whether it is known, for free, that no label is ignored."""
+    """Input, target, and whether no label is known to be ignored (without another pass over the labels)."""
     _checks.check_floating("input", input)
     soft = isinstance(target, Tensor) and task == "multiclass" and target.is_floating_point() and target.dim() > 1
     _checks.check_labels(target, soft_allowed=task != "multiclass" or soft)
@@ -239,8 +239,8 @@ def rows_of_images(x: Tensor) -> Tensor:
 class Sums:
     """Soft counts, and the weighted sum of the cross-entropies with the sum of the weights.
 
-    `rows` says how many rows stand behind each class (behind the yes and the no of each label) where weights make the
-    label counts say something else; None where they do not, or where nobody asked.
+    `rows` is the number of rows of each class (with and without each label, for multilabel problems); None where the
+    label counts are that number, or where it was not requested.
 
     >>> c = Confusion.soft(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 1]))
     >>> sums = Sums(c, entropy=torch.tensor(0.9), weight=torch.tensor(2.0))
@@ -288,7 +288,7 @@ class Sums:
 
     @property
     def vector(self) -> Tensor:
-        """All numbers in one vector, which one message carries."""
+        """All numbers in one vector, to be sent in one message."""
         rows = [] if self.rows is None else [self.rows]
         return torch.cat([self.counts, self.entropy.reshape(1), self.weight.reshape(1), *rows])
 
@@ -298,7 +298,7 @@ class Sums:
         return replace(self.with_counts(vector[:size]), entropy=vector[size], weight=vector[size + 1], rows=rows)
 
     def alone(self) -> "Sums":
-        """Numbers only: without the batch, which a matrix that may still be asked for holds on to."""
+        """The sums without a reference to the batch, which an unbuilt matrix keeps alive."""
         return self.with_vector(self.vector)
 
     def __add__(self, other: "Sums") -> "Sums":
@@ -309,7 +309,7 @@ class Sums:
 
 
 def rows_behind(y: Tensor, weight: Tensor, task: Task, classes: int) -> Tensor:
-    """How many rows with a weight each class has; for multilabel problems those with and those without a label.
+    """Number of rows of each class with a weight above 0; for multilabel problems with and without each label.
 
     >>> rows_behind(torch.tensor([0, 1, 1]), torch.tensor([2.0, 0.5, 0.0]), "binary", 2)
     tensor([1., 1.])

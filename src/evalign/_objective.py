@@ -1,4 +1,4 @@
-"""The loss on flat arrays: no checks and no look at a value, so that it compiles, vmaps and fuses.
+"""The loss of flat arrays. It checks nothing and reads no values, so that it can be compiled, vmapped and fused.
 
 `logits` are (M, C) for multiclass, (M,) for binary and (M, L) for multilabel problems; `y` holds labels that
 are all valid, `weight` the weight of every label (0 where it was ignored), both (M,) or (M, L); soft labels of classes
@@ -116,7 +116,7 @@ class Objective:
         logits, y, weight, apart = batch.split(images)
         eager = replace(self, backend="eager")
 
-        def each(logits: Tensor, y: Tensor, weight: Tensor, counted: Tensor | None) -> Tensor:
+        def each(logits: Tensor, y: Tensor, weight: Weight, counted: Tensor | None) -> Tensor:
             smoothing_weights = None if apart is None or counted is None else (counted, apart[1])
             return eager(logits, y, weight, temperature, beta, smoothing_weights=smoothing_weights)
 
@@ -156,7 +156,7 @@ class Objective:
     def is_whole(
         self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor, beta: Beta | None = None
     ) -> bool:
-        """Whether all of it is one node of autograd: what a small batch costs is operations, not arithmetic."""
+        """Whether the whole loss is one autograd node: a small batch costs operations, not arithmetic."""
         return (
             self._has_closed_form(beta)
             and not isinstance(self.thresholds, tuple)
@@ -167,7 +167,7 @@ class Objective:
     def whole(
         self, logits: Tensor, y: Tensor, weight: Weight, temperature: Any, beta: Any, hook: CountsHook | None = None
     ) -> Tensor:
-        """All of it as one node; on a CPU `hook` may change the counts before the metric is computed."""
+        """The whole loss as one node; on a CPU `hook` may change the counts before the metric is computed."""
         given, ignored = (weight, None) if isinstance(weight, Tensor) else (None, weight)
         if self.task == "binary" and (logits.is_cuda or is_compiling()):  # loops on a CPU take one column as it is
             logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
@@ -190,7 +190,7 @@ class Objective:
     ) -> tuple[Tensor]:
         """The output of `fused_loss` by operations that can be differentiated twice.
 
-        What a hook made of the sums is `recorded`, with the scales of the gradient by counts and by cross-entropies.
+        `recorded` holds the sums that a hook returned, and its scales of the gradients by counts and cross-entropies.
         """
         weight = ignored if weight is None else weight
         if self.task == "binary" and logits.dim() == 2:
@@ -207,7 +207,7 @@ class Objective:
     def _eager_counts(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """tp, predicted and the summed cross-entropies, likewise; counts as `column_counts` shapes them."""
+        """tp, predicted and the summed cross-entropies, likewise; counts in the shapes of `column_counts`."""
         if self.task == "binary":
             logits, y, weight = logits[:, 0], y[:, 0], weight[:, 0]
         c = self.confusion(logits, y, weight, temperature)
@@ -218,9 +218,9 @@ class Objective:
     def launch_plan(
         self, input: Tensor, target: Tensor, flat: FlatBatch, temperature: Tensor, beta: Beta | None
     ) -> LaunchPlan | None:
-        """Launch plan of a GPU batch, and of all with its `dispatch.batch_key`; None if there is none.
+        """Launch plan of a GPU batch and of all others with its `dispatch.batch_key`; None if there is none.
 
-        A temperature on the CPU is a number to a kernel, and may be another one for the next batch.
+        Kernels take a temperature on the CPU as a number, which may change between batches: no plan then.
         """
         beta = self.beta if beta is None else beta
         logits, y, weight, _ = flat
@@ -248,7 +248,7 @@ class Objective:
         self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor = 0.2, *, rows: bool = False,
         smoothing_weights: SmoothingWeights | None = None,
     ) -> Sums:  # fmt: skip
-        """What a batch adds to the loss of many; with the `rows` of each class, which weights hide from a memory."""
+        """What a batch adds to the loss of many; `rows` adds the unweighted row counts that a memory needs."""
         if self.is_ranking:
             raise ValueError(
                 f"{self.metric} ranks the rows of one batch, and batches do not add up; "
@@ -272,18 +272,18 @@ class Objective:
         return loss + self.anchor * safe_divide(sums.entropy, sums.weight) if self.anchor else loss
 
     def _build_matrix(self, confusion: Confusion) -> None:
-        """Have the matrix built where the metric reads it: a part that was not built is lost in a sum."""
+        """Build the matrix if the metric reads it: a sum drops matrices that were not built."""
         if isinstance(self.thresholds, tuple) or confusion.multilabel:
             return  # no metric of these reads one
         if self.metric == "quadratic_kappa":
             _ = confusion.matrix
-        elif callable(self.metric):  # reading `.matrix` builds it; whether a function does, only a call can tell
+        elif callable(self.metric):  # builds the matrix if it reads it
             self.metric(confusion)
 
     def counts(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2
     ) -> tuple[Confusion, Tensor | None]:
-        """The soft counts of a batch, and its cross-entropy where that came for free."""
+        """The soft counts of a batch, and its cross-entropy if the kernel computed that too."""
         if self._fuses(logits, y, weight, temperature):
             return self._fused(logits, y, weight, temperature)
         return self.confusion(logits, y, weight, temperature), None
@@ -295,7 +295,7 @@ class Objective:
         return dispatch.is_fused(logits) or (self.task == "multiclass" and _checks.can_look_at(logits))
 
     def _may_fuse(self, y: Tensor, weight: Weight, temperature: float | Tensor, *, shares: bool = False) -> bool:
-        """Whether there is a fused form, for `shares` of classes too, and none but the logits asks for a gradient."""
+        """Whether there is a fused form (with `shares`, of soft labels too) and only the logits require a gradient."""
         if not self._fusible or (isinstance(weight, Tensor) and weight.requires_grad):
             return False
         if y.requires_grad or (not shares and is_soft(self.task, y)):
@@ -307,7 +307,7 @@ class Objective:
     ) -> tuple[Confusion, Tensor | None]:
         wanted = bool(self.anchor) and self.anchor_term == "cross_entropy"
         settings = Settings(self.points(temperature), self.label_smoothing, wanted, self._taus)
-        if not dispatch.is_fused(logits):  # torch's own operations look at ignored rows too
+        if not dispatch.is_fused(logits):  # torch's operations read ignored rows too
             logits = blank(logits, weight)
         eager = partial(self._eager_counts, temperature=temperature)
         if self.task == "multiclass":
@@ -354,9 +354,10 @@ class Objective:
     def metric_term(self, confusion: Confusion, beta: Beta | None = None) -> Tensor:
         """1 - M(C), and 0 for a batch without a counted label.
 
-        Where the labels leave the metric without a gradient it is: the share of rows flagged, for a yes/no problem
-        without a positive label whose metric counts false alarms (beside the mean over the other labels, divided by
-        the number of all); 1 - accuracy, for an agreement (mcc, kappa) of labels of one class.
+        Where the labels leave the metric without a gradient, another term replaces it. A yes/no problem without a
+        positive label has the share of flagged rows, if its metric counts false alarms; in a macro mean over labels
+        this share is divided by the number of labels and added. An agreement (mcc, kappa) with labels of one class has
+        1 - accuracy.
         """
         beta = self.beta if beta is None else beta
         tp = confusion.tp
@@ -371,7 +372,7 @@ class Objective:
         return torch.where(confusion.total.sum() == 0, 0.0 * lost, lost)
 
     def _with_alarms(self, c: Confusion, lost: Tensor, beta: Beta | None) -> Tensor:
-        """The loss with what stands in for a metric that the labels leave without a gradient."""
+        """The loss, with the replacements that `metric_term` describes."""
         if self.metric in AGREEMENTS and not c.multilabel:
             single = (c.actual.amax(-1) == c.total).all()
             return torch.where(single, 1 - safe_divide(c.tp.sum(-1), c.total).mean(), lost)
@@ -392,7 +393,7 @@ class Objective:
         return torch.where((c.actual == 0).all(), flagged, lost)
 
     def _has_closed_form(self, beta: Beta | None) -> bool:
-        """Whether kernels know the metric, with its slopes, by numbers alone: see `kernels.plan`."""
+        """Whether kernels can compute the metric and its slopes: see `kernels.plan`."""
         return self._closed and (beta is None or isinstance(beta, (int, float)))
 
     def score(self, c: Confusion, beta: Beta | None = None) -> Tensor:
@@ -412,8 +413,7 @@ class Objective:
     def _user_metric(self, c: Confusion) -> Tensor:
         """A user's function, which may divide by the count of a class that the batch lacks.
 
-        Such a nan says that the batch knows nothing of the metric: score 1, gradient 0. A nan that was in the
-        counts already (a network that diverged) stays one.
+        The nan that this gives becomes score 1 with gradient 0. A nan in the counts (a diverged network) stays nan.
         """
         assert callable(self.metric)
         score = self.metric(c.replaced(tp=finite_gradient(c.tp), predicted=finite_gradient(c.predicted)))

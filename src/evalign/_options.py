@@ -1,7 +1,4 @@
-"""LossOptions: the options of a metric loss with their defaults and checks, listed once for everything that takes them.
-
-`MetricLoss` has what each of them means.
-"""
+"""LossOptions: the options of a metric loss, with defaults and checks; `MetricLoss` documents them."""
 
 import inspect
 import math
@@ -29,7 +26,7 @@ Thresholds = float | tuple[float, ...] | None
 
 @dataclass(frozen=True, eq=False)
 class LossOptions:
-    """What `MetricLoss`, `metric_loss` and the objectives of boosted trees are told.
+    """Options of `MetricLoss`, `metric_loss` and the objectives of boosted trees.
 
     >>> LossOptions("f1", task="binary").averaging
     'binary'
@@ -75,7 +72,7 @@ class LossOptions:
             _checks.check_choice("the term of an anchor", self.anchor_term, ANCHORS)
         _checks.check_number("label_smoothing", self.label_smoothing, low=0.0, high=1.0, open_high=True)
         _checks.check_number("smooth", self.smooth, low=0.0)
-        resolve(self.sync, training=False)  # a wrong one is reported now, not at the first batch
+        resolve(self.sync, training=False)  # report a wrong value now, not at the first batch
         StepChoice(self.step, self.delta, self.k)
         if not callable(self.metric):
             self._check_metric(self.metric)
@@ -167,7 +164,7 @@ R = TypeVar("R")
 def signature_of(
     options: Callable[P, Any],
 ) -> Callable[[Callable[Concatenate[S, ...], R]], Callable[Concatenate[S, P], R]]:
-    """Give a method, for type checkers and `help`, the arguments that `options` takes."""
+    """Give a method the signature of `options`, for type checkers and `help`."""
 
     def decorate(method: Callable[Concatenate[S, ...], R]) -> Callable[Concatenate[S, P], R]:
         own, given = inspect.signature(method), inspect.signature(options)

@@ -1,9 +1,8 @@
 """Exact accumulation: micro-batches whose gradients add up to that of the whole batch.
 
-A metric of the whole is not the mean of its parts' metrics, so that dividing by the number of parts, as is right for
-cross-entropy, trains on another loss. Here the parts are gone through twice: first without gradients, to add up the
-counts S of the whole and the slope dL/dS at them; then with gradients, where a part's loss is the linear one with that
-slope, <dL/dS, S_i>. Its gradients add up to the exact one, at the price of a second forward pass.
+The metric of a batch is not the mean of its parts' metrics, so dividing by the number of parts, as for cross-entropy,
+trains on another loss. Two passes give the exact gradient: the first adds up the counts S without gradients and takes
+the slope dL/dS; in the second the loss of part i is <dL/dS, S_i>.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ Backward = Callable[[Tensor], Any]
 
 
 class Accumulation:
-    """The two passes, for loops that run the network themselves: `add` every part, then `loss` of every part.
+    """Two-pass accumulation for custom loops: `add` every part, then call `loss` for every part.
 
     The values of `loss` add up to the loss of the whole, and so do their gradients. Ranks are summed over, and memory
     is written, once: between the passes.
@@ -46,10 +45,10 @@ class Accumulation:
         self._whole: tuple[Tensor, Tensor] | None = None
 
     def add(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
-        """First pass: take note of a part."""
+        """First pass: add the counts of a part."""
         if self._whole is not None:
             raise RuntimeError("a part was added after the first loss; use a new Accumulation for every optimiser step")
-        with torch.enable_grad():  # or the loss would think that this is validation
+        with torch.enable_grad():  # without gradients the loss would take this for validation
             part = self.metric_loss.sums(input.detach(), target, sample_weight).alone()
         self._total = part if self._total is None else self._total + part
         self.parts += 1
@@ -104,7 +103,7 @@ def accumulate(
 
 
 class RandomState:
-    """The random numbers that a forward pass is about to draw, on the CPU and on the devices of its inputs."""
+    """Random state before a forward pass, on the CPU and on the devices of its inputs."""
 
     def __init__(self, inputs: Any) -> None:
         self.devices = sorted({x.get_device() for x in _tensors(inputs) if x.is_cuda})
@@ -112,7 +111,7 @@ class RandomState:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Draw the same numbers once more; afterwards go on as if they had been drawn once."""
+        """Replay the same random numbers, then restore the current state."""
         with torch.random.fork_rng(self.devices):
             torch.set_rng_state(self.cpu)
             for device, state in zip(self.devices, self.cuda, strict=True):

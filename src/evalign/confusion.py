@@ -1,8 +1,7 @@
 """Confusion: additive counts of a classifier's outcomes, hard or soft.
 
-Counts, not ratios, are what batches, shards and ranks have in common: they add up, and a metric is applied
-once, at the end. Everything but a matrix-weighted metric needs three vectors (tp, actual, predicted) and the
-total, so that is all that is kept: O(n d) time and O(d) state.
+Counts add up over batches, shards and ranks; a metric is applied once, at the end. Only matrix-weighted metrics need
+more than three vectors (tp, actual, predicted) and the total, so the state is O(d).
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ class Confusion:
     With C[i, j] the weight of samples with label i assigned to class j: tp_k = C[k, k],
     actual_k = sum_j C[k, j], predicted_k = sum_i C[i, k]. Binary problems have C = 2 and class 1 is positive.
     Vectors may have leading dimensions (one per threshold of a grid); metrics reduce the last one. In a
-    `multilabel` confusion every label is a yes/no problem of its own, and `total` has one entry per label.
+    `multilabel` confusion every label is a separate yes/no problem, and `total` has one entry per label.
 
     >>> c = Confusion.hard(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 2]), num_classes=3)
     >>> c.tp.tolist(), c.fp.tolist(), c.fn.tolist()
@@ -46,8 +45,8 @@ class Confusion:
         outcomes: int | None = None,
     ) -> None:
         self.tp, self.actual, self.predicted, self.total = tp, actual, predicted, total
-        # Classes that a macro mean counts; None means all of them. Soft counts leave out a class without a
-        # label: its score would be a constant 0, and the loss could never reach 0.
+        # Classes in a macro mean; None means all. Soft counts leave out a class without a label: its score would be
+        # a constant 0, and the loss could never reach 0.
         self.present = present
         self.multilabel = multilabel
         self._matrix = matrix
@@ -73,7 +72,7 @@ class Confusion:
 
     @property
     def matrix(self) -> Tensor:
-        """The (C, C) matrix, rows = labels, columns = predictions, built when first asked for."""
+        """The (C, C) matrix, rows = labels, columns = predictions, built on first access."""
         if self._matrix is None:
             raise ValueError(
                 "this Confusion holds no matrix: multilabel counts have none, and a sum has one only if "
@@ -99,8 +98,7 @@ class Confusion:
         present = None
         if self.present is not None and other.present is not None:
             present = self.present | other.present
-        # A matrix that was not asked for is not carried along: keeping the parts to build it from would keep
-        # every batch of an evaluation in memory.
+        # A matrix that was never built is dropped: building it later would need every batch in memory.
         matrix = None
         if isinstance(self._matrix, Tensor) and isinstance(other._matrix, Tensor):
             matrix = self._matrix + other._matrix
@@ -130,7 +128,7 @@ class Confusion:
         return Confusion(**{"matrix": self._matrix} | {name: getattr(self, name) for name in names} | changes)
 
     def one_vs_rest(self) -> "Confusion":
-        """Every class as a two-class problem of its own: vectors of shape (..., C, 2)."""
+        """Every class as a separate two-class problem: vectors of shape (..., C, 2)."""
         total = self.total if self.multilabel else self.total.unsqueeze(-1).expand_as(self.tp)
         return Confusion(
             torch.stack([self.tn, self.tp], -1),
@@ -177,7 +175,7 @@ class Confusion:
             labels = torch.stack([target, predicted])[:, target != ignore_index]
             num_classes = max(2, 1 + int(labels.max())) if labels.numel() else 2
         _checks.check_label_range(target, num_classes, ignore_index)
-        # A prediction for an ignored entry counts for nothing, so it may be anything.
+        # The prediction for an ignored entry may be anything.
         _checks.check_label_range(
             torch.where(target == ignore_index, 0, predicted), num_classes, None, name="predicted"
         )

@@ -1,8 +1,8 @@
 """Many ranks: counts are summed over them before the metric is applied, with the right gradient.
 
-Every rank then has the loss of all ranks' rows, and by its own backward the part of the gradient that its rows give.
-Added up over the ranks these parts are the gradient of a single process with all rows. DDP and FSDP do not add up but
-average, so that each part is multiplied by the number of ranks; no second message is needed on the way back.
+Every rank then has the loss of all rows, and its backward pass gives the part of the gradient that comes from its own
+rows. The parts add up to the gradient of one process with all rows. DDP and FSDP average instead of adding, so each
+part is multiplied by the number of ranks; the backward pass sends nothing.
 """
 
 import gc

@@ -1,8 +1,8 @@
-"""Memory: counts that are remembered across batches, for batches that hold too few of a class to judge it.
+"""Memory: running counts over batches, for batches that hold too few rows of a class.
 
 With R the remembered and c the batch's counts, the loss is 1 - M(R + c): value and slope come from both, the gradient
-from the batch. Its share of the counts is small, so its gradient is scaled up by their ratio: the batch stands for all
-of them, a step has the length that it has without a memory, and an anchor keeps its weight beside the metric.
+from the batch alone. That gradient is multiplied by (R + c) / c, so that a step is as long as without memory and an
+anchor keeps its weight beside the metric.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,10 +27,9 @@ class Memory(nn.Module):
     """Running counts R <- d R + c, the decay d derived from the batch and its rarest class.
 
     "auto" keeps `rows_of_rarest` rows of the rarest class: 1 - d = b pi / rows_of_rarest for a batch of b rows and the
-    rarest share pi, and d = 0 (no memory at all) for a batch that holds as many by itself. The shares are those seen
-    so far, so that all batches count fully until enough is known; a sum, unlike an average that starts at 0, needs no
-    other correction for the first batches. Counts of a temperature that is off by more than a fifth are forgotten,
-    and a batch that is not finite is not remembered. Several ranks remember the same if their counts are summed first.
+    rarest share pi, and d = 0 (no memory) for a batch that holds as many by itself. Shares are those seen so far, so
+    the first batches count fully. Counts taken at a temperature that differs by more than a fifth are forgotten, and a
+    batch that is not finite is not remembered. Ranks whose counts are summed first remember the same.
 
     Parameters
     ----------
@@ -100,8 +99,8 @@ class Memory(nn.Module):
         return _scaled_to(combined, self.labels.to(counts.dtype), self.rows)
 
     def remember(self, vector: NDArray[np.float64]) -> float:
-        """The same by one compiled loop, for sums that are no tensors: tp, actual and predicted of every class, the
-        cross-entropies, and the sum of weights, which are all 1. In place; what the slopes of counts are multiplied by.
+        """The same in one compiled loop, in place, for an array of tp, actual and predicted of every class, the sum of
+        cross-entropies and that of the weights, which are all 1. Returns the factor of the slopes by the counts.
         """
         from evalign.kernels.cpu.count_loops import remember
 
@@ -128,11 +127,11 @@ class Memory(nn.Module):
         return False
 
     def reset(self) -> None:
-        """Forget the counts; how often each class comes is still known."""
+        """Forget the counts, but not the class shares."""
         self.state.zero_()
 
     def at_temperature(self, temperature: float) -> None:
-        """Forget counts that were taken at a temperature so far away that they are of another loss."""
+        """Forget counts that were taken at a very different temperature."""
         ratio = float(self.temperature) / temperature
         if not 1 / SAME_TEMPERATURE < ratio < SAME_TEMPERATURE:
             self.reset()
@@ -143,7 +142,7 @@ class Memory(nn.Module):
         if not isinstance(self.decay, str):
             return self.decay
         known = self.seen + rows if self.labels is None or self.labels.numel() != rows.numel() else self.labels
-        # A class that was never seen says nothing of how often it comes.
+        # A class that was never seen has no known share.
         rarest = safe_divide(torch.where(known > 0, known, torch.inf).amin(), known.sum())
         return (1 - rows.sum() * rarest / self.rows_of_rarest).clamp(min=0.0)
 

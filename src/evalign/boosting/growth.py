@@ -1,7 +1,6 @@
-"""Grow boosted trees on all folds in parallel, and stop early by the held-out rows of all of them.
+"""Grow boosted trees on all folds in parallel, with early stopping by all held-out rows together.
 
-Each fold grows in one thread: at the sizes of most tables a library that splits one tree over several threads spends
-its time at barriers, and on busy cores most of it spinning.
+Each fold grows in one thread: on tables of usual size, threads within one tree mostly wait at barriers.
 """
 
 import copy
@@ -58,10 +57,10 @@ class Rows:
 
 
 class Grower(Protocol):
-    """An ensemble that grows: one more tree for every score with each call of `grow`.
+    """An ensemble under construction: each call of `grow` adds one tree for every score.
 
-    Without `start` gradients come from the caller. With `start`, the scores before the first tree, the library computes
-    those of cross-entropy by itself, and `grow` is called with None.
+    Without `start` the caller gives the gradients. With `start`, the scores before the first tree, `grow` is called
+    with None, and the library computes the gradients of cross-entropy.
     """
 
     trees: type[TextTrees]
@@ -70,7 +69,7 @@ class Grower(Protocol):
 
     @staticmethod
     def prepare_thread() -> None:
-        """To be called once by every thread that grows trees."""
+        """Call once in every thread that grows trees."""
 
     def grow(self, gradient: Gradient | None) -> None: ...
 
@@ -87,7 +86,7 @@ Monitor = Literal["score", "loss", "entropy"]
 class Grown:
     """Boosted trees of every fold, cut at the best round, and probabilities (n, C) of held-out rows, fold after fold.
 
-    `value` is that of the monitor at the best round, lower is better; `interrupted` tells of Ctrl-C.
+    `value` is the monitor at the best round, lower is better; `interrupted` is True after Ctrl-C.
     """
 
     trees: list[TextTrees]
@@ -103,7 +102,7 @@ LIBRARIES = ("lightgbm", "xgboost")
 
 
 def find_library(name: str) -> type[Grower]:
-    """What grows trees with a library, imported on first use.
+    """The `Grower` of a library, imported on first use.
 
     >>> find_library("lightgbm").__name__
     'LightGBMGrower'
@@ -149,7 +148,7 @@ class _Fold:
     classes: int
 
     def grow(self, rounds: int) -> list[_HeldOut]:
-        """So many rounds by the library's own objective."""
+        """Grow `rounds` trees by the library's own objective."""
         return [self._grow_once() for _ in range(rounds)]
 
     def _grow_once(self) -> _HeldOut:
@@ -161,7 +160,7 @@ class _Fold:
         return _HeldOut(float(losses @ weight), float(weight.sum()), matrix)
 
     def grow_on(self, objective: ScoreObjective, start: Array, number: int) -> float:
-        """A round by the gradients of an objective; returns its loss before."""
+        """Grow one tree by the gradients of an objective; returns the loss before it."""
         loss = [0.0]
 
         def gradient(scores: Array) -> tuple[Array, Array]:
@@ -216,11 +215,11 @@ def grow_on_metric(
     monitor: Monitor = "loss",
     on_round: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Grown:
-    """Grow by an objective until `patience` rounds in a row were no better by the `monitor`, or `rounds` are over.
+    """Grow by an objective for `rounds` rounds, or until `patience` of them in a row did not improve the `monitor`.
 
-    Trees add to the scores `start`, which are the same for every row. The hard score of one fold on few rows is noise,
-    so the held-out rows of all folds give one score; of equal scores the one with the lower loss is better. Ctrl-C, or
-    an `on_round` that raises KeyboardInterrupt, ends growing.
+    Trees add to the scores `start`, which are the same for every row. One fold's hard score on few rows is noisy, so the
+    held-out rows of all folds are scored together; the lower loss breaks ties. Ctrl-C, or an `on_round` that raises
+    KeyboardInterrupt, ends growing.
     """
     entropy_only = ScoreObjective("accuracy", task=objective.task, anchor=1.0, metric_weight=0.0)
     stage = "metric" if objective.metric_weight else "cross-entropy"
@@ -229,7 +228,7 @@ def grow_on_metric(
     with _growing(x, codes, divisions, options, categorical, library, None) as (pool, folds):
         y = np.concatenate([fold.valid.y for fold in folds])
         weight = np.concatenate([fold.valid.weight for fold in folds])
-        # Each fold has its own: an objective remembers the labels that it has checked.
+        # A copy for each fold: an objective caches the labels that it has checked.
         own = [copy.copy(objective) for _ in folds]
         try:
             for number in range(rounds):
@@ -277,8 +276,7 @@ def cross_fit(
 
     All folds have the same number of rounds, the best by the log-loss of all held-out rows together. Growing ends when
     `patience` rounds have not lowered that loss by a share of `tolerance`, or by Ctrl-C as in `grow_on_metric`. `score`
-    maps the confusion matrix (C, C) of these rows to a number for the history. The history has no training loss; the
-    held-out one stands in its place.
+    maps the confusion matrix (C, C) of these rows to a number for the history, whose training loss is the held-out one.
 
     >>> from evalign.tables.split import fold_rows
     >>> x, codes = np.arange(60.0)[:, None], np.repeat([0, 1], 30)
@@ -315,7 +313,7 @@ def cross_fit(
                     if loss < mark * (1 - tolerance):
                         mark, marked = loss, len(history)
                     if len(history) - marked >= patience:
-                        break  # further rounds of the chunk are ignored: how many there are is a matter of timing
+                        break  # ignore the rest of the chunk, whose length depends on timing
                 chunk = max(1, min(10, int(0.2 / max(seconds, 1e-9))))
         except KeyboardInterrupt:
             if not kept:

@@ -21,7 +21,7 @@ from evalign.steps import StepChoice
 
 @dataclass(frozen=True)
 class CheckedLabels:
-    """Labels and weights as given (copies, since a caller may overwrite its own) and as tensors."""
+    """Labels and weights as given (copied, since a caller may overwrite them) and as tensors."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class CheckedLabels:
     weights: Tensor
 
     def is_for(self, scores: Tensor, y: Any, weight: Any) -> bool:
-        """Whether these are the same as before; a nan never is."""
+        """Whether these equal the checked ones; nan never does."""
         if (scores.shape, scores.dtype) != (self.shape, self.dtype) or (weight is None) != (self.given_weights is None):
             return False
         same_weights = self.given_weights is None or np.array_equal(self.given_weights, weight)
@@ -77,9 +77,9 @@ def find_recipe(recipe: str | BoostRecipe) -> BoostRecipe:
 
 
 class RoundCounter:
-    """Counts calls; equal scores for all rows, or another number of rows, are the first round of a training.
+    """Counts rounds; equal scores for all rows, or another number of rows, start again at 0.
 
-    Continued training with a score of its own for every row counts on from where the counter stands.
+    Continued training, whose rows start with different scores, continues the count.
 
     >>> import numpy as np
     >>> counter = RoundCounter()
@@ -115,7 +115,7 @@ def check_objective(objective: Any) -> "ScoreObjective":
 
 
 class TextTrees:
-    """A grown ensemble, read from `text` in its library's own format; what is pickled is the text."""
+    """A grown ensemble, read from `text` in its library's format; pickling stores the text."""
 
     def __init__(self, text: str) -> None:
         self.text, self._booster = text, self._read(text)
@@ -163,13 +163,13 @@ def cooling(start: float = 0.2, end: float = 0.05, rounds: int = 200) -> Callabl
 class ScoreObjective:
     r"""sum_i w_i (anchor x cross-entropy_i) + n x metric_weight x (1 - M(C)), n the sum of the weights.
 
-    The metric is one number for the table; times n it has the size of a sum of losses, as a library expects. Its
-    second derivative has any sign, so `gradient` gives cross-entropy's instead, and the size of the metric's slope:
+    Libraries expect a sum of losses, hence the factor n. The metric's second derivative has any sign, so `gradient`
+    returns that of cross-entropy, plus the size of the metric's slope:
 
         h = w max(anchor x curvature x p (1 - p), floor) + damping x |n x metric_weight x dM/dz|.
 
-    Without the last part a row of a class with 6 of 40,000 rows, whose slope is in the hundreds, would make a step of
-    hundreds; with it, a step by the metric alone is 1 / damping at most.
+    The last part bounds a step by the metric alone to 1 / damping: a row of a class with 6 of 40,000 rows has a slope
+    in the hundreds.
 
     Scores are (n, C) for multiclass tasks, (n,) for binary ones and (n, L) for multilabel ones; labels are 0 to
     C - 1, or 0 and 1. A weight of 0 is the same as no row.
@@ -236,7 +236,7 @@ class ScoreObjective:
     def value_and_gradient(
         self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0
     ) -> tuple[float, Array, Array]:
-        """`loss`, and the derivatives, for little more than the derivatives cost."""
+        """`loss` and both derivatives, for little more than the cost of the derivatives."""
         table = self._table(scores, y, weight)
         lost, entropy, gradient, hessian = self._derivatives(table, round, np.shape(scores))
         anchor = self.objective.anchor
@@ -247,7 +247,7 @@ class ScoreObjective:
     def _derivatives(
         self, table: Table, round: int, shape: tuple[int, ...]
     ) -> tuple[float, float | None, Array, Array]:
-        """The metric's part of the loss, cross-entropy where that came for free, and both derivatives of all of it."""
+        """The metric's part of the loss, the cross-entropy if already computed, and both derivatives of the loss."""
         anchor, lost, temperature = self.objective.anchor, 0.0, self.temperature_at(round)
         if self.metric_weight and has_compiled_form(self.objective, table, temperature):
             bend = Bend(self.curvature, self.floor, self.damping)
@@ -362,7 +362,7 @@ class ScoreObjective:
         return z.softmax(1) if self.task == "multiclass" else z.sigmoid()
 
     def _targets(self, table: Table) -> Tensor:
-        """Labels as probabilities, smoothed where asked for."""
+        """Labels as probabilities, smoothed."""
         e = self.objective.label_smoothing
         if self.task != "multiclass":
             return (1 - e) * table.y.to(table.scores.dtype) + e / 2

@@ -1,7 +1,7 @@
-"""What all integrations share: the exact soft and hard metric of an epoch, from the batches that a loss is called with.
+"""The exact soft and hard metric of an epoch, for all integrations.
 
-A hook on the loss sees every validation batch, so that nobody has to hand logits around; counts are added up, over
-ranks too, and the metric is applied once. The mean of the batches' losses would be another number.
+A forward hook on the loss sees every validation batch. Counts are added up, over ranks too, and the metric is applied
+once: the mean of the batches' losses would be another number.
 """
 
 from collections.abc import Iterator

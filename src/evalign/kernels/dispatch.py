@@ -1,4 +1,4 @@
-"""Select the backend of a batch, and wrap it for autograd: the only module that knows all backends.
+"""Select the backend of a batch and wrap it for autograd; no other module knows all backends.
 
 Every backend has `row_forward` and `row_backward` (soft counts of multiclass rows), `column_forward` and
 `column_backward` (soft counts of binary columns; not in the reference), and `fused_loss` (batch to loss in one node):
@@ -108,7 +108,7 @@ def fused_loss(
 
 
 class Question(NamedTuple):
-    """What to compute, in types that an operator of torch takes; a plan and a step are made of it."""
+    """A plan and a step in types that a torch operator takes."""
 
     metric: str
     average: str
@@ -135,7 +135,7 @@ class Question(NamedTuple):
 def loss_in_graph(
     logits: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, question: Question
 ) -> Tensor:
-    """`fused_loss` as an operator that `torch.compile` leaves as it is, with shapes and gradient known to it."""
+    """`fused_loss` as an operator that `torch.compile` does not trace, with its shapes and gradient registered."""
     module: Any
     if logits.is_cuda:
         from evalign.kernels.gpu import gpu_loss as module
@@ -201,7 +201,7 @@ torch.library.register_autograd("evalign::fused_loss", _backward_operator, setup
 
 
 def launch_plan(logits: Tensor, y: Tensor, points: FivePoints, plan: Plan) -> LaunchPlan | None:
-    """The launch plan of an unweighted GPU batch and of all with its `batch_key`; None if it has to be copied first."""
+    """The launch plan of unweighted GPU batches with this `batch_key`; None if they have to be copied first."""
     found: LaunchPlan | None = _module("gpu.gpu_loss").launch_plan(logits, y, points, plan)
     return found
 

@@ -1,4 +1,4 @@
-"""What a kernel is asked to compute, as numbers: the step, the metric as linear forms of the counts, the plan."""
+"""Parameters of a kernel: the step, the metric as linear forms of the counts, the plan."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -15,8 +15,8 @@ class FivePoints(NamedTuple):
     """A step whose threshold is tau <= 1/2 of its row: lines that meet at tau (1 -+ reach) with values low, 1 - low.
 
     With x = p / tau: h = a x below 1 - reach, 1/2 + b (x - 1) up to 1 + reach. `annealed` has low = T and
-    reach = 5 T / 2, `linear` low = delta and reach = 1/2. On a GPU the annealed step's `temperature` is read where it
-    is, in place of both numbers: asking for its value would stop the queue, and freeze it in a CUDA graph.
+    reach = 5 T / 2, `linear` low = delta and reach = 1/2. On a GPU kernels read `temperature` in place of both numbers:
+    copying it to the host would stop the queue, and freeze it in a CUDA graph.
     """
 
     low: float
@@ -38,7 +38,7 @@ class FivePoints(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """A step with a threshold of its own: three lines, joined at `left` and at 1 - `gap`.
+    """A step at a fixed threshold: three lines, joined at `left` and at 1 - `gap`.
 
     h = below p, 1/2 + middle (p - tau), 1 - above (1 - p).
     """
@@ -64,7 +64,7 @@ class Lines(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What a fused loss is told besides its batch; `thresholds` are those of yes/no problems."""
+    """Options of a fused loss; `thresholds` are those of yes/no problems."""
 
     points: FivePoints
     smoothing: float = 0.0
@@ -79,7 +79,7 @@ SAME = {"accuracy": ("recall", "micro"), "balanced_accuracy": ("recall", "macro"
 
 
 class Linear:
-    """A multiple of tp, plus one of actual, of predicted and of total; what a metric may do to it before dividing."""
+    """A linear combination of tp, actual, predicted and total, with the operations that metrics use before dividing."""
 
     dtype, device = torch.float64, torch.device("cpu")
 
@@ -124,7 +124,7 @@ class ClosedForm(NamedTuple):
 
 
 def has_closed_form(metric: str, *, multilabel: bool) -> bool:
-    """Whether value and slopes of a metric come from linear forms, without its dozens of operations.
+    """Whether linear forms give the value and slopes of a metric.
 
     >>> has_closed_form("mcc", multilabel=False), has_closed_form("mcc", multilabel=True)
     (True, False)
@@ -158,7 +158,7 @@ Saved = tuple[Any, ...]  # what a backward pass needs: tensors, or None
 
 
 class Plan(NamedTuple):
-    """What to compute: the metric of a multiclass problem, or with thresholds that of one or many yes/no problems."""
+    """The metric of a multiclass problem, or, with thresholds, of one or many yes/no problems, and the anchor."""
 
     metric: ClosedForm
     anchor: float = 0.0

@@ -57,7 +57,7 @@ def wait() -> bool:
 
 
 def mode() -> str:
-    """What the environment chooses; anything but one of `MODES` is an error."""
+    """The mode set in the environment; an error unless it is one of `MODES`."""
     chosen = os.environ.get("EVALIGN_COMPILE", MODES[0])
     _checks.check_choice("EVALIGN_COMPILE", chosen, MODES)
     return chosen
@@ -77,12 +77,12 @@ def _look() -> None:
 
 
 def _compile_in_background() -> None:
-    """Have another process fill the cache, so that this one keeps its GIL; then load from the cache, or compile."""
+    """Compile in another process, which leaves this one its GIL; then load from the cache, or compile here."""
     global _state
     try:
         if cache_folder() is not None:
             variables = {**os.environ, "EVALIGN_COMPILE": "wait", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            # A session of its own: a script that ends sooner leaves a filled cache all the same.
+            # In a new session: the cache is filled even if this script ends sooner.
             process = subprocess.Popen(
                 [sys.executable, "-c", COMMAND], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, start_new_session=True,
@@ -147,7 +147,7 @@ def cache_folder() -> Path | None:
 
 @cache
 def _fingerprint() -> str:
-    """Of sources, versions and processor: whatever numba compiles anew for."""
+    """Hash of sources, versions and processor, for each of which numba compiles again."""
     digest = hashlib.sha256(f"{sys.version} {platform.machine()} {_processor()}".encode())
     for name in ("numba", "llvmlite", "numpy"):
         try:
@@ -211,7 +211,7 @@ def parts(rows: int, entries: int) -> list[tuple[int, int]]:
 
 
 def summed(run: Callable[..., float], rows: int, entries: int, into: Any) -> float:
-    """Run a loop over all rows, in threads, each with sums of its own; add these to `into`, and add up the results."""
+    """Run a loop over all rows in threads with separate sums; add these to `into`, and return the sum of the results."""
     ranges = parts(rows, entries)
     if len(ranges) == 1:
         return run(0, rows, into)
