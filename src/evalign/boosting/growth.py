@@ -217,8 +217,8 @@ def grow_on_metric(
 ) -> Grown:
     """Grow by an objective for `rounds` rounds, or until `patience` of them in a row did not improve the `monitor`.
 
-    Trees add to the scores `start`, which are the same for every row. One fold's hard score on few rows is noisy, so the
-    held-out rows of all folds are scored together; the lower loss breaks ties. Ctrl-C, or an `on_round` that raises
+    Trees add to the scores `start`, which are the same for every row. One fold's hard score on few rows is noise, so
+    the held-out rows of all folds are scored together; the lower loss breaks ties. Ctrl-C, or an `on_round` that raises
     KeyboardInterrupt, ends growing.
     """
     entropy_only = ScoreObjective("accuracy", task=objective.task, anchor=1.0, metric_weight=0.0)

@@ -211,7 +211,7 @@ def parts(rows: int, entries: int) -> list[tuple[int, int]]:
 
 
 def summed(run: Callable[..., float], rows: int, entries: int, into: Any) -> float:
-    """Run a loop over all rows in threads with separate sums; add these to `into`, and return the sum of the results."""
+    """Run a loop over all rows in threads with separate sums, which go to `into`; return the sum of the results."""
     ranges = parts(rows, entries)
     if len(ranges) == 1:
         return run(0, rows, into)
