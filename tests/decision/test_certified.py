@@ -1,6 +1,7 @@
 """Certified constraints: bounds against scipy, coverage with known truth, messages, and every constraint form."""
 
 import warnings
+from math import floor
 
 import numpy as np
 import pytest
@@ -209,7 +210,8 @@ def test_infeasible_certificates_name_the_nearest_value():
     positives = int(y.sum())
     best = 0.1 ** (1 / positives)  # the bound of recall 1
     with pytest.warns(
-        UserWarning, match=rf"recall >= 0.999 with confidence 0.9; nearest feasible: recall >= {best:.4g}"
+        UserWarning,
+        match=rf"recall >= 0.999 with confidence 0.9; nearest feasible: recall >= {floor(best * 1e4) / 1e4}",
     ):
         rule = tuned(p, y, "precision", subject_to="recall >= 0.999", confidence=0.9)
     assert not rule.feasible

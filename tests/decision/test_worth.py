@@ -87,6 +87,15 @@ def test_text_json_and_page():
     assert "recall &gt;= 0.8" in worth.html()
 
 
+def test_interval_of_a_constrained_threshold_is_that_of_constrained_rules():
+    """The threshold of recall >= 0.95 lies far below that of precision alone, and so does its interval."""
+    p, y = rows(3)
+    worth = decision.calibrated(p, y, "precision", subject_to="recall >= 0.95").report(p, y)
+    assert worth.threshold.low <= worth.threshold.value <= worth.threshold.high
+    free = decision.calibrated(p, y, "precision").report(p, y)
+    assert worth.threshold.high < free.threshold.low
+
+
 def test_errors():
     with pytest.raises(ValueError, match="pass metric="):
         Rule("threshold", 2, threshold=0.5).report([0.2, 0.7], [0, 1])

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.datasets import make_classification
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix
 from sklearn.naive_bayes import GaussianNB
 
@@ -102,3 +103,12 @@ def test_a_matrix_is_in_the_order_of_the_classes_whatever_the_positive_one_is(ta
 def test_errors(table, options, message):
     with pytest.raises(ValueError, match=message):
         EASTLinear(**options).fit(*table)
+
+
+def test_value_of_a_rule_is_the_mean_cost_with_constraints_too():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(800, 3))
+    y = (X[:, 0] + rng.normal(size=800) > 1).astype(int)
+    free = MetricDecision(LogisticRegression(), "cost", costs=[[0, 1], [5, 0]]).fit(X, y).decision_
+    limited = MetricDecision(LogisticRegression(), "cost", costs=[[0, 1], [5, 0]], subject_to="recall >= 0.5")
+    assert 0 < free.value <= limited.fit(X, y).decision_.value + 0.01

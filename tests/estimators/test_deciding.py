@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.compose import make_column_transformer
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.multiclass import OneVsRestClassifier
@@ -107,6 +108,12 @@ def test_errors(model):
     for wrong in ({"fraud": 1.2}, {"fraud": -0.1}, {"fraud": 0.3, "fine": 0.3}):
         with pytest.raises(ValueError, match="shares must be"):
             model.adapt(prevalence=wrong)
+    with pytest.raises(ValueError, match="shares must be"):
+        model.adapt(prevalence={"fraud": float("nan")})
+    with pytest.raises(TypeError, match="prevalence maps labels to shares"):
+        model.adapt(prevalence=[0.5, 0.5])
+    with pytest.raises(NotFittedError):
+        MetricDecision(LogisticRegression()).adapt(np.zeros((2, 2)))
     X, y = rows(np.random.default_rng(0), 100, 0.5)
     with pytest.raises(ValueError, match="kept no held-out rows"):
         MetricDecision(LogisticRegression(), decision="argmax").fit(X, y).adapt(X)

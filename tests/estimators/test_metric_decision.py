@@ -293,3 +293,60 @@ def test_a_held_out_share_certifies_the_model_that_is_used(two_classes):
     train, _ = next(StratifiedShuffleSplit(1, test_size=0.5, random_state=0).split(X, y))
     inner = LogisticRegression().fit(X[train], y[train])
     assert np.allclose(model.predict_proba(X), inner.predict_proba(X))
+
+
+def test_labels_of_a_data_frame_have_names():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 4))
+    y = (X @ rng.normal(size=(4, 2)) + rng.logistic(size=(600, 2)) > 1).astype(int)
+    named = pd.DataFrame(y, columns=["late", "lost"])
+    inner = OneVsRestClassifier(LogisticRegression())
+    model = MetricDecision(inner, "precision", subject_to="recall['lost'] >= 0.7").fit(X, named)
+    assert model.classes_.tolist() == ["late", "lost"]
+    by_number = MetricDecision(inner, "precision", subject_to="recall[1] >= 0.7").fit(X, y)
+    assert model.decision_ == by_number.decision_
+    assert model.score(X, named) == by_number.score(X, y)
+    with pytest.raises(ValueError, match="one label a row"):
+        MetricDecision(inner, "cost", costs=[[0, 1], [5, 0]]).fit(X, y)
+
+
+def test_one_class_and_wrong_folds_are_refused(two_classes):
+    X, y = two_classes
+    with pytest.raises(ValueError, match="at least two classes"):
+        MetricDecision(RandomForestClassifier(5)).fit(X, np.zeros(len(X)))
+    for folds in (0, 1, -1, 1.5, True):
+        with pytest.raises(ValueError, match="folds must be"):
+            MetricDecision(LogisticRegression(), folds=folds).fit(X, y)
+
+
+def test_infeasible_message_names_the_class_and_a_value_that_is_feasible(two_classes):
+    X, y = two_classes
+    names = np.where(y == 1, "fraud", "honest")
+    model = MetricDecision(
+        LogisticRegression(), "recall", pos_label="fraud", subject_to=["precision['fraud'] >= 0.97", "recall >= 0.97"]
+    )
+    with pytest.warns(UserWarning, match=r"nearest feasible: precision\['fraud'\] >= ") as caught:
+        model.fit(X, names)
+    nearest = str(caught[0].message).split("nearest feasible: ")[1].split(" (feasible")[0].split(" and ")
+    assert not model.decision_.feasible
+    assert model.set_params(subject_to=nearest).fit(X, names).decision_.feasible
+
+
+def test_a_metric_of_labels_is_explained(two_classes):
+    with pytest.raises(TypeError, match="a metric is a name, such as 'f1', or a function of one Confusion; f1_score"):
+        MetricDecision(LogisticRegression(), f1_score).fit(*two_classes)
+
+
+def test_report_knows_labels_and_the_positive_class(two_classes):
+    """The metric is scikit-learn's, though "fraud" comes first among the classes; so is the constraint."""
+    X, y = two_classes
+    names = np.where(y == 1, "fraud", "honest")
+    model = MetricDecision(LogisticRegression(), "precision", pos_label="fraud", subject_to="recall['fraud'] >= 0.8")
+    model.fit(X[:2000], names[:2000])
+    worth = model.report(X[2000:], names[2000:])
+    predicted = model.predict(X[2000:])
+    assert worth.value.value == pytest.approx(precision_score(names[2000:], predicted, pos_label="fraud"))
+    assert [e.value for e, _ in worth.constraints.values()] == [
+        pytest.approx(recall_score(names[2000:], predicted, pos_label="fraud"))
+    ]
+    assert worth.threshold.low <= worth.threshold.value <= worth.threshold.high

@@ -61,6 +61,8 @@ def binomial_bound(successes: Floats, trials: Floats, alpha: float, *, lower: bo
 def check_confidence(problem: Problem, weight: Floats, confidence: float) -> None:
     """Raise if constraints cannot be certified."""
     checks.check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
+    if problem.at_most is not None and not problem.constraints:
+        raise ValueError(f"flagged <= {problem.at_most} holds in every call of predict; leave out confidence")
     if not problem.constraints:
         raise ValueError("confidence goes with subject_to; leave it out, or add a constraint like 'recall >= 0.9'")
     for c in problem.constraints:

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from math import isfinite
+from math import ceil, floor, isfinite
 from typing import Any, Literal
 
 from torch import Tensor
@@ -34,10 +34,25 @@ class Constraint:
     value: float
     label: Any = None
     count: bool = False
+    class_name: Any = field(default=None, compare=False, repr=False)  # what the user called the class of `label`
 
     def __str__(self) -> str:
-        label = "" if self.label is None else f"[{self.label!r}]"
-        return f"{self.name}{label} {self.op} {self.value:g}"
+        return self._text(self.label, self.value)
+
+    def _text(self, label: Any, value: float) -> str:
+        return f"{self.name}{'' if label is None else f'[{label!r}]'} {self.op} {value:g}"
+
+    def describe(self, reached: float | None = None) -> str:
+        """Text with the user's name of the class and, if given, `reached` as limit, rounded so that it stays reached.
+
+        >>> parse_constraint("recall['fraud'] >= 0.9").with_index(["fine", "fraud"]).describe(0.85678)
+        "recall['fraud'] >= 0.8567"
+        """
+        label = self.label if self.class_name is None else self.class_name
+        if reached is None:
+            return self._text(label, self.value)
+        nearest = floor(reached * 1e4 + 1e-6) if self.op == ">=" else ceil(reached * 1e4 - 1e-6)
+        return self._text(label, nearest / 1e4)
 
     @property
     def name(self) -> str:
@@ -51,7 +66,7 @@ class Constraint:
         if str(self.label) not in names and isinstance(self.label, int) and self.label < len(names):
             return self  # an index
         checks.check_choice(f"the class in {str(self)!r}", str(self.label), names)
-        return replace(self, label=names.index(str(self.label)))
+        return replace(self, label=names.index(str(self.label)), class_name=self.label)
 
     def resolve(self, *, average: Average, beta: Beta | None) -> MetricFunction:
         """The constrained metric as a function of a Confusion."""

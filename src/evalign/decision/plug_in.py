@@ -218,10 +218,8 @@ def with_constraints(rule: Rule, p: Floats, problem: Problem, weight: Floats, y:
 
 def warn_infeasible(problem: Problem, reached: list[float], confidence: float | None = None) -> None:
     """Warn with the nearest feasible values of the constraints."""
-    wanted = " and ".join(map(str, problem.constraints))
-    nearest = " and ".join(
-        str(replace(c, value=float(f"{v:.4g}"))) for c, v in zip(problem.constraints, reached, strict=True)
-    )
+    wanted = " and ".join(c.describe() for c in problem.constraints)
+    nearest = " and ".join(c.describe(v) for c, v in zip(problem.constraints, reached, strict=True))
     certified = "" if confidence is None else f" with confidence {confidence:g}"
     warnings.warn(
         f"no decision meets {wanted}{certified}; nearest feasible: {nearest} (feasible=False)",

@@ -108,7 +108,8 @@ class Shift:
 def given_shares(reference: Reference, shares: Floats, classes: Any = None) -> Shift:
     """The shift to known class shares."""
     names = tuple(range(len(shares)) if classes is None else classes)
-    return Shift("given", names, tuple(reference.shares), tuple(shares.tolist()), reason="Class shares as given.")
+    before = tuple(reference.shares.tolist())
+    return Shift("given", names, before, tuple(shares.tolist()), reason="Class shares as given.")
 
 
 def find_shift(

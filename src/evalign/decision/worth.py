@@ -1,7 +1,9 @@
 """What a decision is worth: bootstrap intervals of its threshold, its metric and its constraints, as text and HTML."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -180,9 +182,10 @@ def assess(
     }
     threshold, curve = None, None
     if p.shape[1] == 2 and rule.kind == "threshold":
-        threshold = _threshold(
-            rule, p, y, learn or (lambda a, b: calibrated(a, b, metric, average=average, beta=beta)), random
+        again = partial(
+            calibrated, metric=metric, average=average, beta=beta, subject_to=limits or None, confidence=rule.confidence
         )
+        threshold = _threshold(rule, p, y, learn or again, random)
         curve = _curve(problem, p, y, random)
     gain = ours - theirs
     return Worth(
@@ -229,7 +232,9 @@ def _threshold(rule: Rule, p: Floats, y: Labels, learn: Learner, random: np.rand
     for _ in range(RELEARNED):
         rows = random.integers(len(y), size=len(y))
         if len(np.unique(y[rows])) == 2:
-            again = learn(p[rows], y[rows])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # constraints that a resample cannot meet
+                again = learn(p[rows], y[rows])
             found.append(raw_threshold(again) if again.threshold is not None else 0.5)
     return Estimate.of(raw_threshold(rule), np.array(found))
 

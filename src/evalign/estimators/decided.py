@@ -90,7 +90,10 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         if kind == "multiclass-multioutput":
             raise ValueError("y must hold one label a row, or 0/1 of shape (n, L), got several classes in columns")
         self.multilabel_ = kind == "multilabel-indicator"
+        names = getattr(y, "columns", None)
         y = indicator(y) if self.multilabel_ else column_or_1d(y, warn=True)
+        if self.multilabel_ and (self.costs is not None or self.pos_label is not None):
+            raise ValueError("costs and pos_label go with one label a row, got y of several; leave them out")
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
         fit_params = self._fit_params(weight, params)
         splits = None if isinstance(self.folds, str) else self._splits(X, y)
@@ -103,9 +106,12 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
             self.estimator_ = clone(self.estimator).fit(_safe_indexing(X, train), _safe_indexing(y, train), **own)
         else:
             self.estimator_ = clone(self.estimator).fit(X, y, **fit_params)
-        self.classes_: NDArray[Any] = (
-            np.arange(y.shape[1]) if self.multilabel_ else np.asarray(self.estimator_.classes_)
-        )
+        if self.multilabel_:
+            self.classes_: NDArray[Any] = np.arange(y.shape[1]) if names is None else np.asarray(names)
+        else:
+            self.classes_ = np.asarray(self.estimator_.classes_)
+            if len(self.classes_) < 2:
+                raise ValueError(f"y must hold at least two classes, got {self.classes_.tolist()} only")
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
@@ -180,8 +186,13 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
                 f"estimator must have predict_proba, and {type(self.estimator).__name__} has none; "
                 "wrap it in sklearn.calibration.CalibratedClassifierCV"
             )
-        if isinstance(self.folds, str) and self.folds != "prefit":
-            raise ValueError(f"folds must be None, a number, a splitter, splits or 'prefit', got {self.folds!r}")
+        folds = self.folds
+        count = isinstance(folds, Real) and not isinstance(folds, bool) and folds == int(folds) and folds >= 2
+        if isinstance(folds, (str, Real)) and not (folds == "prefit" or count or _is_share(folds)):
+            raise ValueError(
+                "folds must be None, a number of at least 2, a share between 0 and 1, a splitter, a list of splits or "
+                f"'prefit', got {folds!r}"
+            )
 
     def _fit_params(self, weight: Floats | None, params: dict[str, Any]) -> dict[str, Any]:
         """What the classifier's `fit` is given beside X and y."""
@@ -204,9 +215,6 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     def _learn_rule(
         self, X: Any, y: NDArray[Any], weight: Floats | None, fit_params: dict[str, Any], splits: Any
     ) -> Rule:
-        size = len(self.classes_)
-        if size < 2 and not self.multilabel_:
-            return Rule("argmax", max(size, 1))
         p, rows = self._held_out(X, y, fit_params, splits)
         if not self.multilabel_ and _is_share(self.folds):  # a class of one row may be held out
             known = np.isin(y[rows], self.classes_)

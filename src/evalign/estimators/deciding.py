@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils.validation import column_or_1d
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from evalign import _checks as checks
 from evalign import metrics
@@ -22,6 +22,7 @@ from evalign.decision.learned import DECISIONS, Decision, joint_rule, learn_rule
 from evalign.decision.plug_in import plug_in
 from evalign.decision.rule import REJECTED, Floats, Labels, Rule, logit
 from evalign.decision.shift import Reference, Shift, find_label_shifts, find_shift, given_shares, reweighted
+from evalign.decision.worth import Worth, assess
 from evalign.metrics import Average, MetricFunction
 from evalign.tables.split import indicator
 
@@ -215,7 +216,8 @@ class Deciding(DecisionParameters):
             if own.per_row or own.reject is not None:
                 raise ValueError("constraints go with one matrix of costs for all rows, without rejection")
         options = self._rule_options()
-        return learn_rule(self.decision, p, labels, confidence=self.confidence, sample_weight=weight, **options)
+        rule = learn_rule(self.decision, p, labels, confidence=self.confidence, sample_weight=weight, **options)
+        return rule if self.costs is None else replace(rule, value=-(rule.value or 0.0))  # maximised: minus the cost
 
     def _plug_in(self, p: Floats, weight: Floats | None = None) -> Rule:
         """The plug-in rule of calibrated probabilities."""
@@ -254,12 +256,28 @@ class Deciding(DecisionParameters):
         if self.multilabel_:
             return self._score_codes(np.asarray(predicted), indicator(y), weight)
         order = {label: i for i, label in enumerate(self._decision_classes().tolist())}
-        truth = column_or_1d(y)
-        if unknown := set(np.unique(truth).tolist()) - set(order):
-            raise ValueError(f"y must hold labels seen in training, got {sorted(map(str, unknown))[:5]}")
         decided = np.array([order.get(label, REJECTED) for label in predicted.tolist()])
         table = self._costs().rows(X) if self.costs is not None and self._costs().per_row else None
-        return self._score_codes(decided, np.array([order[label] for label in truth.tolist()]), weight, table)
+        return self._score_codes(decided, self._codes(y), weight, table)
+
+    def _codes(self, y: ArrayLike) -> Labels:
+        """Labels as numbers of the rule's classes."""
+        order = {label: i for i, label in enumerate(self._decision_classes().tolist())}
+        truth = column_or_1d(y).tolist()
+        if unknown := set(truth) - set(order):
+            raise ValueError(f"y must hold labels seen in training, got {sorted(map(str, unknown))[:5]}")
+        return np.array([order[label] for label in truth], dtype=np.int64)
+
+    def report(self, X: Any, y: ArrayLike) -> Worth:
+        """What the decision is worth on labelled rows: threshold, metric and constraints with 95 % intervals.
+
+        Use rows that were not in `fit`. `print` it for text; `.html()` is a page with a picture. See `decision.assess`.
+        """
+        p, own = self._decision_probabilities(X), self._rule_options()
+        if self.multilabel_:
+            raise ValueError("report goes with one label a row, got a model of several labels")
+        return assess(self.decision_, p, self._codes(y), own["metric"], average=own["average"], beta=own["beta"],
+                      subject_to=own["subject_to"])  # fmt: skip
 
     # -- other class shares -------------------------------------------------------------------------------------
 
@@ -287,10 +305,11 @@ class Deciding(DecisionParameters):
         >>> bool((known.predict(X) == 1).sum() < (model.predict(X) == 1).sum())
         True
         """
+        check_is_fitted(self)
         if not hasattr(self, "reference_"):
             raise ValueError(
-                f"this {type(self).__name__} kept no held-out rows (not fitted, or decision='argmax'), so it cannot "
-                "adapt; fit it again"
+                f"this {type(self).__name__} kept no held-out rows (decision='argmax'), so it cannot adapt; "
+                "fit it again with decision='auto'"
             )
         if X is None and (prevalence is None or self.multilabel_):
             given = "prevalence alone, for several labels" if prevalence is not None else "neither"
@@ -365,13 +384,18 @@ class Deciding(DecisionParameters):
         return replace(rule, **kept)
 
     def _shares(self, prevalence: Mapping[Any, float]) -> Floats:
+        if not isinstance(prevalence, Mapping):
+            raise TypeError(
+                f"prevalence maps labels to shares, like {{'fraud': 0.02}}, got {type(prevalence).__name__}"
+            )
         names = {str(label): k for k, label in enumerate(self._decision_classes().tolist())}
         if unknown := [str(label) for label in prevalence if str(label) not in names]:
             raise ValueError(f"prevalence names the class {unknown[0]!r}, but the classes are {', '.join(names)}")
         given = {names[str(label)]: float(share) for label, share in prevalence.items()}
         left = 1 - (max if self.multilabel_ else sum)(given.values())
         others = [k for k in range(len(names)) if k not in given]
-        if min(given.values(), default=0.0) < 0 or left < -1e-9 or (not others and abs(left) > 1e-6):
+        valid = all(share >= 0 for share in given.values()) and left >= -1e-9  # False for nan, too
+        if not valid or (not others and abs(left) > 1e-6):
             raise ValueError(
                 f"shares must be at least 0 and add up to {'at most ' if others else ''}1, got {prevalence}"
             )

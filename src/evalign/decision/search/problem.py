@@ -54,7 +54,12 @@ class BatchedMetric:
         total = cells.sum().expand(classes) if multilabel else cells.sum()
         c = Confusion(cells.diagonal(), cells.sum(1), cells.sum(0), total,
                       multilabel=multilabel, matrix=None if multilabel else matrix)  # fmt: skip
-        shape = torch.as_tensor(self.function(c)).shape
+        try:
+            shape = torch.as_tensor(self.function(c)).shape
+        except TypeError as error:
+            raise TypeError(
+                f"a metric is a name, such as 'f1', or a function of one Confusion; {self.name} failed on one: {error}"
+            ) from error
         if shape != ():
             raise ValueError(f"{self.name} must return one number for a Confusion, got shape {tuple(shape)}")
 
