@@ -103,6 +103,15 @@ def test_folder_of_parquet_files(tmp_path, classes):
         np.testing.assert_array_equal(found.predict(p), expected.predict(p))
 
 
+def test_constraints_by_the_names_in_a_folder(tmp_path):
+    p, y = rows(3000, 2)
+    write(tmp_path / "rows", p, y, ["fine", "fraud"])
+    found = learn_from_batches(tmp_path / "rows", "precision", target="label", subject_to="recall['fraud'] >= 0.8")
+    expected = learn_from_batches(batches(p, y), "precision", subject_to="recall[1] >= 0.8")
+    assert found.reached == expected.reached
+    assert found.feasible
+
+
 def test_errors(tmp_path):
     p, y = rows(50, 3)
     with pytest.raises(TypeError, match="got an iterator"):

@@ -190,6 +190,34 @@ def test_wrapped_pipeline_as_onnx(tmp_path, text):
     assert (decided != model.predict(X)).sum() <= 1  # rounding to 32 bits
 
 
+def test_positive_class_and_unknown_models_as_onnx(tmp_path):
+    """The positive class comes first among the classes; a converter that is missing is told in one line."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("skl2onnx")
+    from sklearn.base import BaseEstimator, ClassifierMixin
+
+    X, y = rows(np.random.default_rng(0), 800, 0.3)
+    X = X.astype(np.float32)
+    model = MetricDecision(LogisticRegression(), "f1", pos_label="fine").fit(X, y)
+    session = onnxruntime.InferenceSession(model.export_onnx(tmp_path / "model.onnx", X))
+    p, decided = session.run(["probabilities", "label"], {"X": X})
+    np.testing.assert_allclose(p, model.predict_proba(X), atol=1e-5)
+    assert (decided != model.predict(X)).sum() <= 1
+
+    class Own(ClassifierMixin, BaseEstimator):
+        def fit(self, X, y):
+            self.inner_ = LogisticRegression().fit(X, y)
+            self.classes_ = self.inner_.classes_
+            return self
+
+        def predict_proba(self, X):
+            return self.inner_.predict_proba(X)
+
+    with pytest.raises(ValueError, match="skl2onnx cannot convert Own") as caught:
+        MetricDecision(Own(), "f1").fit(X, y).export_onnx(tmp_path / "own.onnx", X)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_wrapped_pipeline_of_a_table_as_onnx(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("skl2onnx")

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from evalign.decision.calibration import SAMPLE, Calibration, fit_calibration
+from evalign.decision.constraints import parse_constraints
 from evalign.decision.learned import learn_rule
 from evalign.decision.plug_in import gain_rule
 from evalign.decision.rule import Floats, Labels, Rule, as_labels, as_probabilities, as_weights, decide_blocks
@@ -25,6 +26,7 @@ from evalign.decision.search.problem import Problem, present_classes
 from evalign.metrics import Average, Beta, MetricFunction
 
 DISTINCT = 2**20  # probabilities of two classes that are told apart
+PREFIX = "probability_"  # of the columns of a file
 CHUNK = 2**16  # rows of a Parquet file read at a time
 PIECE = 2**18  # probabilities counted at a time
 Batch = tuple[Floats, Labels | None, Floats]
@@ -48,11 +50,25 @@ class Batches:
     def is_ray(self) -> bool:
         return hasattr(self.source, "map_batches")
 
+    @property
+    def class_names(self) -> list[str] | None:
+        """Classes in the names of the columns; None for batches in memory."""
+        if self.is_ray:
+            columns = self.source.columns()
+        elif isinstance(self.source, (str, Path)):
+            columns = self._files().schema.names
+        else:
+            return None
+        return [name.removeprefix(PREFIX) for name in columns if name.startswith(PREFIX)]
+
+    def _files(self) -> Any:
+        import pyarrow.dataset as ds
+
+        return ds.dataset(str(self.source), format="parquet")
+
     def __iter__(self) -> Iterator[Batch]:
         if isinstance(self.source, (str, Path)):
-            import pyarrow.dataset as ds
-
-            for part in ds.dataset(str(self.source), format="parquet").to_batches(batch_size=CHUNK):
+            for part in self._files().to_batches(batch_size=CHUNK):
                 if len(part):
                     yield self.of_columns({n: part.column(n).to_numpy(zero_copy_only=False) for n in part.schema.names})
             return
@@ -68,7 +84,7 @@ class Batches:
 
     def of_columns(self, columns: dict[str, Any]) -> Batch:
         """Batch of the columns of a file."""
-        names = [name for name in columns if name.startswith("probability_")]
+        names = [name for name in columns if name.startswith(PREFIX)]
         if len(names) < 2:
             raise ValueError(f"columns probability_CLASS of two classes or more are needed, got {', '.join(columns)}")
         p = as_probabilities(np.stack([np.asarray(columns[name], dtype=np.float64) for name in names], axis=1))
@@ -76,7 +92,7 @@ class Batches:
         if self.target is not None:
             if self.target not in columns:
                 raise ValueError(f"there is no column {self.target!r} of labels, only {', '.join(columns)}")
-            codes = {name.removeprefix("probability_"): k for k, name in enumerate(names)}
+            codes = {name.removeprefix(PREFIX): k for k, name in enumerate(names)}
             found, inverse = np.unique(np.asarray(columns[self.target]).astype(str), return_inverse=True)
             if unknown := [label for label in found if label not in codes]:
                 raise ValueError(f"label {unknown[0]!r} has no column probability_{unknown[0]}")
@@ -135,7 +151,8 @@ def learn_from_batches(
     classes, labelled = len(known[0]), bool(known[3] == 0)
     if decision != "plug_in" and not labelled:
         raise ValueError(f"decision {decision!r} needs labels in every batch; pass them, or use decision='plug_in'")
-    options: dict[str, Any] = {"average": average, "beta": beta, "subject_to": subject_to}
+    constraints = parse_constraints(subject_to, batches.class_names) or None
+    options: dict[str, Any] = {"average": average, "beta": beta, "subject_to": constraints}
     if classes == 2:
         p, y, weight = _distinct(batches)
         labels = y if labelled else np.zeros(len(y), dtype=np.int64)

@@ -77,9 +77,17 @@ def export_decided(model: "MetricDecision", path: Path, X: Any) -> Path:
     sample = X[:2] if hasattr(X, "columns") else np.asarray(X, dtype=np.float32)[:2]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        proto = to_onnx(model.estimator_, sample, options={"zipmap": False}, target_opset=18)
+        try:
+            proto = to_onnx(model.estimator_, sample, options={"zipmap": False}, target_opset=18)
+        except Exception as error:  # its messages may hold all nodes of all trees
+            raise ValueError(
+                f"skl2onnx cannot convert {type(model.estimator_).__name__}: {str(error).splitlines()[0][:200]}; "
+                "register a converter, or keep decision_.to_json() beside the model"
+            ) from None
     labels = model.classes_ if model.classes_.dtype.kind in "iub" else model.classes_.astype(str)
-    return write_atomically(path, with_decision(proto, model.decision_, labels).SerializeToString())
+    return write_atomically(
+        path, with_decision(proto, model.decision_, labels, order=model.class_order).SerializeToString()
+    )
 
 
 class _Scale(nn.Module):
