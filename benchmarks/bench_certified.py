@@ -63,10 +63,11 @@ def cell(X: Any, y: Any, model: str, split: int) -> list[dict[str, Any]]:
                 decided = rule.predict(new)
                 k, n = hits(constraint, rule.predict(known), labels)
                 met, rows = hits(constraint, decided, y[test])
+                reached, of = hits(metric, decided, y[test])
                 enough = int(np.ceil(LEVEL * rows - 1e-9))
                 row |= {"missed": rows > 0 and met < enough, "proven": rows > 0 and binom.cdf(met, rows, LEVEL) < 0.05,
                         "expected": betabinom.cdf(enough - 1, rows, k + 0.5, n - k + 0.5) if n else 0.0,
-                        "value": hits(metric, decided, y[test])[0] / max(hits(metric, decided, y[test])[1], 1)}  # fmt: skip
+                        "value": reached / max(of, 1)}  # fmt: skip
             out.append(row)
     return out
 

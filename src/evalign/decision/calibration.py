@@ -15,14 +15,13 @@ FOLDS = 5
 STEEPEST = 30.0  # largest log slope: beyond it every probability is 0 or 1
 BLOCK = 2**18  # probabilities handled at a time, so that temporary arrays fit into a cache
 SAMPLE = 2**23  # probabilities used in a fit; of larger arrays a stratified sample of rows
-ROWS = 4000  # held-out rows that are kept for tests of a shift, at most, and new rows that those look at
+ROWS = 4000  # most held-out rows kept for tests of a shift, and most new rows tested
 
 
 def probability_floor(p: Floats, *, multilabel: bool) -> float:
     """Value that replaces a probability of 0: half the smallest positive one, if there are zeros at all.
 
-    Nearest neighbours and forests give 0 to classes that a few training rows lack; taken literally, the logarithm of
-    such a row would outweigh all others.
+    Nearest neighbours and forests return exact zeros, whose logarithm would outweigh all other rows.
     """
     values = np.concatenate([p.ravel(), 1 - p.ravel()]) if multilabel else p.ravel()
     smallest = values.min(where=values > 0, initial=1.0)
@@ -68,7 +67,7 @@ def helpful_temperature(p: Floats, y: Labels, weight: Floats, *, multilabel: boo
 
 
 def sampled_rows(p: Floats, weight: Floats) -> Labels:
-    """Rows to keep for tests of a shift: all if they are few; drawn by weight where weights differ."""
+    """Rows to keep for tests of a shift, at most `ROWS`; drawn by weight where weights differ."""
     most = min(ROWS, max(100, 2**20 // p.shape[1]))
     random = np.random.default_rng(0)
     if weight.min() < weight.max():

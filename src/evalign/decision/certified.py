@@ -15,9 +15,9 @@ fixed in advance, are tested; with more classes or labels, rules of increasing r
 and tested on the rest. Tests share the level: one that succeeds passes its part on to the next (fallback procedure,
 Wiens 2003), so that the probability of a single wrong certificate is at most 1 - confidence.
 
-*Cross-fitting.* The guarantee is about the model that gave the probabilities. It is exact for a model fitted on other
-rows. Out-of-fold probabilities come from several models, and the model that is used later is fitted on all rows: the
-guarantee is then approximate; docs/research/decisions.md has measured rates.
+*Cross-fitting.* The guarantee is exact for probabilities of a model fitted on other rows. Out-of-fold probabilities
+come from several models, and the final model is fitted on all rows: the guarantee is then approximate. On real tables
+it was broken no more often than an exact one would be (docs/research/decisions.md).
 """
 
 from collections.abc import Iterable

@@ -70,7 +70,7 @@ def calibrated(
 def _learned(
     p: Floats, y: Labels, weight: Floats, problem: Problem, confidence: float | None, learn: Callable[..., Rule]
 ) -> Rule:
-    """A certified rule, or one that `learn` returns, with what it reached."""
+    """A certified rule, or that of `learn`, with the values reached."""
     counts = weight @ y if problem.multilabel else np.bincount(y, weight, problem.classes)
     shares = tuple((counts / weight.sum()).tolist())
     if confidence is not None:
@@ -154,11 +154,10 @@ def joint_rule(
 ) -> Rule:  # fmt: skip
     """Rule for a batch of rows that are decided jointly: the plug-in rule of their own calibrated probabilities.
 
-    Calibration is that of `rule`, which was learned from held-out labels. Budgets ("flagged <= 2%") hold exactly in the
-    batch. `rule` itself is returned if the batch's own rule is expected to gain less than one row, if labels have shown
-    argmax to be better, and with constraints that need labels: these cannot rest on probabilities. So it is for
-    thresholds (two classes, multilabel) without a budget: labels have corrected them, which is worth more than the
-    batch (docs/research/decisions.md).
+    Probabilities are calibrated as in `rule`. Budgets ("flagged <= 2%") hold exactly in the batch. `rule` itself is
+    returned if the expected gain is less than one row, if held-out labels favoured argmax, with constraints that need
+    labels, and for thresholds (two classes, multilabel) without a budget: the labels that corrected these are worth
+    more than the batch (docs/research/decisions.md).
 
     >>> rule = Rule("threshold", 2, threshold=0.3)
     >>> round(joint_rule(rule, [0.4, 0.6, 0.8, 0.9] * 20, "f1").threshold, 2)
@@ -188,8 +187,8 @@ def tuned(
 ) -> Rule:  # fmt: skip
     """Rule that maximises the metric on held-out labels, for probabilities that are not calibrated.
 
-    On a few hundred labels a metric is a jagged function of the threshold, and its maximum is mostly noise: rules
-    tuned this way often do worse on new rows than argmax. With `guard=True`
+    On a few hundred labels the maximum of a metric over thresholds is mostly noise, and the rule often does worse than
+    argmax on new rows. With `guard=True`
 
     1. the labels calibrate: q ~ p^(1/T) exp(offsets), by penalised likelihood, which is smooth;
     2. the rule is the `plug_in` rule of q;
@@ -275,7 +274,7 @@ def _shrunk_threshold(q: Floats, y: Labels, weight: Floats, problem: Problem, *,
     away = z.mean() - centre
     share = max(0.0, 1 - z.var() / away**2) if away else 0.0
     moved = float(expit(centre + share * away)) if share > 0 else threshold
-    # Rows whose class has next to no weight: no threshold is worth anything, and the best one is arbitrary.
+    # A class of next to no weight: no threshold gains anything, and the best one is arbitrary.
     if gain <= MARGIN and np.subtract(*problem.value(observed.at(np.array([observed.cut_at(moved), half])))) <= MARGIN:
         return 0.5
     return moved

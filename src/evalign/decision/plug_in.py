@@ -40,8 +40,8 @@ def plug_in(
 ) -> Rule:  # fmt: skip
     """Rule that maximises M(C) of the expected confusion matrix C = sum_i w_i p(x_i) one-hot(decision_i)^T.
 
-    It needs no labels and works for any metric and any number of classes. It relies on the probabilities: they must be
-    calibrated, and of rows that the model was not trained on.
+    It needs no labels and works for any metric and any number of classes, but the probabilities must be calibrated and
+    those of rows that the model was not trained on.
 
     Two classes: all thresholds are compared; for F1 the best is F* / 2. More classes: Frank-Wolfe (Narasimhan 2015)
     follows the gain matrix G = dM/dC, decisions are argmax_j (p^T G)_j, and the gain matrix with the best M(C) is
@@ -180,9 +180,11 @@ def argmax_rule(problem: Problem) -> Rule:
 def unless_negligible(rule: Rule, q: Floats, problem: Problem, weight: Floats, y: Labels | None, margin: float) -> Rule:
     """The rule if it is expected to gain more than `margin` over argmax or argmax misses a constraint, else argmax."""
     plain = argmax_rule(problem)
-    if margin == 0.0 or problem.at_most is not None or not _meets(plain.decide(q), q, problem, weight, y):
+    decided = plain.decide(q)
+    missed = problem.missing(constraint_values(decided, q, problem, weight, y)).any()
+    if margin == 0.0 or problem.at_most is not None or missed:
         return rule
-    return rule if expected_gain(problem, q, rule.decide(q), plain.decide(q), weight) > margin else plain
+    return rule if expected_gain(problem, q, rule.decide(q), decided, weight) > margin else plain
 
 
 def constraint_values(decisions: Labels, q: Floats, problem: Problem, weight: Floats, y: Labels | None) -> list[float]:
@@ -194,10 +196,6 @@ def constraint_values(decisions: Labels, q: Floats, problem: Problem, weight: Fl
     else:
         c = problem.observed(decisions, y, weight)
     return [float(torch.as_tensor(limit.function(c))) for limit in problem.limits]
-
-
-def _meets(decisions: Labels, q: Floats, problem: Problem, weight: Floats, y: Labels | None) -> bool:
-    return not problem.missing(constraint_values(decisions, q, problem, weight, y)).any()
 
 
 def with_constraints(rule: Rule, p: Floats, problem: Problem, weight: Floats, y: Labels | None) -> Rule:

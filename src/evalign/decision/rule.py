@@ -1,8 +1,4 @@
-"""Decision rules: from probabilities to labels, with JSON in and out; checked numpy inputs.
-
-Values of inputs are always checked here: a rule is learned once, and a wrong number costs more than a pass over the
-data.
-"""
+"""The decision rule, from probabilities to labels, with JSON in and out; checks of its inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -231,7 +227,7 @@ class Rule:
 
     @property
     def multilabel(self) -> bool:
-        """Whether every column is a label of its own."""
+        """Whether each column is a separate label."""
         return self.kind == "thresholds"
 
     def predict(self, probabilities: Any, *, costs: Any = None) -> Labels:
@@ -317,7 +313,7 @@ class Rule:
         return np.where(best < self.reject - TIE, REJECTED, decisions)
 
     def report(self, probabilities: Any, target: Any, metric: Any = None, **options: Any) -> Any:
-        """What the rule is worth on labelled rows: intervals of threshold, metric and constraints; see `assess`.
+        """Intervals of threshold, metric and constraints on labelled rows; see `assess`.
 
         `print(rule.report(p, y))` is text, `rule.report(p, y).html()` a page with a picture.
         """

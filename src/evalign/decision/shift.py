@@ -1,8 +1,8 @@
-"""Shift: whether class shares differ between held-out rows and new ones, and whether that is all that differs.
+"""Label shift: test whether class shares, and nothing else, differ between held-out and new rows; estimate them.
 
-Label shift means that P(class) changes and P(x | class) does not. Then new probabilities follow from the old ones,
-p_k -> p_k shares_k / before_k, and the rule can be learned anew without a label. Both halves of that assumption are
-tested: estimated shares that are applied where nothing changed, or where something else did, cost more than they gain.
+Under label shift P(class) changes and P(x | class) does not, so that new probabilities are p_k shares_k / before_k and
+the rule can be learned again without labels. Both assumptions are tested first: correcting where nothing changed, or
+where something else did, costs more than it gains.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from evalign.decision.rule import Floats, Labels, as_labels, as_probabilities, a
 
 Kind = Literal["none", "shares", "other", "given"]
 LEVEL = 0.02  # of the test for changed shares
-EVIDENCE = 2.0  # standard errors by which features must have moved towards the new shares
-TREES = 50  # of the forest that measures this
+EVIDENCE = 2.0  # standard errors by which the features must confirm the new shares
+TREES = 50  # of the forest in that test
 FIT_LEVEL = 0.01  # of the test for a change that shares do not explain
-FEWEST = 50  # held-out rows, counted as (sum w)^2 / sum w^2, that estimated shares must rest on
+FEWEST = 50  # effective held-out rows, (sum w)^2 / sum w^2, below which shares are not corrected
 EACH = 10  # new rows for each class whose share is estimated
 DRAWS = 200  # permutations, and bootstrap samples of the fit
 RESAMPLES = 40  # of the intervals
 PRIOR = 1.0  # rows of the old shares that the Dirichlet prior adds to the new ones, for each class
-ALLOWED = 0.5  # excess of a distance of scores over its usual size that models of folds, being weaker, may cause
+ALLOWED = 0.5  # relative excess of a distance of scores that the difference of fold and final models explains
 
 
 class Reference(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a decision is worth: bootstrap intervals of its threshold, its metric and its constraints, as text and HTML."""
+"""Report of a decision: bootstrap intervals of its threshold, metric and constraints, as text and HTML."""
 
 import warnings
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from evalign.decision.search.thresholds import ThresholdSweep
 from evalign.metrics import Average, Beta, MetricFunction
 
 RESAMPLES = 300
-RELEARNED = 30  # of these the rule is learned again on, for the spread of its threshold
+RELEARNED = 30  # resamples on which the rule is learned again, for the interval of its threshold
 GRID = 81  # thresholds of the curve
 Learner = Callable[[Floats, Labels], Rule]
 
@@ -45,7 +45,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Worth:
-    """Report of a rule on labelled rows; `str` is text, `html` a page that needs nothing else.
+    """Report of a rule on labelled rows; `str` is text, `html` a self-contained page.
 
     `curve` has columns threshold, value, low and high for two classes: the metric of every threshold on the
     uncalibrated probability of class 1, with its 95 % band.
@@ -144,11 +144,11 @@ def assess(
     average: Average | None = None, beta: Beta | None = None, subject_to: Any = None, learn: Learner | None = None,
     random_state: int = 0,
 ) -> Worth:  # fmt: skip
-    """Estimate what a rule is worth on labelled rows, with intervals by resampling them.
+    """Estimate threshold, metric and constraints of a rule on labelled rows, with 95 % intervals by the bootstrap.
 
-    Rows should not be those that the rule was learned from, or the metric is flattered. `metric` and `subject_to`
-    default to the rule's own. The threshold's interval is that of rules learned again from resampled rows, by `learn`
-    (probabilities, labels -> rule), which is `calibrated` without it.
+    Use rows that the rule was not learned from. `metric` and `subject_to` default to the rule's own. The interval of
+    the threshold is that of rules learned from resampled rows by `learn` (probabilities, labels -> rule), by default
+    `calibrated` with the same metric and constraints.
 
     >>> rng = np.random.default_rng(0)
     >>> y = (rng.random(400) < 0.2).astype(int)
@@ -252,4 +252,4 @@ def _curve(problem: Problem, p: Floats, y: Labels, random: np.random.Generator) 
     return np.stack([grid, values, low, high], axis=1)
 
 
-Rule.reporter = staticmethod(assess)  # `Rule.report`; rules themselves import nothing of this
+Rule.reporter = staticmethod(assess)  # for `Rule.report`, which cannot import this module

@@ -1,4 +1,4 @@
-"""MetricDecision: any scikit-learn classifier, deciding for the metric it is judged by."""
+"""MetricDecision: a decision rule for a metric around any scikit-learn classifier."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -52,11 +52,12 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     metric: a name in `metrics.METRICS`, a function of a `Confusion`, or "cost" with `costs`.
     average, beta, pos_label, decision, subject_to, confidence, costs: as in `DecisionParameters`.
     folds: None is 5 stratified folds; an int, a splitter or a list of splits as in scikit-learn; a number between 0
-        and 1 holds out this share of the rows and fits the classifier on the others only; "prefit" takes the fitted
-        estimator as it is and all rows as held out. A certificate is exact for the last two. For folds it is
-        approximate, since the final classifier is fitted on all rows.
-    random_state: of the held-out share.
-    n_jobs: folds fitted at a time.
+        and 1 holds out this share of the rows and fits the classifier on the others only; "prefit" uses the fitted
+        estimator and takes all rows as held out. A certificate is exact for the last two. For folds the final
+        classifier is another one than those that were certified; on real tables constraints were kept as often
+        (docs/research/decisions.md).
+    random_state: seed of the held-out share.
+    n_jobs: number of folds fitted in parallel.
 
     Attributes
     ----------
@@ -195,7 +196,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
             )
 
     def _fit_params(self, weight: Floats | None, params: dict[str, Any]) -> dict[str, Any]:
-        """What the classifier's `fit` is given beside X and y."""
+        """Keyword arguments of the classifier's `fit`."""
         from sklearn import get_config
 
         if get_config()["enable_metadata_routing"]:
@@ -216,23 +217,21 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         self, X: Any, y: NDArray[Any], weight: Floats | None, fit_params: dict[str, Any], splits: Any
     ) -> Rule:
         p, rows = self._held_out(X, y, fit_params, splits)
-        if not self.multilabel_ and _is_share(self.folds):  # a class of one row may be held out
-            known = np.isin(y[rows], self.classes_)
-            p, rows = p[known], rows[known]
+        target = y[rows]
+        if not self.multilabel_:
+            known = np.isin(target, self.classes_)
+            if _is_share(self.folds):  # the only row of a class may be held out
+                p, rows, target = p[known], rows[known], target[known]
+            elif not known.all():
+                raise ValueError(
+                    "y holds labels that the fitted estimator does not know; fit it again, without folds='prefit'"
+                )
+            p = p[:, self.class_order]
+            target = np.argsort(self.class_order)[np.searchsorted(self.classes_, target)]
         own = None if weight is None else weight[rows]
-        if self.multilabel_:
-            if self.decision != "argmax":
-                self._keep_reference(p, y[rows], own, lambda some: _safe_indexing(X, rows[some]))
-            return self._learned_rule(p, y[rows], own)
-        p = p[:, self.class_order]
-        if not np.isin(y[rows], self.classes_).all():
-            raise ValueError(
-                "y holds labels that the fitted estimator does not know; fit it again, without folds='prefit'"
-            )
-        target = np.argsort(self.class_order)[np.searchsorted(self.classes_, y[rows])]
         if self.decision != "argmax":
             self._keep_reference(p, target, own, lambda some: _safe_indexing(X, rows[some]))
-        if self.decision == "plug_in":
+        if self.decision == "plug_in" and not self.multilabel_:
             _warn_if_uncalibrated(p, target, own)
         per_row = self.costs is not None and self._costs().per_row
         return self._learned_rule(p, target, own, self._costs().rows(_safe_indexing(X, rows)) if per_row else None)
@@ -260,27 +259,24 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         return np.concatenate(parts), np.concatenate([everything[test] for _, test in splits])
 
     def _splits(self, X: Any, y: NDArray[Any]) -> list[tuple[Any, Any]]:
-        if self.multilabel_ and (self.folds is None or _is_share(self.folds)):
-            if self.folds is None:
-                return list(KFold(min(FOLDS, len(y))).split(y)) if len(y) > 1 else []
-            return list(ShuffleSplit(1, test_size=float(self.folds), random_state=self.random_state).split(y))
-        counts = np.unique(y, return_counts=True)[1]
-        if self.folds is None:
-            folds = min(FOLDS, int(counts.max()))
-            if folds < 2:
-                return []
-            with warnings.catch_warnings():
-                # A class with fewer rows than folds is missing from some of them, which is as good as it gets.
-                warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-                return list(StratifiedKFold(folds).split(np.zeros(len(y)), y))
-        if _is_share(self.folds):
-            kind = StratifiedShuffleSplit if counts.min() > 1 else ShuffleSplit
-            return list(kind(1, test_size=float(self.folds), random_state=self.random_state).split(np.zeros(len(y)), y))
-        return list(check_cv(self.folds, y, classifier=True).split(X, y))
+        if self.folds is not None and not _is_share(self.folds):
+            return list(check_cv(self.folds, y, classifier=True).split(X, y))
+        rows, counts = np.zeros(len(y)), np.unique(y, return_counts=True)[1]
+        if self.folds is not None:
+            stratified = not self.multilabel_ and counts.min() > 1
+            kind = StratifiedShuffleSplit if stratified else ShuffleSplit
+            return list(kind(1, test_size=float(self.folds), random_state=self.random_state).split(rows, y))
+        folds = min(FOLDS, len(y) if self.multilabel_ else int(counts.max()))
+        if folds < 2:
+            return []
+        with warnings.catch_warnings():
+            # A class with fewer rows than folds is missing from some of them.
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+            return list((KFold if self.multilabel_ else StratifiedKFold)(folds).split(rows, y))
 
 
 def _warn_if_uncalibrated(p: Floats, target: NDArray[np.int64], weight: Floats | None) -> None:
-    """Warn if held-out probabilities add up to far other class counts than there are."""
+    """Warn if held-out probabilities imply class counts far from the observed ones."""
     w = np.ones(len(p)) if weight is None else weight
     expected, actual = w @ p, np.bincount(target, w, p.shape[1])
     surprise = np.abs(expected - actual) / np.sqrt(np.maximum((w**2) @ (p * (1 - p)), 1e-12))

@@ -1,4 +1,4 @@
-"""Deciding: parameters, decision rules, costs and `adapt` that `MetricDecision` and every classifier share."""
+"""Parameters, decision rules, costs, reports and `adapt` shared by `MetricDecision` and every classifier."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -26,14 +26,14 @@ from evalign.decision.worth import Worth, assess
 from evalign.metrics import Average, MetricFunction
 from evalign.tables.split import indicator
 
-FEWEST = 50  # rows of a joint decision that say something about class shares
-COLUMNS = 64  # of features that are kept, at most
-CATEGORIES = 8  # of a text column, at most
+FEWEST = 50  # rows of a joint decision below which class shares are not tested
+COLUMNS = 64  # most feature columns kept
+CATEGORIES = 8  # most categories kept of a text column
 
 
 @dataclass(frozen=True)
 class FeatureView:
-    """Columns of a table as numbers, for comparing distributions: text becomes one column a frequent category."""
+    """Numeric columns of a table for comparing distributions; text becomes an indicator per frequent category."""
 
     columns: tuple[tuple[int, str | None], ...]  # (position, category); None is the number itself
 
@@ -198,7 +198,7 @@ class Deciding(DecisionParameters):
     # -- rules --------------------------------------------------------------------------------------------------
 
     def _rule_options(self) -> dict[str, Any]:
-        """What every rule is told; constraints by index of the class."""
+        """Options of every rule; constraints name classes by index."""
         limits = self.subject_to or None
         return {
             "metric": self.metric if self.costs is None else cost_metric(self._costs().matrix()),
@@ -207,7 +207,7 @@ class Deciding(DecisionParameters):
         }  # fmt: skip
 
     def _learned_rule(self, p: Floats, labels: Labels, weight: Floats | None, row_costs: Floats | None = None) -> Rule:
-        """The rule that `decision` names, learned from held-out rows; `row_costs` (n, C, C) if costs are columns."""
+        """Rule learned from held-out rows as `decision` says; `row_costs` (n, C, C) if costs are columns."""
         if self.costs is not None:
             own = self._costs()
             if self.subject_to is None:
@@ -221,7 +221,7 @@ class Deciding(DecisionParameters):
 
     def _plug_in(self, p: Floats, weight: Floats | None = None) -> Rule:
         """The plug-in rule of calibrated probabilities."""
-        # A rule that promises less than one row's worth over argmax is not worth leaving it.
+        # Keep argmax unless the expected gain exceeds one row.
         options = self._rule_options() | {"subject_to": None}
         return plug_in(p, sample_weight=weight, margin=1 / max(len(p), 1), **options)
 
@@ -269,9 +269,9 @@ class Deciding(DecisionParameters):
         return np.array([order[label] for label in truth], dtype=np.int64)
 
     def report(self, X: Any, y: ArrayLike) -> Worth:
-        """What the decision is worth on labelled rows: threshold, metric and constraints with 95 % intervals.
+        """Threshold, metric and constraints on labelled rows, with 95 % intervals; see `decision.assess`.
 
-        Use rows that were not in `fit`. `print` it for text; `.html()` is a page with a picture. See `decision.assess`.
+        Use rows that were not in `fit`. Print it for text; `.html()` is a page with a picture.
         """
         p, own = self._decision_probabilities(X), self._rule_options()
         if self.multilabel_:
@@ -284,11 +284,10 @@ class Deciding(DecisionParameters):
     def adapt(self, X: Any = None, *, prevalence: Mapping[Any, float] | None = None) -> Self:
         """A copy that decides for other class shares: those found in new rows `X`, or those that are given.
 
-        With `X`, two tests come first: have the class shares changed, and is that all that has? If not, the copy
-        decides as before; `shift_` says what was found and why (`print(adapted.shift_)`). `prevalence` maps labels
-        to shares; classes that are left out keep their proportions among each other. Labels of a multilabel `y` are
-        tested one by one, and keep their threshold where their share did not change. Probabilities of the copy are
-        those of the original: only decisions change.
+        With `X`, decisions change only if tests find that class shares, and nothing else, have changed; `shift_` holds
+        the result and the reason (`print(adapted.shift_)`). `prevalence` maps labels to shares; the other classes keep
+        their relative proportions. Labels of a multilabel `y` are tested one by one, and keep their threshold where
+        their share did not change. Probabilities never change.
 
         >>> import numpy as np
         >>> from sklearn.linear_model import LogisticRegression
