@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
                 "wrap it in sklearn.calibration.CalibratedClassifierCV"
             )
         folds = self.folds
-        count = isinstance(folds, Real) and not isinstance(folds, bool) and folds == int(folds) and folds >= 2
+        count = isinstance(folds, Integral) and int(folds) >= 2
         if isinstance(folds, (str, Real)) and not (folds == "prefit" or count or _is_share(folds)):
             raise ValueError(
                 "folds must be None, a number of at least 2, a share between 0 and 1, a splitter, a list of splits or "
