@@ -112,3 +112,21 @@ def test_value_of_a_rule_is_the_mean_cost_with_constraints_too():
     free = MetricDecision(LogisticRegression(), "cost", costs=[[0, 1], [5, 0]]).fit(X, y).decision_
     limited = MetricDecision(LogisticRegression(), "cost", costs=[[0, 1], [5, 0]], subject_to="recall >= 0.5")
     assert 0 < free.value <= limited.fit(X, y).decision_.value + 0.01
+
+
+def test_report_counts_rejected_rows_at_their_cost(table):
+    X, y = table
+    costs = {"fp": 1, "fn": 5, "reject": 0.3}
+    model = EASTLinear("cost", costs=costs, random_state=0).fit(X, y)
+    worth, predicted = model.report(X, y), model.predict(X)
+    paid = [0.3 if d is None else 0 if d == t else 5 if t == "fraud" else 1 for d, t in zip(predicted, y, strict=True)]
+    assert worth.value.value == pytest.approx(np.mean(paid))
+    assert worth.value.low < worth.value.value < worth.value.high
+    assert worth.coverage.value == pytest.approx(np.mean([d is not None for d in predicted]))
+    plain = np.where(model.predict_proba(X)[:, 1] > 0.5, "fraud", "fine")
+    without = confusion_matrix(y, plain, labels=["fine", "fraud"])
+    assert worth.argmax.value == pytest.approx((without[0, 1] + 5 * without[1, 0]) / len(y))
+    assert worth.gain.value == pytest.approx(worth.argmax.value - worth.value.value)
+    assert "share of rows decided" in str(worth)
+    with pytest.raises(ValueError, match="names of columns"):
+        EASTLinear("cost", costs={"fp": 1, "fn": "amount"}, random_state=0).fit(X, y).report(X, y)

@@ -12,6 +12,7 @@ import torch
 from scipy.special import expit
 
 from evalign.confusion import Confusion
+from evalign.decision.costs import COST
 from evalign.decision.learned import calibrated
 from evalign.decision.rule import BLOCK, Floats, Labels, Rule, as_labels, as_probabilities, logit
 from evalign.decision.search.problem import Problem
@@ -47,6 +48,8 @@ class Estimate:
 class Worth:
     """Report of a rule on labelled rows; `str` is text, `html` a self-contained page.
 
+    `gain` is the lead over the largest probability, also of "cost", where less is better. `coverage` is the share of
+    rows that a rule with `reject` decides. The interval of `threshold` is that of rules learned from resampled rows.
     `curve` has columns threshold, value, low and high for two classes: the metric of every threshold on the
     uncalibrated probability of class 1, with its 95 % band.
     """
@@ -59,6 +62,7 @@ class Worth:
     gain: Estimate
     constraints: dict[str, tuple[Estimate, float]] = field(default_factory=dict)
     threshold: Estimate | None = None
+    coverage: Estimate | None = None
     curve: Floats | None = None
 
     def __str__(self) -> str:
@@ -69,7 +73,11 @@ class Worth:
             f"  gain: {self.gain.value:+.3f} (95 % interval {self.gain.low:+.3f} to {self.gain.high:+.3f})",
         ]
         if self.threshold is not None:
-            lines.insert(1, f"  threshold on the probability of class 1: {self.threshold}")
+            t = self.threshold
+            spread = f"learned from resamples of these rows: {t.low:.3f} to {t.high:.3f}"
+            lines.insert(1, f"  threshold on the probability of class 1: {t.value:.3f} ({spread})")
+        if self.coverage is not None:
+            lines.insert(1, f"  share of rows decided: {self.coverage}")
         for text, (estimate, missed) in self.constraints.items():
             lines.append(f"  {text}: {estimate}; missed in {missed:.0%} of resamples")
         if not self.rule.feasible:
@@ -78,7 +86,7 @@ class Worth:
 
     def to_json(self) -> dict[str, Any]:
         """Dictionary of plain JSON types."""
-        estimates = {name: getattr(self, name) for name in ("value", "argmax", "gain", "threshold")}
+        estimates = {name: getattr(self, name) for name in ("value", "argmax", "gain", "threshold", "coverage")}
         return {
             "rule": self.rule.to_json(),
             "rows": self.rows,
@@ -175,6 +183,10 @@ def assess(
     draws = np.vstack([counts, random.multinomial(len(y), counts / len(y), size=RESAMPLES)]).astype(np.float64)
     ours, limit_values = _scores(problem, patterns[0], patterns[1], draws)
     theirs, _ = _scores(problem, patterns[0], patterns[2], draws)
+    decided_share = draws @ (patterns[1] >= 0) / len(y)
+    costs = problem.name == COST  # their mean is maximised as minus the cost
+    if costs and rule.reject is not None:  # a rejected row has a cost, too
+        ours = np.where(decided_share > 0, decided_share * ours, 0.0) + (1 - decided_share) * rule.reject
     missed = (problem.missing(limit_values[1:].T) > 0).mean(axis=1)
     constraints = {
         str(constraint): (Estimate.of(values[0], values[1:]), float(share))
@@ -187,10 +199,12 @@ def assess(
         )
         threshold = _threshold(rule, p, y, learn or again, random)
         curve = _curve(problem, p, y, random)
-    gain = ours - theirs
+    gain, sign = ours - theirs, -1 if costs else 1
+    value, argmax = (Estimate.of(sign * scores[0], sign * scores[1:]) for scores in (ours, theirs))
+    coverage = None if rule.reject is None else Estimate.of(decided_share[0], decided_share[1:])
     return Worth(
-        rule, len(y), problem.name, Estimate.of(ours[0], ours[1:]), Estimate.of(theirs[0], theirs[1:]),
-        Estimate.of(gain[0], gain[1:]), constraints, threshold, curve,
+        rule, len(y), problem.name, value, argmax, Estimate.of(gain[0], gain[1:]), constraints, threshold, coverage,
+        curve,
     )  # fmt: skip
 
 

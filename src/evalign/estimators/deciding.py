@@ -273,9 +273,11 @@ class Deciding(DecisionParameters):
 
         Use rows that were not in `fit`. Print it for text; `.html()` is a page with a picture.
         """
-        p, own = self._decision_probabilities(X), self._rule_options()
         if self.multilabel_:
             raise ValueError("report goes with one label a row, got a model of several labels")
+        if self.costs is not None and self._costs().per_row:
+            raise ValueError("report goes with costs that are numbers, got names of columns")
+        p, own = self._decision_probabilities(X), self._rule_options()
         return assess(self.decision_, p, self._codes(y), own["metric"], average=own["average"], beta=own["beta"],
                       subject_to=own["subject_to"])  # fmt: skip
 
