@@ -11,9 +11,10 @@ tested by an empirical Bernstein bound over rows (Maurer and Pontil 2009). Sever
 
 *Search.* For two classes, recall, specificity and flagged are monotone in the threshold: the last threshold whose
 bound holds is valid for all of them at once, without a correction. For other metrics of two classes about 16 ranks,
-fixed in advance, are tested; with more classes or labels, rules of increasing risk are learned on 40 % of the rows
-and tested on the rest. Tests share the level: one that succeeds passes its part on to the next (fallback procedure,
-Wiens 2003), so that the probability of a single wrong certificate is at most 1 - confidence.
+fixed in advance, are tested, from the first that can certify the precision. With more classes or labels, rules of
+increasing risk are learned on 40 % of the rows and tested on the rest. Tests share the level: one that succeeds passes
+its part on to the next (fallback procedure, Wiens 2003), so that the probability of a single wrong certificate is at
+most 1 - confidence.
 
 *Cross-fitting.* The guarantee is exact for probabilities of a model fitted on other rows. Out-of-fold probabilities
 come from several models, and the final model is fitted on all rows: the guarantee is then approximate. On real tables
@@ -37,6 +38,7 @@ from evalign.decision.search.problem import Problem
 from evalign.decision.search.thresholds import ThresholdSweep
 
 RANKS = 16  # candidate thresholds of two classes for metrics that are not monotone
+FEWEST = 10  # rows flagged by the first of them
 SEARCH_SHARE = 0.4  # of the rows, for learning candidates with more classes or labels
 LEVELS = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.4)  # levels at which candidates meet constraints on the search rows
 PROPORTIONS = ("recall", "precision", "specificity", "accuracy", FLAGGED)
@@ -248,20 +250,43 @@ def _two_classes(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[
     ones = np.ones(len(y))
     expected = ThresholdSweep(q[:, 1], q[:, 1], ones, expected=True)
     observed = ThresholdSweep(q[:, 1], y.astype(np.float64), ones, expected=False)
-    if all(is_monotone(r, problem) for r in problem.constraints):
-        cuts = np.array([expected.best(CertifiedProblem.at(problem, alpha), observed)])
-    else:
+
+    def best_of_cuts(cuts: Labels, levels: Floats) -> tuple[Rule, Certificate]:
+        thresholds = [expected.threshold(int(k)) for k in cuts]
+        rules = [Rule("threshold", 2, threshold=t, at_most=problem.at_most) for t in thresholds]
+        # Certificates are about the threshold, before a limit on the positives of a call.
+        certificates = _in_turn(((q[:, 1] >= t).astype(np.int64) for t in thresholds), y, problem, levels)
+        return _best_certified(rules, certificates, problem, problem.value(expected.at(cuts)))
+
+    def best_of_ranks(first: int, *, falling: bool) -> tuple[Rule, Certificate]:
         # Given the next lower score, the m rows above it are an independent sample of all rows above it, so that a
         # rank chosen in advance keeps the binomial law exact although its threshold is read from the data.
-        ranks = np.unique(np.geomspace(min(10, len(y)), len(y), RANKS).astype(int))
+        ranks = np.unique(np.geomspace(min(first, len(y)), len(y), RANKS).astype(int))
         cuts = np.unique(np.searchsorted(observed.sizes, ranks, side="right") - 1)
         cuts = cuts[cuts > 0]
-    thresholds = [expected.threshold(int(k)) for k in cuts]
-    rules = [Rule("threshold", 2, threshold=t, at_most=problem.at_most) for t in thresholds]
-    levels = np.full(len(cuts), alpha / len(cuts))
-    # Certificates are about the threshold, before a limit on the positives of a call.
-    certificates = _in_turn(((q[:, 1] >= t).astype(np.int64) for t in thresholds), y, problem, levels)
-    return _best_certified(rules, certificates, problem, problem.value(expected.at(cuts)))
+        return best_of_cuts(cuts, _levels(len(cuts), alpha) if falling else np.full(len(cuts), alpha / len(cuts)))
+
+    if all(is_monotone(r, problem) for r in problem.constraints):
+        return best_of_cuts(np.array([expected.best(CertifiedProblem.at(problem, alpha), observed)]), np.array([alpha]))
+    floors = [r.value for r in problem.constraints if r.metric == "precision" and r.op == ">=" and r.label != 0]
+    # Precision alone falls with the rank: the first test gets half of the level.
+    found = best_of_ranks(_first_rank(max(floors, default=0.0), alpha / len(problem.constraints)),
+                          falling=len(floors) == len(problem.constraints))  # fmt: skip
+    nearest = found if found[1].holds else best_of_ranks(FEWEST, falling=False)
+    return found if nearest[1].holds else nearest
+
+
+def _first_rank(precision: float, alpha: float) -> int:
+    """Number of flagged rows below which a precision cannot be certified even if all of them are positive."""
+    needed = np.log(alpha / RANKS) / np.log(np.clip(precision, 1e-9, 0.999))
+    return max(FEWEST, int(np.ceil(needed)))
+
+
+def _levels(tests: int, alpha: float) -> Floats:
+    """Half of alpha for the first of several tests; the others share the rest."""
+    levels = np.full(tests, alpha / 2 / max(tests - 1, 1))
+    levels[0] = alpha / 2 if tests > 1 else alpha
+    return levels
 
 
 def _best_certified(
@@ -297,9 +322,7 @@ def certify_in_turn(rules: list[Rule], q: Floats, y: Labels, problem: Problem, a
 
     The first rule is tested at half of alpha, the others share the rest; a certified rule passes its level on.
     """
-    own = np.full(len(rules), alpha / 2 / max(len(rules) - 1, 1))
-    own[0] = alpha / 2 if len(rules) > 1 else alpha
-    return _in_turn((rule.decide(q) for rule in rules), y, problem, own)
+    return _in_turn((rule.decide(q) for rule in rules), y, problem, _levels(len(rules), alpha))
 
 
 def _in_turn(decisions: Iterable[Labels], y: Labels, problem: Problem, levels: Floats) -> list[Certificate]:
