@@ -233,3 +233,14 @@ def test_errors(options, message):
     p, y = draw(np.random.default_rng(0), 100)
     with pytest.raises(ValueError, match=message):
         calibrated(p, y, "f1", **options)
+
+
+def test_precision_is_certified_from_the_first_rank_that_can():
+    """The 50 highest of 800 rows are positive. At a sixteenth of the level 49 rows are the fewest that certify 0.9."""
+    p = np.concatenate([np.linspace(0.9, 0.99, 50), np.linspace(0.01, 0.5, 750)])
+    y = np.concatenate([np.ones(50), np.arange(750) % 40 == 0]).astype(int)
+    assert (0.1 / 16) ** (1 / 48) < 0.9 < (0.1 / 16) ** (1 / 49)
+    rule = calibrated(p, y, "recall", subject_to="precision >= 0.9", confidence=0.9)
+    assert rule.feasible
+    assert rule.predict(p).sum() == 49
+    assert rule.bounds[0] == pytest.approx(0.05 ** (1 / 49))  # Clopper-Pearson of 49 in 49, at half the level
