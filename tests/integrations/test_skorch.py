@@ -128,6 +128,13 @@ def test_binary_heads_predict_through_a_sigmoid(shape):
     assert f1_score(RARE, fitted.predict(X)) > 0.9
 
 
+def test_the_metric_is_f1_unless_named():
+    torch.manual_seed(0)
+    fitted = MetricNetClassifier(nn.Linear(X.shape[1], 1), criterion__task="binary", max_epochs=40, lr=2.0, verbose=0)
+    assert fitted.fit(X, RARE).criterion_.metric == "f1"
+    assert f1_score(RARE, fitted.predict(X)) > 0.5
+
+
 def test_skorchs_binary_classifier_takes_the_loss():
     options = {"criterion__task": "binary", "predict_nonlinearity": binary_probabilities}
     fitted = head(NeuralNetBinaryClassifier, **options).fit(X, RARE.astype(np.float32))

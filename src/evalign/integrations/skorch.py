@@ -21,11 +21,11 @@ from evalign.losses import MetricLoss
 
 
 class MetricNetClassifier(NeuralNetClassifier):
-    """skorch's classifier with `MetricLoss` as criterion: `MetricNetClassifier(Module, criterion__metric="f1")`.
+    """skorch's classifier with `MetricLoss` as criterion: `MetricNetClassifier(Module, criterion__metric="mcc")`.
 
-    The module returns logits: (N, C), or (N,), (N, 1) or (N, 2) with `criterion__task="binary"`, or (N, L) with
-    `criterion__task="multilabel"`, whose `predict` gives 0/1 for every label. Options of the loss are
-    `criterion__anchor`, `criterion__memory` and so on. With `parts` above 1 every batch is split into that many
+    The metric is F1 unless `criterion__metric` names another. The module returns logits: (N, C), or (N,), (N, 1) or
+    (N, 2) with `criterion__task="binary"`, or (N, L) with `criterion__task="multilabel"`, whose `predict` gives 0/1 for
+    every label. Options of the loss are `criterion__anchor`, `criterion__memory` and so on. With `parts` above 1 every batch is split into that many
     micro-batches, with the gradient of the whole.
 
     >>> MetricNetClassifier(torch.nn.Linear, criterion__metric="mcc").criterion.__name__
@@ -43,6 +43,8 @@ class MetricNetClassifier(NeuralNetClassifier):
         predict_nonlinearity: Any = "auto",
         **options: Any,
     ) -> None:
+        if criterion is MetricLoss:
+            options.setdefault("criterion__metric", "f1")
         super().__init__(module, *args, criterion=criterion, predict_nonlinearity=predict_nonlinearity, **options)
         self.parts = parts
 
