@@ -302,7 +302,7 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                 )  # fmt: skip
                 yield HERE / f"{where}.json", config
                 capped = config.training is not None and (cell == "ap_perf" or name not in NO_CAP)
-                if paper == "btg" and protocol == "paper" and capped:
+                if (paper == "btg" or table == "text") and protocol == "paper" and capped:
                     yield HERE / f"{where}{RELEASED_BUDGET}.json", at_released_budget(config)
                 if paper in ("east", "mf") and protocol == "paper" and config.grid is not None:
                     yield HERE / f"{where}{PRINTED_BUDGET}.json", at_printed_budget(config)
