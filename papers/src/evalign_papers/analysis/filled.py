@@ -163,18 +163,22 @@ def _cells(papers: Path, table: Table) -> Iterator[Number]:
 
 
 def report_path(papers: Path, row: Row, protocol: str, dataset: str) -> Path:
-    """The report of a row: of runs at several budgets the largest one that has three trials at least.
+    """The report of a row, at the largest budget that it was run at."""
+    return largest_budget(papers / row.folder / protocol / f"{dataset}.{row.cell}")
 
-    Of two classes F1 may be that of the positive class (`-positive`), which comes before macro F1 at any budget: only
-    with it the printed numbers of EAST are met.
+
+def largest_budget(cell: Path) -> Path:
+    """The report of a cell's largest budget among those with at least three trials, else of the cell itself.
+
+    The F1 of the positive class (`-positive`) comes before macro F1: only it meets the printed numbers of EAST on
+    two classes.
     """
-    folder = papers / row.folder / protocol
     for budget in BUDGETS:
-        path = folder / f"{dataset}.{row.cell}{budget}{SUFFIX}"
+        path = cell.with_name(f"{cell.name}{budget}{SUFFIX}")
         report = read_report(path)
         if report is not None and len(report.trials) >= FEWEST_TRIALS:
             return path
-    return folder / f"{dataset}.{row.cell}{SUFFIX}"
+    return cell.with_name(f"{cell.name}{SUFFIX}")
 
 
 def read_report(path: Path) -> Report | None:

@@ -104,7 +104,7 @@ def curves_block(curves: pd.DataFrame) -> str:
                     str(method),
                     label,
                     *(f"{value:.3f}" for value in mean),
-                    *(signed(gap, None, 1.0) for gap in gaps),
+                    *(signed(gap) for gap in gaps),
                 ]
             )
     head = ["data", "trained on", "epoch", "soft, training rows", "hard, training rows", "soft, test rows",

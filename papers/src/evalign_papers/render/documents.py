@@ -9,22 +9,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from evalign.storage import write_atomically
-from evalign_papers.analysis.filled import Measured, measure, read_report
+from evalign_papers.analysis.filled import SUFFIX, Measured, fill, largest_budget, measure, read_report
 from evalign_papers.analysis.significance import over_splits
 from evalign_papers.engine.printed import load_table
+from evalign_papers.engine.reports import Report
 from evalign_papers.render.wording import NOT_RUN, REDUCED, signed
 
-CIFAR10_ROWS = "printed_budget_cifar10.jsonl"
+CIFAR10_ROWS, CLAIMS = "printed_budget_cifar10.jsonl", "bench_btg_claims.csv"
+ANY_BUDGET = "@*"
 
 
 class Numbers:
-    """Look-ups of a template. A cell is named by its path, as `btg/1/honest/adult.f1`; what was not run says so."""
+    """Look-ups of a template. A cell is named by its path, as `btg/1/honest/adult.f1`; what was not run says so.
+
+    A path that ends with `@*` names the cell at the largest budget that it was run at.
+    """
 
     def __init__(self, papers: Path, benchmarks: Path | None = None) -> None:
-        self.papers = papers
+        self.papers, self.benchmarks = papers, benchmarks
         rows = None if benchmarks is None else benchmarks / CIFAR10_ROWS
         self.cifar10_rows: list[dict[str, Any]] = (
             [json.loads(line) for line in rows.read_text().splitlines()] if rows is not None and rows.exists() else []
@@ -52,7 +58,7 @@ class Numbers:
             for one, decision in zip((cell, rival), decisions, strict=True)
         ]  # fmt: skip
         found = over_splits(*scores)
-        return NOT_RUN if found is None else f"{signed(found.difference, found.error, 1.0)}, {_p(found.p)}"
+        return NOT_RUN if found is None else f"{signed(found.difference, found.error)}, {_p(found.p)}"
 
     def cifar10_kept(self, loss: str) -> str:
         """The epoch of lowest validation loss."""
@@ -70,32 +76,57 @@ class Numbers:
 
     def grid_best(self, cell: str) -> str:
         """The best validation score of the points of a grid that have been tried."""
-        report = read_report(self.papers / f"{cell}.report.json")
+        report = self._report(cell)
         return NOT_RUN if report is None or not report.grid else f"{max(one['score'] for one in report.grid):.3f}"
 
     def trials(self, cell: str) -> str:
-        report = read_report(self.papers / f"{cell}.report.json")
+        report = self._report(cell)
         return NOT_RUN if report is None or not report.trials else str(len(report.trials))
 
     def minutes(self, cell: str) -> str:
         """Fewest and most minutes of a trial."""
-        report = read_report(self.papers / f"{cell}.report.json")
+        report = self._report(cell)
         if report is None or not report.trials:
             return NOT_RUN
         found = sorted(trial.seconds / 60 for trial in report.trials)
         return f"{found[0]:.1f} to {found[-1]:.1f}"
 
+    def patience(self, cell: str) -> str:
+        report = self._report(cell)
+        if report is None or report.config.training is None:
+            return NOT_RUN
+        return str(min(stage.patience for stage in report.config.training.stages))
+
     def epochs(self, cell: str) -> str:
         """Fewest and most epochs of a trial."""
-        report = read_report(self.papers / f"{cell}.report.json")
+        report = self._report(cell)
         if report is None or not report.trials:
             return NOT_RUN
         counts = sorted(trial.epochs for trial in report.trials)
         return str(counts[0]) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
 
+    def verdict(self, table: str, label: str, dataset: str, metric: str = "f1") -> str:
+        """The class of distance of a measured number from the printed one."""
+        filled = fill(self.papers, load_table(self.papers, table))
+        (row,) = (row for row in filled.table.rows if row.label == label)
+        found = filled.cell(row, dataset, metric).distance
+        return NOT_RUN if found is None else found.verdict
+
+    def times(self, task: str, base: str) -> str:
+        """How many times as long one task of `bench_btg_claims.py` takes as another."""
+        path = None if self.benchmarks is None else self.benchmarks / CLAIMS
+        if path is None or not path.exists():
+            return NOT_RUN
+        seconds = pd.read_csv(path, index_col="task")["seconds"]
+        return f"{float(seconds[task] / seconds[base]):.2g}"
+
+    def _report(self, cell: str) -> Report | None:
+        path = self.papers / cell.removesuffix(ANY_BUDGET)
+        return read_report(largest_budget(path) if cell.endswith(ANY_BUDGET) else Path(f"{path}{SUFFIX}"))
+
     def _measured(self, cell: str, metric: str, decision: str | None) -> Measured:
         rule = decision or ("paper" if "/paper/" in cell else "argmax")
-        return measure(read_report(self.papers / f"{cell}.report.json"), rule, metric)
+        return measure(self._report(cell), rule, metric)
 
 
 def _p(value: float) -> str:
@@ -160,6 +191,11 @@ def write_document(path: Path, text: str, *, check: bool = False) -> bool:
     if not check and not current:
         write_atomically(path, text)
     return current
+
+
+def literal(text: str) -> str:
+    """Text whose asterisks Markdown leaves alone."""
+    return text.replace("*", "\\*")
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -14,13 +14,18 @@ from evalign_papers.analysis.distance import VERDICTS
 from evalign_papers.analysis.filled import FilledTable, Measured, Number, fill, measure, read_report, report_path
 from evalign_papers.analysis.significance import LEVEL, against_printed, holm
 from evalign_papers.engine.printed import all_tables
-from evalign_papers.render.documents import CIFAR10_ROWS, markdown_table
-from evalign_papers.render.wording import NONE, measured_number, not_run, printed_number
+from evalign_papers.engine.settings import PRINTED
+from evalign_papers.render.documents import CIFAR10_ROWS, CLAIMS, literal, markdown_table
+from evalign_papers.render.wording import NONE, measured_number, not_run, printed_number, signed
 
 WITHOUT = "-without-"
 SHOWN = ("f1", "accuracy", "mcc")
-CLAIMS, CURVE_EPOCHS = "bench_btg_claims.csv", (1, 5, 10, 20, 40, 100, 200, 300)
+CURVE_EPOCHS = (1, 10, 40, 100, 300)
 LEAST = 0.0005  # an effect below is none at three decimals
+PAPERS = {"btg": "BtG", "east": "EAST", "mf": "MF"}
+KINDS = {"table": "tables", "ap_perf": "tables, AP-Perf", "batches": "synthetic tables by batch size"}
+BUDGET_COLUMNS = ("patience", "most epochs", "learning rates", "batch sizes", "trials")
+NOTHING = "No table has been run under the paper's protocol yet."
 
 
 class Effect(NamedTuple):
@@ -38,7 +43,9 @@ def reproduction_blocks(papers: Path, benchmarks: Path | None = None) -> dict[st
     filled = [one for one in everything if one.adjusted]
     moved = [effect for one in filled for effect in effects(papers, one)]
     return {
+        "summary": summary_block(filled),
         "reached": reached_block(filled),
+        "settings": settings_block(),
         "budgets": budgets_block(filled),
         "cifar10": cifar10_block(benchmarks),
         "cifar10-curves": curves_block(benchmarks),
@@ -80,7 +87,7 @@ def reached_block(filled: Sequence[FilledTable]) -> str:
         columns=["table", "verdict", "gap"],
     )
     if numbers.empty:
-        return "No table has been run under the paper's protocol yet."
+        return NOTHING
     counts = numbers.groupby(["table", "verdict"]).size().unstack(fill_value=0).reindex(columns=VERDICTS, fill_value=0)
     gaps = numbers.groupby("table")["gap"].agg(["median", "max"])
     rows = []
@@ -103,26 +110,75 @@ def reached_block(filled: Sequence[FilledTable]) -> str:
     return markdown_table(head, rows)
 
 
-def budgets_block(filled: Sequence[FilledTable]) -> str:
-    """A line for each table and kind of reduction: which runs are below the printed budget, and how."""
-    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
+def summary_block(filled: Sequence[FilledTable]) -> str:
+    """Numbers in each class of distance by paper, apart for runs at the printed budget and runs below it."""
+    verdicts: dict[tuple[str, str], Counter[str]] = {}
     for one in filled:
+        paper = one.table.name.partition("-")[0]
         for cell in one.cells:
-            found = cell.measured.get("paper")
-            if found is None or not found.scores or cell.row.extra:
-                continue
-            kind = re.sub(r", reached by [^;]*", ", reached", "; ".join(found.reduced)) or "none"
-            runs = groups.setdefault((one.table.name, kind), {})
-            rows = runs.setdefault(cell.dataset, [])
-            if cell.row.label not in rows:
-                rows.append(cell.row.label)
-    if not groups:
-        return "No table has been run under the paper's protocol yet."
-    lines = [
-        [table, reduction, "; ".join(f"{dataset} ({', '.join(labels)})" for dataset, labels in runs.items())]
-        for (table, reduction), runs in groups.items()
+            if cell.distance is not None and paper in PAPERS:
+                budget = "below it†" if cell.measured["paper"].reduced else "as printed"
+                verdicts.setdefault((paper, budget), Counter())[cell.distance.verdict] += 1
+    if not verdicts:
+        return NOTHING
+    rows = [
+        [PAPERS[paper], budget, str(own.total()), *(str(own[name]) for name in VERDICTS)]
+        for (paper, budget), own in sorted(verdicts.items())
     ]
-    return markdown_table(["table", "smaller than printed in", "runs"], lines)
+    return markdown_table(["paper", "budget", "numbers", *VERDICTS], rows)
+
+
+def settings_block() -> str:
+    """The training settings that the papers print, from `evalign_papers.engine.settings`."""
+    rows = [
+        [PAPERS[paper], KINDS.get(kind, kind), str(own.patience), _listed(own.learning_rate), _listed(own.batch_size),
+         _listed(own.dropout), _listed(own.rate), str(own.trials)]
+        for (paper, kind), own in PRINTED.items()
+    ]  # fmt: skip
+    head = ["paper", "data", "patience", "learning rates", "batch sizes", "dropout", "cooling rates", "trials"]
+    return markdown_table(head, rows)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values) or NONE
+
+
+def budgets_block(filled: Sequence[FilledTable]) -> str:
+    """A line for each data set and kind of reduction: the rows whose runs are below the printed budget, and how."""
+    groups: dict[tuple[str, tuple[str, ...]], dict[str, list[str]]] = {}
+    full = 0
+    for one in filled:
+        for place in dict.fromkeys((cell.row.label, cell.dataset) for cell in one.cells if not cell.row.extra):
+            own = [cell for cell in one.cells if (cell.row.label, cell.dataset) == place and "paper" in cell.measured]
+            found = next((cell.measured["paper"] for cell in own if cell.measured["paper"].scores), None)
+            if found is None:
+                continue
+            full += not found.reduced
+            if found.reduced:
+                runs = groups.setdefault((place[1], _budget_cells(found.reduced)), {})
+                runs.setdefault(one.table.name, []).append(place[0])
+    if not groups:
+        return f"All {full} runs are at the printed budget." if full else NOTHING
+    lines = [
+        [dataset, *cells, "<br>".join(literal(f"{table}: {'; '.join(labels)}") for table, labels in runs.items())]
+        for (dataset, cells), runs in sorted(groups.items())
+    ]
+    below = sum(len(labels) for runs in groups.values() for labels in runs.values())
+    note = f"Rows of tables (one per data set) at the printed budget: {full}; below it: {below}."
+    return f"{note}\n\n{markdown_table(['data', *BUDGET_COLUMNS, 'tables and rows'], lines)}"
+
+
+def _budget_cells(reduced: Sequence[str]) -> tuple[str, ...]:
+    """What `reductions` says, in the columns of the table; empty where a setting is as printed.
+
+    >>> _budget_cells(["patience 5 of 50", "at most 40 epochs, reached by 2 of 3 trials", "batch size 256, not 32, 64"])
+    ('5 of 50', '40', '', '256', '')
+    """
+    patterns = (r"patience (\d+ of \d+)", r"at most (\d+) epochs.*|.*(stopped by time)",
+                r"learning rate ([\d., ]+?)(?: of|, not).*", r"batch size ([\d., ]+?)(?: of|, not).*",
+                r"(\d+ of \d+) trials")  # fmt: skip
+    found = [next(filter(None, (re.fullmatch(pattern, one) for one in reduced)), None) for pattern in patterns]
+    return tuple(next(filter(None, match.groups()), "") if match else "" for match in found)
 
 
 def cifar10_block(benchmarks: Path | None) -> str:
@@ -131,9 +187,9 @@ def cifar10_block(benchmarks: Path | None) -> str:
     if path is None or not path.exists():
         return "Nothing has been run yet: `python benchmarks/printed_budget.py cifar10`."
     found = _cifar10_runs(path)
-    printed = {"f1": "F1\\*", "accuracy": "Acc\\*", "mcc": "MCC\\*", "ce": "cross-entropy"}
+    titles = {"f1": "F1*", "accuracy": "Acc*", "mcc": "MCC*", "ce": "cross-entropy"}
     rows = [
-        [printed.get(run["loss"], run["loss"]), f"{run['learning_rate']:g}", str(run["trial"]), str(run["epochs"]),
+        [literal(titles[run["loss"]]), f"{run['learning_rate']:g}", str(run["trial"]), str(run["epochs"]),
          run["stopped_by"], f"{run['seconds']:.0f}", f"{run['validation_loss']:.3f}",
          *(f"{run['test'][name]:.3f}" for name in SHOWN)]
         for run in found
@@ -155,18 +211,21 @@ def _cifar10_runs(path: Path) -> list[dict[str, Any]]:
 
 
 def curves_block(benchmarks: Path | None) -> str:
-    """Soft metric on training and validation rows and hard metric on validation rows, along training on CIFAR-10."""
+    """Soft metric on training and validation rows and hard metric on validation rows, along training on CIFAR-10.
+
+    Runs of cross-entropy are left out: what they minimise is no soft metric.
+    """
     path = None if benchmarks is None else benchmarks / CIFAR10_ROWS
     if path is None or not path.exists():
         return "Nothing has been run yet: `python benchmarks/printed_budget.py cifar10`."
     rows = []
-    for run in (run for run in _cifar10_runs(path) if run["trial"] == 0):
+    for run in (run for run in _cifar10_runs(path) if run["trial"] == 0 and run["loss"] != "ce"):
         for epoch in sorted({*(e for e in CURVE_EPOCHS if e <= run["epochs"]), run["epochs"]}):
             temperature, train_loss, valid_loss, score = run["curve"][epoch - 1]
             soft_train, soft_valid = 1 - train_loss, 1 - valid_loss
             rows.append([run["loss"], f"{run['learning_rate']:g}", str(epoch), f"{temperature:g}", f"{soft_train:.3f}",
-                         f"{soft_valid:.3f}", f"{score:.3f}", _signed(soft_train - soft_valid),
-                         _signed(score - soft_valid)])  # fmt: skip
+                         f"{soft_valid:.3f}", f"{score:.3f}", signed(soft_train - soft_valid),
+                         signed(score - soft_valid)])  # fmt: skip
     head = ["trained on", "learning rate", "epoch", "temperature", "soft, training", "soft, validation",
             "hard, validation", "training minus validation", "hard minus soft"]  # fmt: skip
     return markdown_table(head, rows)
@@ -200,7 +259,7 @@ def adult_block(filled: Sequence[FilledTable]) -> str:
             if cell.printed is None or cell.distance is None:
                 continue
             seen.add(place)
-            rows.append([one.table.name, cell.row.label, one.table.metrics[cell.metric],
+            rows.append([one.table.name, literal(cell.row.label), one.table.metrics[cell.metric],
                          printed_number(cell.printed, cell.decimals), measured_number(found),
                          f"{fmean(found.without_test.values()):.3f}" if found.without_test else NONE,
                          cell.distance.verdict,
@@ -257,8 +316,8 @@ def quirks_block(moved: Sequence[Effect]) -> str:
         found = list(group.values())
         top = max(found, key=lambda effect: abs(effect.value))
         if abs(top.value) >= LEAST:
-            rows.append([quirk, metric, trained, str(len(found)), _signed(fmean(effect.value for effect in found)),
-                         f"{_signed(top.value)} ({top.cell.dataset}, {top.table})"])  # fmt: skip
+            rows.append([quirk, metric, trained, str(len(found)), signed(fmean(effect.value for effect in found)),
+                         f"{signed(top.value)} ({top.cell.dataset}, {top.table})"])  # fmt: skip
     if not rows:
         return "No report has a variant without a quirk yet."
     head = ["quirk", "metric", "trained on", "numbers", "mean effect", "largest effect"]
@@ -282,11 +341,11 @@ def missed_block(filled: Sequence[FilledTable], moved: Sequence[Effect]) -> str:
                 seen.add(number)
                 moving = largest.get((one.table.name, cell.row.label, cell.dataset, cell.metric))
                 mover = (
-                    NONE if moving is None or abs(moving.value) < LEAST else f"{moving.quirk} {_signed(moving.value)}"
+                    NONE if moving is None or abs(moving.value) < LEAST else f"{moving.quirk} {signed(moving.value)}"
                 )
-                line = [one.table.name, cell.row.label, cell.dataset, one.table.metrics[cell.metric],
+                line = [one.table.name, literal(cell.row.label), cell.dataset, one.table.metrics[cell.metric],
                         printed_number(cell.printed, cell.decimals), measured_number(cell.measured["paper"]),
-                        _signed(test.difference), test.verdict, mover,
+                        signed(test.difference), test.verdict, mover,
                         measured_number(cell.measured["honest"])]  # fmt: skip
                 rows.append((abs(test.difference), line))
     if not rows:
@@ -313,7 +372,3 @@ def not_run_block(filled: Sequence[FilledTable]) -> str:
 def _run(cell: Number) -> tuple[str, ...]:
     """Identity of a measured number across tables."""
     return cell.row.folder, cell.row.cell, cell.dataset, cell.metric
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")

@@ -68,7 +68,7 @@ def stars(p: float) -> str:
     return next((mark for level, mark in STARS if p < level), "")
 
 
-def signed(value: float, error: float | None, p: float) -> str:
+def signed(value: float, error: float | None = None, p: float = 1.0) -> str:
     """A difference in Markdown, bold and with stars where it is significant.
 
     >>> signed(-0.02, 0.004, 0.2), signed(0.02, None, 0.03)
