@@ -86,6 +86,7 @@ def test_reductions_are_put_into_words():
         "at most 40 epochs",
         "learning rate 0.001, 0.0001 of 0.01, 0.001, 0.0001",
         "batch size 1024 of 128, 256, 512, 1024, 2048, 4096, 8192",
+        "dropout 0.25 of 0.25, 0.5",
     ]
     trials = [TrialReport(i, i, {}, epochs, 1.0, {}) for i, epochs in enumerate((40, 40, 12))]
     found = reductions(config, Report(config, trials))
@@ -95,3 +96,7 @@ def test_reductions_are_put_into_words():
     assert reductions(replace(config, protocol="honest")) == []
     btg = Cell(PACKAGED / "btg/1/paper/adult.f1.json").config
     assert reductions(btg) == []
+    assert "cooling rate 0.9 of 0.8, 0.9" in reductions(Cell(PACKAGED / "east/1/paper/cifar10.f1.json").config)
+    forest = Cell(PACKAGED / "east/1/paper/adult.forest.json").config  # no network: its trials are all that is printed
+    assert reductions(forest) == []
+    assert reductions(replace(forest, trials=3)) == ["3 of 10 trials"]

@@ -51,7 +51,7 @@ def outcomes(name: str, rival: str, table: str = "", dataset: str = "") -> dict[
     return found
 
 
-def test_f1_by_the_papers_methods():
+def test_f1_by_the_papers_methods() -> None:
     assert "clearly better than cross-entropy with a tuned threshold or the plug-in rule nowhere" in page("results.md")
     assert outcomes("f1-paper", "CE argmax")["better"] == {"adult"}
     for table in ("btg-1", "east-1"):
@@ -64,7 +64,7 @@ def test_f1_by_the_papers_methods():
     assert {"cifar10", "caltech101"} <= outcomes("f1-paper", "CE argmax", "east-1")["worse"]
 
 
-def test_other_metrics():
+def test_other_metrics() -> None:
     assert "**Trained on accuracy**, it is nowhere clearly better than cross-entropy" in page("results.md")
     assert not outcomes("accuracy-paper", "CE")["better"]
     assert "**Trained on MCC or AUROC**, no difference from cross-entropy is clear" in page("results.md")
@@ -74,7 +74,7 @@ def test_other_metrics():
         assert not found["better"] | found["worse"]
 
 
-def test_anchored():
+def test_anchored() -> None:
     assert "It is never clearly worse than cross-entropy." in page("results.md")
     assert "on any of seven tables with argmax for both, nor with the plug-in rule for both" in page("results.md")
     for name in ("f1-anchored", "f1-anchored-plug-in"):
@@ -85,7 +85,7 @@ def test_anchored():
     assert outcomes("f1-anchored-plug-in", "CE argmax")["better"] == {"adult"}
 
 
-def test_trees():
+def test_trees() -> None:
     assert "on Adult is clearly better than EAST by F1, accuracy and MCC" in page("results.md")
     for metric in ("f1", "accuracy", "mcc"):
         assert outcomes(f"{metric}-paper", "boosting argmax", "east-1", "adult")["worse"], metric
@@ -113,7 +113,7 @@ def test_trees():
         ("slope", "linear, delta = 0.1", "linear", "No delta from 0 to 0.5 makes a clear difference"),
     ],
 )  # fmt: skip
-def test_checks_without_a_clear_difference(name: str, reference: str, rows: str, sentence: str):
+def test_checks_without_a_clear_difference(name: str, reference: str, rows: str, sentence: str) -> None:
     assert sentence in page("results.md")
     block = check_block(fill(PACKAGED, load_table(PACKAGED, f"checks-{name}")), reference)
     shown = [row for row in rows_of(block) if row[0].startswith(rows)]
@@ -121,14 +121,14 @@ def test_checks_without_a_clear_difference(name: str, reference: str, rows: str,
     assert not any("**" in cell for row in shown for cell in row)
 
 
-def test_a_small_slope_is_clearly_worse():
+def test_a_small_slope_is_clearly_worse() -> None:
     assert "A sigmoid with k = 1 is clearly worse there" in page("results.md")
     block = check_block(fill(PACKAGED, load_table(PACKAGED, "checks-slope")), "linear, delta = 0.1")
     clear = [(row[0], "(**−" in row[1], "**" in row[2]) for row in rows_of(block) if "**" in "".join(row)]
     assert clear == [("sigmoid, k = 1", True, False)]
 
 
-def test_a_learned_decision_takes_the_gain_of_rare_positives():
+def test_a_learned_decision_takes_the_gain_of_rare_positives() -> None:
     assert "a learned decision gives cross-entropy most of what training gains over argmax" in page("results.md")
     rows = rows_of(decided_block(PACKAGED))
     gains = [[value(cell) for cell in row[1:]] for row in rows]
@@ -138,7 +138,7 @@ def test_a_learned_decision_takes_the_gain_of_rare_positives():
     assert not any("**" in cell for row in rows for cell in (row[2], row[3], row[5], row[6]))
 
 
-def test_along_training():
+def test_along_training() -> None:
     scores = pd.read_csv(BENCHMARKS / SCORES)
     means = scores.groupby(["set", "share", "method"])[["f1_argmax", "average_precision"]].mean()
     yeast = means.loc["yeast"]["f1_argmax"].unstack()
@@ -155,7 +155,7 @@ def test_along_training():
     assert (soft["soft_0.4"] < 0.5 * trained["f1_argmax"]).all()
 
 
-def test_quirks_and_print():
+def test_quirks_and_print() -> None:
     assert "the median distance is several times smaller than without" in page("reproduction.md")
     filled = [fill(PACKAGED, load_table(PACKAGED, name)) for name in ("btg-1", "btg-s4", "btg-s7", "btg-s9", "east-3")]
     rows = rows_of(fit_block([effect for one in filled for effect in effects(PACKAGED, one)]))
@@ -165,14 +165,14 @@ def test_quirks_and_print():
         assert nearer_without if name == "test_chooses" else 3 * float(with_it) < float(without), name
 
 
-def test_metric_losses_are_hard_after_ten_epochs():
+def test_metric_losses_are_hard_after_ten_epochs() -> None:
     assert "soft and hard metric on validation rows differ by a few thousandths at most" in page("reproduction.md")
     rows = rows_of(curves_block(BENCHMARKS))
     assert {row[0] for row in rows} == {"f1", "accuracy", "mcc"}  # what cross-entropy minimises is no soft metric
     assert all(abs(value(row[-1])) < 0.004 for row in rows if int(row[2]) >= 10)
 
 
-def test_accuracy_on_credit_card_is_the_larger_class():
+def test_accuracy_on_credit_card_is_the_larger_class() -> None:
     assert "all twelve points of the grid have the validation accuracy of predicting the larger class" in page(
         "reproduction.md"
     )
@@ -183,7 +183,7 @@ def test_accuracy_on_credit_card_is_the_larger_class():
     assert {trial.scores["paper"]["f1"] for trial in report.trials} == {0.0}
 
 
-def test_dice_and_the_graph_network_end_at_one_class():
+def test_dice_and_the_graph_network_end_at_one_class() -> None:
     assert "every one of our trials ends at calling all rows positive" in page("reproduction.md")
     numbers = Numbers(PACKAGED)
     for dataset in ("mammography", "cocktailparty", "adult", "creditcard"):
@@ -192,7 +192,7 @@ def test_dice_and_the_graph_network_end_at_one_class():
     assert numbers.range("btg/3/paper/cocktailparty_graph.f1", "recall") == "1.00 to 1.00"
 
 
-def test_numbers_add_up():
+def test_numbers_add_up() -> None:
     """The classes of all numbers of a paper are those of its tables."""
     filled = [fill(PACKAGED, load_table(PACKAGED, name)) for name in ("mf-1", "mf-2")]
     rows = rows_of(summary_block(filled))

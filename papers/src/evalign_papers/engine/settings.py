@@ -10,6 +10,7 @@ from evalign_papers.engine.config import Config
 from evalign_papers.engine.reports import Report
 
 UNBOUNDED = 100_000  # epochs that no run reaches: the papers stop by patience alone
+TRIALS = 10
 PRINTED_BUDGET, RELEASED_BUDGET = "@printed", "@released"
 LONGER_BUDGET = "@longer"  # the printed patience at one point of the grid
 POSITIVE_BUDGET = "@printed-positive"  # of two classes: trained on the F1 of the positive one
@@ -24,7 +25,7 @@ class Settings(NamedTuple):
     dropout: tuple[float, ...]  # () where the text gives none
     rate: tuple[float, ...]  # of cooling; () where the slope stays as it is
     patience: int
-    trials: int = 10
+    trials: int = TRIALS
 
 
 RATES, DROPOUTS, COOLING = (1e-2, 1e-3, 1e-4), (0.25, 0.5), (0.8, 0.9)
@@ -72,9 +73,12 @@ def reductions(config: Config, report: Report | None = None) -> list[str]:
 
     A bound on the epochs counts where a trial reached it, or where nothing has been run yet.
     """
-    printed = printed_settings(config)
-    if printed is None or config.protocol != "paper" or config.training is None:
+    if config.protocol != "paper":
         return []
+    planned = config.trials if report is None else len(report.trials)
+    printed = printed_settings(config)
+    if printed is None or config.training is None:  # trees and linear rivals: their trials are all that is printed
+        return [f"{planned} of {TRIALS} trials"] if planned < TRIALS else []
     found = []
     training, grid = config.training, config.grid
     stages = training.stages
@@ -90,7 +94,10 @@ def reductions(config: Config, report: Report | None = None) -> list[str]:
     tried = {
         "learning rate": (printed.learning_rate, grid.learning_rate if grid else (), stages[0].learning_rate),
         "batch size": (printed.batch_size, grid.batch_size if grid else (), training.batch_size),
-    }
+        "dropout": (printed.dropout, grid.dropout if grid else (), config.network.dropout if config.network else 0.0),
+        "cooling rate": ((), (), 0.0) if stages[0].rate is None else
+                        (printed.rate, grid.rate if grid else (), stages[0].rate),
+    }  # fmt: skip
     for name, (wanted, searched, fixed) in tried.items():
         ours: Sequence[float] = searched or (fixed,)
         if (missing := [value for value in wanted if value not in ours]) and not (
@@ -100,9 +107,8 @@ def reductions(config: Config, report: Report | None = None) -> list[str]:
                          f"{name} {_listed(ours)}, not {_listed(wanted)}")  # fmt: skip
     if report is not None and (stopped := report.environment.get("stopped_by_time")):
         found.append(f"{stopped} of {len(report.trials)} trials stopped by time")
-    planned = config.trials if report is None else len(report.trials)
-    if planned < printed.trials:
-        found.append(f"{planned} of {printed.trials} trials")
+    if planned < TRIALS:
+        found.append(f"{planned} of {TRIALS} trials")
     return found
 
 

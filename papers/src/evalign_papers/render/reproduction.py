@@ -24,7 +24,7 @@ CURVE_EPOCHS = (1, 10, 40, 100, 300)
 LEAST = 0.0005  # an effect below is none at three decimals
 PAPERS = {"btg": "BtG", "east": "EAST", "mf": "MF"}
 KINDS = {"table": "tables", "ap_perf": "tables, AP-Perf", "batches": "synthetic tables by batch size"}
-BUDGET_COLUMNS = ("patience", "most epochs", "learning rates", "batch sizes", "trials")
+BUDGET_COLUMNS = ("patience", "most epochs", "grid", "trials")
 NOTHING = "No table has been run under the paper's protocol yet."
 
 
@@ -172,13 +172,13 @@ def _budget_cells(reduced: Sequence[str]) -> tuple[str, ...]:
     """What `reductions` says, in the columns of the table; empty where a setting is as printed.
 
     >>> _budget_cells(["patience 5 of 50", "at most 40 epochs, reached by 2 of 3 trials", "batch size 256, not 32, 64"])
-    ('5 of 50', '40', '', '256', '')
+    ('5 of 50', '40', 'batch size 256', '')
     """
     patterns = (r"patience (\d+ of \d+)", r"at most (\d+) epochs.*|.*(stopped by time)",
-                r"learning rate ([\d., ]+?)(?: of|, not).*", r"batch size ([\d., ]+?)(?: of|, not).*",
+                r"((?:learning rate|batch size|dropout|cooling rate) [\d., ]+?)(?: of|, not).*",
                 r"(\d+ of \d+) trials")  # fmt: skip
-    found = [next(filter(None, (re.fullmatch(pattern, one) for one in reduced)), None) for pattern in patterns]
-    return tuple(next(filter(None, match.groups()), "") if match else "" for match in found)
+    matches = [[match for one in reduced if (match := re.fullmatch(pattern, one))] for pattern in patterns]
+    return tuple("; ".join(filter(None, (text for match in found for text in match.groups()))) for found in matches)
 
 
 def cifar10_block(benchmarks: Path | None) -> str:
