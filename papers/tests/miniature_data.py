@@ -53,9 +53,11 @@ def put_card(monkeypatch, module, **changes) -> Card:
     """Give a module a card that fits a miniature."""
     card = replace(module.CARD, **changes)
     monkeypatch.setattr(module, "CARD", card)
+    entry = registry.ENTRIES[card.name]._replace(card=card)
     if hasattr(module, "SOURCE"):
         monkeypatch.setattr(module, "SOURCE", replace(module.SOURCE, card=card))
-    monkeypatch.setitem(registry.ENTRIES, card.name, registry.ENTRIES[card.name]._replace(card=card))
+        entry = entry if hasattr(module, "load") else entry._replace(load=module.SOURCE.dataset)
+    monkeypatch.setitem(registry.ENTRIES, card.name, entry)
     return card
 
 

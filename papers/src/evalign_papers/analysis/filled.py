@@ -182,7 +182,7 @@ def largest_budget(cell: Path) -> Path:
 
 
 def read_report(path: Path) -> Report | None:
-    """Read a report, None where there is none. Reports are shared by tables, so they are cached until they change."""
+    """Read a report; None if there is none. Tables share reports, so they are cached until they change."""
     if not path.is_file():
         return None
     beside = [file.stat() for file in (path, _config_path(path)) if file.is_file()]
@@ -206,13 +206,13 @@ def _empty(row: Row, protocol: str, path: Path) -> State:
 
 
 def measure(report: Report | None, decision: str, score: str, *, empty: State = "no config") -> Measured:
-    """One score of every trial; trials that lack it are left out, and without any the cell is `empty`."""
+    """One score of every trial that has it; with none the cell is `empty`."""
     if report is None:
         return Measured({}, empty)
     scores = {
         trial.trial: trial.scores[decision][score]
         for trial in report.trials
-        if not isnan(trial.scores.get(decision, {}).get(score, nan))  # AUROC of one class alone is nan
+        if not isnan(trial.scores.get(decision, {}).get(score, nan))  # AUROC of a single class is nan
     }
     if not scores:
         return Measured({}, empty)

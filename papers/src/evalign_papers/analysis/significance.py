@@ -59,7 +59,7 @@ def over_splits(
     """Paired test of two methods on the same splits, ours minus theirs; None for fewer than two splits in common.
 
     t = mean(d) / sqrt((1 / J + n_test / n_train) var(d)) with J - 1 degrees of freedom (Nadeau and Bengio 2003): random
-    splits share most of their training rows, and the usual 1 / J alone would call noise a difference.
+    splits share most of their training rows, and 1 / J without the second term would call noise a difference.
 
     >>> over_splits({0: 0.7, 1: 0.8, 2: 0.9}, {0: 0.7, 1: 0.8, 2: 0.9}).p
     1.0

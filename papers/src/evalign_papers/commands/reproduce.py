@@ -29,28 +29,28 @@ def command(
     ] = None,
     list_tables: Annotated[
         bool,
-        typer.Option(
-            "--list", help="Every table, what it has cost, and how much of it is there.", rich_help_panel=SHOWN
-        ),
+        typer.Option("--list", help="List the tables with their state and running time.", rich_help_panel=SHOWN),
     ] = False,
     report: Annotated[
         bool,
         typer.Option(
             "--report",
-            help="Write one page with every table; runs nothing unless TABLE is given.",
+            help="Write an HTML page of all tables; runs nothing unless TABLE is given.",
             rich_help_panel=SHOWN,
         ),
     ] = False,
-    out: Annotated[Path, typer.Option("--out", help="The page.", rich_help_panel=SHOWN)] = Path("reproduction.html"),
+    out: Annotated[Path, typer.Option("--out", help="File of the page.", rich_help_panel=SHOWN)] = Path(
+        "reproduction.html"
+    ),
     protocol: Annotated[
         str, typer.Option("--protocol", help="honest, paper (as printed) or both.", rich_help_panel=RUN)
     ] = "both",
     dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", help="These data sets alone; repeatable.", rich_help_panel=RUN)
+        list[str] | None, typer.Option("--dataset", help="Only these data sets; repeatable.", rich_help_panel=RUN)
     ] = None,
     row: Annotated[
         list[str] | None,
-        typer.Option("--row", help="These rows alone, by the name of their cell; repeatable.", rich_help_panel=RUN),
+        typer.Option("--row", help="Only these rows, by cell name; repeatable.", rich_help_panel=RUN),
     ] = None,
     budget: Annotated[
         str,
@@ -62,16 +62,16 @@ def command(
     ] = "reduced",
     trials: Annotated[
         int | None,
-        typer.Option(
-            "--trials", min=1, help="At most so many of each cell; later runs add the rest.", rich_help_panel=RUN
-        ),
+        typer.Option("--trials", min=1, help="Most trials of a cell; later runs add the rest.", rich_help_panel=RUN),
     ] = None,
     engine: Annotated[
         str, typer.Option("--engine", help="joblib: processes here; ray: a Ray cluster.", rich_help_panel=RUN)
     ] = "joblib",
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", min=1, help="Processes at once; one a core, eight on a GPU.", rich_help_panel=RUN),
+        typer.Option(
+            "--jobs", min=1, help="Parallel processes; default one a core, eight on a GPU.", rich_help_panel=RUN
+        ),
     ] = None,
     device: o.Device = "auto",
     data_dir: Annotated[
@@ -91,9 +91,9 @@ def command(
 ) -> None:
     """Run tables of the papers, cell by cell, and show them beside the printed numbers.
 
-    A cell is a config; its report is written beside it after every step, so the same command resumes a run that was
-    killed. Complete cells are not run again. Data sets that are neither in --data-dir nor in $EVALIGN_DATA are fetched
-    from their source or from OpenML where that is possible. --list and --report download nothing.
+    A cell is a config; its report is written beside it after every step, so the same command resumes a killed run.
+    Complete cells are not run again. Data sets found neither in --data-dir nor in $EVALIGN_DATA are downloaded from
+    their source or from OpenML if possible. --list and --report download nothing.
     """
     from evalign._checks import check_choice
     from evalign.cli.console import Output

@@ -19,7 +19,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class File:
-    """A file of a data set. `size` in bytes, checksums and `url` are None where nobody published them."""
+    """A file of a data set. `size` in bytes, checksums and `url` are None if not published."""
 
     name: str
     size: int | None = None
@@ -157,7 +157,7 @@ def equitability(counts: Any) -> float:
 def check_dataset(dataset: Dataset) -> Dataset:
     """Check that rows, classes and rows per class are those of the card."""
     card, what = dataset.card, {"table": "rows", "images": "pictures", "graphs": "frames"}[dataset.card.kind]
-    if len(dataset.X) != len(dataset.y):  # our own slip, hence no sentence for the user
+    if len(dataset.X) != len(dataset.y):  # a bug of ours, not a user error
         raise AssertionError(f"{card.name}: {len(dataset.X)} features for {len(dataset.y)} labels")
     found = (len(dataset), len(dataset.classes))
     if found != (card.rows, card.num_classes):

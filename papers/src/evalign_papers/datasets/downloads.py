@@ -16,7 +16,7 @@ CACHE = "evalign"
 
 
 def fetch_original(card: Card, store: Store) -> Found | None:
-    """Download the version whose files all have an address and a checksum; None where there is none or no network.
+    """Download the version whose files all have an address and a checksum; None without one or without a network.
 
     Files are kept in the user's cache folder and not downloaded again.
     """
@@ -39,7 +39,7 @@ def fetch_original(card: Card, store: Store) -> Found | None:
 
 
 def fetch_openml_table(card: Card, store: Store) -> pd.DataFrame:
-    """Download the table from OpenML with its columns as they are; the error names the file to get and where to put it.
+    """Download the table from OpenML, columns unchanged; the error names the file to get and where to put it.
 
     scikit-learn compares the download with OpenML's own md5; the caller compares counts and fingerprint.
     """

@@ -24,10 +24,10 @@ def tail_counts(largest: int, classes: int, imbalance: float) -> list[int]:
 def tail_split(dataset: Dataset, imbalance: int, seed: int, trial: int) -> Split:
     """Train and validation rows (4 : 1, class by class) of the thinned part, and the source's own test part.
 
-    Which rows stay is drawn anew for every trial, and depends on seed and trial alone.
+    The rows kept are drawn for each trial and depend only on seed and trial.
     """
     if dataset.official_test is None:
-        raise ValueError(f"a long tail needs a test part that stays as it is, {dataset.name} has none")
+        raise ValueError(f"a long tail needs a fixed test part, {dataset.name} has none; use cifar10")
     random = np.random.default_rng([seed, trial])
     rest = np.flatnonzero(~dataset.official_test)
     by_class = [rest[dataset.y[rest] == k] for k in range(len(dataset.classes))]

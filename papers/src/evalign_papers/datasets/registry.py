@@ -37,16 +37,16 @@ ENTRIES: dict[str, Entry] = {
         (cocktailparty.CARD, cocktailparty.load),
         (cocktailparty.GRAPH_CARD, cocktailparty.load_graph),
         (adult.CARD, adult.load),
-        (mammography.CARD, mammography.load),
+        (mammography.CARD, mammography.SOURCE.dataset),
         (creditcard.CARD, creditcard.load),
         (cifar10.CARD, cifar10.load),
         (cifar10.TRANSPORT_CARD, cifar10.load_transportation),
         (cifar10.FROG_CARD, cifar10.load_frog),
         (caltech256.CARD, caltech256.load),
         (caltech101.CARD, caltech101.load),
-        (shuttle.CARD, shuttle.load),
-        (yeast.CARD, yeast.load),
-        (letter.CARD, letter.load),
+        (shuttle.CARD, shuttle.SOURCE.dataset),
+        (yeast.CARD, yeast.SOURCE.dataset),
+        (letter.CARD, letter.SOURCE.dataset),
     )
 }
 
@@ -78,7 +78,7 @@ def load(
     """A data set from `data_dir`, else from $EVALIGN_DATA, else from OpenML (tables only, `fetch=False` forbids it).
 
     `protocol` "honest" has text for categories (to be one-hot encoded), groups to split by and the positive class that
-    the task asks for; "paper" what the printed numbers were measured on. `verify=False` takes files as they are, with
+    the task asks for; "paper" what the printed numbers were measured on. `verify=False` accepts any files, with
     neither checksums nor counts compared. `options` are the data set's own: `positive` and `block` of cocktailparty,
     `parts` of the cifar10 sets, `size` of the caltech ones, `background` of caltech101.
 

@@ -27,7 +27,7 @@ class Split(NamedTuple):
 
 
 def splits(dataset: Dataset, trials: int = 10, seed: int = 0, protocol: Protocol | None = None) -> Iterator[Split]:
-    """One split for each trial, rows ascending; trial t depends on `seed` and t alone, not on how many there are.
+    """One split for each trial, rows ascending; trial t depends only on `seed` and t, not on their number.
 
     `protocol` is the data set's unless given.
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from evalign.tables.files import TableError
 from evalign.tables.read import read_table
-from evalign_papers.datasets.base import Card, DataError
+from evalign_papers.datasets.base import Card, DataError, Dataset, Protocol
 from evalign_papers.datasets.downloads import fetch_openml_table, fetch_original
 from evalign_papers.datasets.fingerprint import fingerprint
 from evalign_papers.datasets.folders import Store, reading
@@ -42,6 +42,11 @@ class TableSource:
     readers: Mapping[str, Reader]
     text: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
+
+    def dataset(self, store: Store, protocol: Protocol) -> Dataset:
+        """The table for a protocol that needs no other columns or labels."""
+        raw = self.load(store)
+        return Dataset(self.card, raw.frame, raw.y, raw.classes, protocol, official_test=raw.official_test)
 
     def load(self, store: Store) -> Raw:
         found = store.find(self.card) or fetch_original(self.card, store)
@@ -101,7 +106,7 @@ class TableSource:
         if found != self.card.fingerprint:
             raise DataError(
                 f"{where} must hold the rows of {self.card.name} (fingerprint {self.card.fingerprint}), some of its "
-                f"values differ ({found}); get another copy, or load with verify=False to take it as it is"
+                f"values differ ({found}); get another copy, or load with verify=False to accept it"
             )
 
 

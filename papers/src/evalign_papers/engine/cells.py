@@ -44,7 +44,7 @@ class Cell:
     def twin_report(self) -> Report | None:
         """The report of another table's cell with the same config: equal seeds give equal trials, so they run once.
 
-        Where several have the same config, the one with the most trials; the environment says whose they are.
+        Of several, the one with the most trials; the environment names its cell.
         """
         own = self.config
         found: list[Report] = []
@@ -75,7 +75,7 @@ def cells_of(papers: Path, table: Table, protocols: Sequence[str] = ("honest", "
 
 
 def at_printed_budget(cell: Cell) -> Cell:
-    """The cell beside this one at the printed or, of BtG, the released budget; itself where there is none."""
+    """The same cell at the printed (BtG: released) budget, or itself where there is none."""
     for budget in (PRINTED_BUDGET, RELEASED_BUDGET):
         beside = Cell(cell.path.with_name(cell.path.name.removesuffix(".json") + f"{budget}.json"))
         if beside.path.exists():
@@ -88,7 +88,7 @@ def held(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Hold the lock of a file: yields True, or False where another process has it and `wait` is not set.
 
     The operating system releases the lock of a process that dies. The lock file lies beside the file and is removed
-    while the lock is held; filelock retries a lock whose file is gone, so nobody ends up with a stale one.
+    while the lock is held; filelock retries a lock whose file is gone, so no process holds a stale one.
     """
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:

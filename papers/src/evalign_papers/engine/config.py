@@ -1,7 +1,7 @@
 """Config of a cell: everything that determines its numbers, and nothing else.
 
-An unknown key is refused, a missing one too (a stage alone has defaults, those of `training.recipes.Stage`). The
-checksum of a config goes into its report, which is refused beside any other config.
+Unknown and missing keys are errors (only stages have defaults, those of `training.recipes.Stage`). A report holds the
+checksum of its config and is refused beside any other.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ QUIRKS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Data:
-    """A data set of `evalign_papers.datasets` as a protocol has it; `ratio` thins the positives to 1 : ratio.
+    """A data set of `evalign_papers.datasets` under a protocol; `ratio` thins the positives to 1 : ratio.
 
-    `tail` thins the classes of a training part exponentially, the last to 1 : tail, and leaves the test part as it is.
-    `inputs` of tables are scaled numbers ("standard") or these and their quantiles ("both"); of pictures, for what is
-    no network, the principal components that hold 80 % of the variance ("components").
+    `tail` thins the classes of the training part exponentially, the last to 1 : tail; the test part stays whole.
+    `inputs` of tables are scaled numbers ("standard") or these and their quantiles ("both"); of pictures, for methods
+    other than networks, the principal components that hold 80 % of the variance ("components").
     """
 
     name: str
@@ -82,7 +82,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Grid:
-    """Values to choose from on validation data: by `select`, and anew for every trial or once, on the first split."""
+    """Values to choose from on validation data, by `select`; `search` for each trial or once, on the first split."""
 
     learning_rate: tuple[float, ...]
     dropout: tuple[float, ...]
@@ -110,7 +110,9 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
-            raise ValueError(f"a config of version {VERSION} is needed, got {self.version}; write it anew")
+            raise ValueError(
+                f"a config of version {VERSION} is needed, got {self.version}; write it again with evalign_papers.plans"
+            )
         check_choice("decide_for", self.decide_for, METRICS)
         for quirk in self.quirks:
             check_choice("quirk", quirk, QUIRKS)
@@ -127,7 +129,7 @@ def to_json(config: Config) -> str:
 
 
 def as_content(value: Any) -> Any:
-    """A config as JSON can hold it. A stage's options at their defaults are left out: a new one changes no checksum."""
+    """A config as JSON values. Options at their defaults are left out, so that a new option changes no checksum."""
     if dataclasses.is_dataclass(value):
         own = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
         return {name: as_content(now) for name, (now, default) in own.items() if now != default}
@@ -145,7 +147,7 @@ decide_for, quirks, trials, seed
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} must be JSON, it is not ({error}); get it again") from None
+        raise ValueError(f"{where} must be valid JSON ({error}); restore the original file") from None
     return strict(Config, content, where)
 
 
@@ -163,7 +165,7 @@ def strict(kind: type[T], content: Any, where: str) -> T:
             raise ValueError(f"{where}: unknown key {key!r}; known: {', '.join(fields)}")
     for key, field in fields.items():
         if key not in content and field.default is dataclasses.MISSING:
-            raise ValueError(f"{where}: key {key!r} is missing; a config says everything")
+            raise ValueError(f"{where}: key {key!r} is missing; add it, a config has no defaults")
     hints = typing.get_type_hints(kind)
     return kind(**{key: _value(hints[key], value, f"{where}: {key}") for key, value in content.items()})
 

@@ -42,7 +42,7 @@ def picture_splits(config: Config, dataset: Dataset, trials: list[int]) -> Itera
 
 
 def picture_network(config: Config, classes: int, pixels: Tensor) -> nn.Module:
-    """The network of a config for pictures such as `pixels`, which it normalises by."""
+    """The network of a config; its input is normalised by the mean and deviation of `pixels`."""
     assert config.network is not None
     outputs = 1 if config.network.outputs == "one" else classes
     first = Pictures(*channel_statistics(pixels), augment=config.network.augment)

@@ -1,4 +1,4 @@
-"""The papers' tables as data: `<paper>/<table>/table.json` says what was printed and which cells make a table."""
+"""The papers' tables as data: `<paper>/<table>/table.json` holds the printed numbers and the cells of each row."""
 
 import json
 import os
@@ -17,7 +17,7 @@ Kind = Literal["runs", "facts"]
 
 
 class Printed(NamedTuple):
-    """A mean and its standard deviation as printed; `std` is None where there is none."""
+    """A mean and its standard deviation as printed; `std` is None if none is printed."""
 
     mean: float
     std: float | None
@@ -25,12 +25,12 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: the cell that is trained for it, and what was printed by data set and metric.
+    """One line of a table: its cell, and the printed numbers by data set and metric.
 
-    `folder` is where the cell's reports are, another table's where the row repeats its training. `extra` rows are ours,
-    not the paper's. `incomparable` are metrics by data set ("*" is all) that the paper printed as something else than
-    the honest protocol measures: macro F1, the F1 of the other class, balanced accuracy called AUROC. `decision` is the
-    row's own where it differs from the table's.
+    `folder` holds the cell's reports; it is another table's if the row repeats its training. `extra` rows are ours,
+    not the paper's. `incomparable` lists metrics by data set ("*" is all) that the paper prints as another quantity
+    than the honest protocol measures: macro F1, the F1 of the other class, balanced accuracy called AUROC. `decision`
+    overrides the table's.
     """
 
     label: str
@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """`decimals` are those of printed means and deviations; tables of kind "facts" are counted, not trained."""
+    """`decimals` of printed means and deviations; tables of kind "facts" are counted, not trained."""
 
     name: str
     title: str
@@ -93,7 +93,7 @@ def writable_papers(papers: str | Path | None = None) -> Path:
     place = OWN_COPY if papers is None else Path(papers)
     if place.is_dir() and any(place.iterdir()):
         find_papers(place)
-        if papers is not None:  # somebody's own tables stay as they are
+        if papers is not None:  # a folder of the user is not changed
             return place
     for source in PACKAGED.rglob("*.json"):
         target = place / source.relative_to(PACKAGED)

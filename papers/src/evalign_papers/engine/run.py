@@ -1,4 +1,4 @@
-"""Run a cell: train the trials that its report lacks, and save each as soon as it is done."""
+"""Run a cell: train the trials missing from its report and save each when it ends."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ from evalign_papers.engine.trial_data import Part, dataset_of, parts
 
 Save = Callable[[Report], None]
 Ints = NDArray[np.int64]
-CHOSEN_BY_TEST = ("f1", "accuracy", "auroc")  # the released code keeps a best figure of these
+CHOSEN_BY_TEST = ("f1", "accuracy", "auroc")  # the released code keeps the best value of these
 
 
 def run(
@@ -35,11 +35,10 @@ def run(
     checkpoints: Path | None = None,
     only: int | None = None,
 ) -> Report:
-    """Complete `report`, or begin one; `trials` bounds how many there are to be, `only` names the one to run.
+    """Complete `report`, or start one; `trials` limits their number, `only` selects a single trial.
 
-    `save` gets the report after every step.
-
-    Networks for pictures leave their checkpoints in the folder `checkpoints` until their trial is in the report.
+    `save` gets the report after every step. Picture networks keep checkpoints in the folder `checkpoints` until their
+    trial is in the report.
     """
     report = Report(config) if report is None else report
     save = save or (lambda report: None)
@@ -103,7 +102,7 @@ def _pictures(
     pixels = torch.from_numpy(np.ascontiguousarray(dataset.X)).to(device)
 
     def file_of(trial: int, point: Point) -> Path | None:
-        if checkpoints is None or find_spec("safetensors") is None:  # without it a trial starts anew
+        if checkpoints is None or find_spec("safetensors") is None:  # without it a trial starts from scratch
             return None
         place = grid_points(config.grid).index(point)
         return checkpoints / f"{Path(config.cell).name}.{config.sha256[:8]}.{trial}.{place}.safetensors"
@@ -162,7 +161,7 @@ def _stacked(
             report.grid += [_validation(one) for one in train_points(config, first, group, device, on_epoch)]
             report.seconds += time.perf_counter() - started
             started = time.perf_counter()
-            save(report)  # a grid is long: a run that is killed goes on with the next batch size
+            save(report)  # a killed run resumes with the next batch size
         points = [_best_point(config, report.grid)]
     own = {part.trial: part for part in parts(config, data_dir, missing)}
     trained = train_points(config, list(own.values()), points, device, on_epoch)
@@ -184,7 +183,7 @@ def _stacked(
 
 
 def _by_batch_size(points: Iterable[Point]) -> list[list[Point]]:
-    """Points that can be trained as one stack; the largest batches, which are the quickest, first."""
+    """Points that can be trained as one stack; the largest batches, which are fastest, first."""
     groups: dict[float, list[Point]] = {}
     for point in points:
         groups.setdefault(point.get("batch_size", 0.0), []).append(point)
@@ -211,7 +210,7 @@ def _network_scores(
     names: Sequence[str] = (),
     tail: Tail | None = None,
 ) -> Scores:
-    """The scores of a network's outputs; pairs of graphs count one by one."""
+    """The scores of a network's outputs; each pair of a graph is a sample."""
     assert config.network is not None
     binary = config.network.outputs == "one"
     valid, test = (
@@ -230,7 +229,7 @@ def _network_scores(
 
 
 def paper_scores(config: Config, trained: Trained, ranking: float) -> Scores:
-    """The released code's figures from the epochs that improved validation, and the same without each quirk of it."""
+    """The released code's figures from the epochs that improved validation, with all quirks and without each one."""
     kept = [epoch.watched for epoch in trained.history if epoch.best]
 
     def figures(quirks: set[str]) -> dict[str, float]:

@@ -37,9 +37,9 @@ class Piece(NamedTuple):
 
 
 def run_cell(path: Path, data_dir: str | None, device: str, trials: int | None) -> Done:
-    """Run one cell and save its report after every step. An error is reported, so that the other cells go on.
+    """Run one cell and save its report after every step. Errors are returned, so that other cells still run.
 
-    Trials of the very same config in another table are copied, not run again.
+    Trials of the same config in another table are copied, not run again.
     """
     cell, where = Cell(path), report_path(path)
     with held(path) as free:

@@ -46,11 +46,11 @@ CUTS = len(BTG_GRID)
 
 
 RARE = 3
-MOST_NAMED = 20  # of more classes than that nobody reads a report of each
+MOST_NAMED = 20  # with more classes a report leaves out the scores of each
 
 
 class Tail(NamedTuple):
-    """Of a long-tailed training part: its rows of every class, and a second metric that decisions are made for."""
+    """Long-tailed training part: rows of each class, and a second metric to make decisions for."""
 
     counts: Ints
     goal: str = "f1"
@@ -59,7 +59,7 @@ class Tail(NamedTuple):
 def hard_scores(
     predicted: Ints, y: Ints, classes: int, names: Sequence[str] = (), tail: Tail | None = None
 ) -> dict[str, float]:
-    """Every metric of one decision; of named classes their precision and recall too, of a long tail what it is about.
+    """Every metric of one decision; with class names also their precision and recall, with a tail its own scores.
 
     >>> hard_scores(np.array([1, 1, 0]), np.array([1, 0, 0]), 2)["f1"]
     0.6666666666666666
@@ -76,14 +76,14 @@ def hard_scores(
     if tail is not None:
         rarest = np.argsort(tail.counts, kind="stable")[:RARE]
         scores["rare_recall"] = float(metrics.recall(c, average=None)[torch.from_numpy(rarest)].mean())
-        # Every class with its share of the training part instead of its share of the test part.
+        # Re-weight test rows to the class shares of the training part.
         weight = torch.from_numpy((tail.counts / np.bincount(y, minlength=classes))[y])
         scores["f1_train"] = float(MULTICLASS["f1"](Confusion.hard(*labels, classes, sample_weight=weight)))
     return scores
 
 
 def auroc(positive: Floats, y: Ints) -> float:
-    """AUROC of the ranking, nan where one class alone is left."""
+    """AUROC of the ranking, nan if there is only one class."""
     from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(y, positive)) if 0 < y.sum() < len(y) else float("nan")
@@ -98,9 +98,9 @@ def honest_scores(
     names: Sequence[str] = (),
     tail: Tail | None = None,
 ) -> Scores:
-    """Scores of three decisions, each learned on validation rows alone; `valid` and `test` are probabilities (n, C).
+    """Scores of three decisions learned on validation rows; `valid` and `test` are probabilities (n, C).
 
-    With a `tail` there are two more, tuned and plug-in for its own goal.
+    A `tail` adds two, tuned and plug-in for its goal.
     """
     classes = test.shape[1]
     rules = {"argmax": Rule("argmax", classes)}

@@ -1,6 +1,6 @@
 """Training settings as the papers print them, and how far a config falls short of them.
 
-A run below the printed budget is a reduced run: `reductions` says in which respect, wherever its number is shown.
+`reductions` lists in which respects a run is below the printed budget; its numbers are then marked with a dagger.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from evalign_papers.engine.config import Config
 from evalign_papers.engine.reports import Report
 
-UNBOUNDED = 100_000  # epochs that no run reaches: the papers stop by patience alone
+UNBOUNDED = 100_000  # epochs that no run reaches: the papers stop by patience only
 TRIALS = 10
 PRINTED_BUDGET, RELEASED_BUDGET = "@printed", "@released"
 LONGER_BUDGET = "@longer"  # the printed patience at one point of the grid
@@ -23,7 +23,7 @@ class Settings(NamedTuple):
     learning_rate: tuple[float, ...]
     batch_size: tuple[int, ...]
     dropout: tuple[float, ...]  # () where the text gives none
-    rate: tuple[float, ...]  # of cooling; () where the slope stays as it is
+    rate: tuple[float, ...]  # of cooling; () where the slope is constant
     patience: int
     trials: int = TRIALS
 
@@ -54,7 +54,7 @@ PRINTED: dict[tuple[str, str], Settings] = {
 
 
 def printed_settings(config: Config) -> Settings | None:
-    """The settings that the paper of a config prints for its data; None for what is ours, or no network."""
+    """The settings that a paper prints for the data of a config; None for our own rows and for other than networks."""
     if config.training is None or config.network is None:
         return None
     paper, table = config.cell.split("/")[:2]
@@ -69,9 +69,9 @@ def printed_settings(config: Config) -> Settings | None:
 
 
 def reductions(config: Config, report: Report | None = None) -> list[str]:
-    """In which respects a run is smaller than the printed protocol; empty where it is not.
+    """In which respects a run is below the printed protocol; empty where it is not.
 
-    A bound on the epochs counts where a trial reached it, or where nothing has been run yet.
+    A bound on epochs only counts if a trial reached it, or if nothing has been run yet.
     """
     if config.protocol != "paper":
         return []

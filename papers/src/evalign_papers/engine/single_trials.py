@@ -1,4 +1,4 @@
-"""Trials that cannot be stacked: scikit-learn's estimators, and AP-Perf, whose loss does not vmap."""
+"""Trials that cannot be stacked: scikit-learn estimators, and AP-Perf, whose loss does not support vmap."""
 
 from collections.abc import Callable
 from typing import Any
@@ -56,7 +56,7 @@ ESTIMATORS: dict[str, Callable[[dict[str, Any], int], Any]] = {
 def fit_estimator(config: Config, part: Part) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Validation and test probabilities, and the estimator's own predictions of the test rows.
 
-    A margin without a probability goes through a sigmoid: its order and its sign stay, and a decision reads no more.
+    Margins without probabilities go through a sigmoid, which keeps their order and sign; decisions need no more.
     """
     model = ESTIMATORS[config.method.name](dict(config.method.options), part.seed(config))
     model.fit(part.train, part.train_y)

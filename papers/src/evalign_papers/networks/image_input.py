@@ -9,7 +9,7 @@ BORDER = 4
 
 
 class Pictures(nn.Module):
-    """uint8 (N, H, W, 3) -> float (N, 3, H, W), (x / 255 - mean) / std, in channels-last order by permuting alone.
+    """uint8 (N, H, W, 3) -> float (N, 3, H, W), (x / 255 - mean) / std, channels last, by a permutation.
 
     With `augment`, in training mode, every picture is moved by up to `border` pixels each way, its borders reflected,
     and mirrored half of the time: one gather of bytes for the whole batch, from torch's own random numbers.

@@ -29,9 +29,9 @@ TABLES = {
     "mf": ["2"],
     "checks": ["ablation", "scratch", "imbalance", "cooling", "text", "slope"],
 }
-IMAGES = ("cifar10", "caltech256", "caltech101")  # the second cannot be had, the third stands in for it
+IMAGES = ("cifar10", "caltech256", "caltech101")  # the third stands in for the second, which is not available
 EXTRA = ("anchored", "ce", "forest", "boosting")
-# The papers stop by patience alone; a bound keeps the longest trial of a stack from deciding its cost.
+# The papers stop by patience only; a bound limits the cost of a stack, which runs as long as its longest trial.
 BTG_EPOCHS = {
     "cocktailparty": 500,
     "adult": 300,
@@ -61,7 +61,7 @@ STAGE = Stage("metric", metric=True, anchor=0.0, learning_rate=1e-3, epochs=0, p
 ENTROPY = replace(STAGE, name="cross-entropy", metric=False, anchor=1.0)
 
 
-NO_CAP = {"adult"}  # run again since: stopped by patience alone, as printed
+NO_CAP = {"adult"}  # stopped by patience only, as printed
 
 
 def quirks_of_data(name: str, paper: bool) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def east(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
         step="annealed",
         weight_decay=1e-2,
     )
-    if table == "2":  # MF: the slope stays as it is
+    if table == "2":  # MF: the slope is constant
         stage, grid = replace(stage, rate=None, step="linear"), replace(grid, rate=())
     if cell == "ce":
         method, stage = (
@@ -350,7 +350,7 @@ def at_released_budget(config: Config) -> Config:
 
 
 def at_printed_budget(config: Config) -> Config:
-    """The same cell with every number of the printed protocol, as a config of its own beside it."""
+    """A separate config of the cell with every number of the printed protocol."""
     printed, grid, training = printed_settings(config), config.grid, config.training
     assert printed is not None
     assert grid is not None

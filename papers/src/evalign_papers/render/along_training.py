@@ -132,7 +132,7 @@ def _mean(own: pd.DataFrame, method: str, column: str) -> str:
 
 
 def _corrected(compared: Mapping[K, Comparison | None]) -> dict[K, str]:
-    """Differences with stars by p values corrected for all of them; a dash where there is none."""
+    """Differences with stars by corrected p values; a dash if there is none."""
     found = {key: signed(one.difference, one.error, p) for key, (one, p) in judged_together(compared).items()}
     return {key: found.get(key, NONE) for key in compared}
 

@@ -1,7 +1,7 @@
 """Where metric training helps trees: blocks of docs/research/results.md from the rows of the quality benchmarks.
 
 The rows are those of `benchmarks/bench_trees.py` and `benchmarks/bench_recipes.py`: ten splits, default settings, test
-rows read once. A method that lacks a set is left out there.
+rows read once.
 """
 
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ def tree_blocks(folder: Path) -> dict[str, str]:
 
 
 def metric_block(results: Results) -> str:
-    """EASTBooster on the metric against the same trees on cross-entropy alone, by each decision rule."""
+    """EASTBooster on the metric against the same trees on cross-entropy, by each decision rule."""
     pairs = {
         (name, rule): (entries[METRIC, rule], entries[ENTROPY, rule])
         for name, entries in results.items()
@@ -94,7 +94,7 @@ def metric_block(results: Results) -> str:
 
 
 def rivals_block(results: Results) -> str:
-    """EASTBooster as it comes, minus each of the other trees with each decision rule."""
+    """EASTBooster by default, minus each of the other trees with each decision rule."""
     pairs = {
         (name, method, rule): (entries[METRIC, "own"], entries[method, rule])
         for name, entries in results.items()

@@ -1,6 +1,6 @@
 """Documents written from reports: Jinja templates in which every measured or printed number is looked up.
 
-Nothing is typed: a sentence takes its numbers from the same reports as the tables, so it cannot outlive them.
+Sentences take their numbers from the same reports as the tables, so both change together.
 """
 
 import json
@@ -24,7 +24,7 @@ ANY_BUDGET = "@*"
 
 
 class Numbers:
-    """Look-ups of a template. A cell is named by its path, as `btg/1/honest/adult.f1`; what was not run says so.
+    """Look-ups of a template. A cell is named by its path, as `btg/1/honest/adult.f1`; "not run" if it has no report.
 
     A path that ends with `@*` names the cell at the largest budget that it was run at.
     """
@@ -66,7 +66,7 @@ class Numbers:
         return NOT_RUN if best is None else str(best["best_epoch"])
 
     def cifar10_validation(self, loss: str, *, last: bool = False) -> str:
-        """The hard score on validation rows in the kept or the last epoch."""
+        """The hard score on validation rows at the kept or the last epoch."""
         best = self._cifar10(loss)
         return NOT_RUN if best is None else f"{best['curve'][-1 if last else best['best_epoch'] - 1][3]:.3f}"
 
@@ -75,7 +75,7 @@ class Numbers:
         return min(own, key=lambda row: row["validation_loss"], default=None)
 
     def grid_best(self, cell: str) -> str:
-        """The best validation score of the points of a grid that have been tried."""
+        """The best validation score of a grid."""
         report = self._report(cell)
         return NOT_RUN if report is None or not report.grid else f"{max(one['score'] for one in report.grid):.3f}"
 
@@ -148,7 +148,7 @@ def render_document(name: str, papers: Path, blocks: Mapping[str, str], benchmar
 
 
 def wrapped(text: str, width: int = 120) -> str:
-    """Paragraphs and list items of Markdown filled anew, since a number is shorter than its look-up; the rest as it is.
+    """Re-wrap paragraphs and list items of Markdown; everything else is kept.
 
     >>> print(wrapped("- one\\n  two\\n- three\\n\\n| a\\n| b\\n\\nA\\nB"))
     - one two
@@ -194,7 +194,7 @@ def write_document(path: Path, text: str, *, check: bool = False) -> bool:
 
 
 def literal(text: str) -> str:
-    """Text whose asterisks Markdown leaves alone."""
+    """Escape the asterisks of a text for Markdown."""
     return text.replace("*", "\\*")
 
 

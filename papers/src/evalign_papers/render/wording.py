@@ -1,4 +1,4 @@
-"""Numbers, states and significance as text, alike in the terminal, on the page and in the documents."""
+"""Numbers, states and significance as text, for the terminal, the page and the documents."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ LEGEND = (
 
 
 def reduced_notes(filled: FilledTable) -> list[str]:
-    """A line for each kind of reduction in a table, with the runs that it concerns."""
+    """A line for each kind of reduction in a table, with its runs."""
     groups: dict[str, list[str]] = {}
     for cell in filled.cells:
         found = cell.measured.get("paper")
@@ -42,7 +42,7 @@ def printed_number(printed: Printed | None, decimals: tuple[int, int]) -> str:
 
 
 def measured_number(found: Measured, *, trials: bool = True) -> str:
-    """Mean and deviation over trials; fewer trials than planned, or than the papers' ten, are said, † a reduced run.
+    """Mean and deviation over trials, the number of trials if below ten, and † for a reduced run.
 
     >>> measured_number(Measured({0: 0.5, 1: 0.6}, "partial", 10)), measured_number(Measured({}))
     ('0.550 ± 0.071 (2 of 10)', '–')
@@ -112,7 +112,7 @@ class Lacking(NamedTuple):
 
 
 def not_run(filled: FilledTable) -> list[Lacking]:
-    """What a table lacks, by protocol: what is not run, then what has no config either."""
+    """Runs missing from a table, by protocol: those not run, then those without a config."""
     found = []
     for protocol in filled.table.protocols:
         states = filled.states(protocol)

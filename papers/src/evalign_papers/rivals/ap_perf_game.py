@@ -30,8 +30,8 @@ OPTIONS = {
     "threads": 1,
     "primal_feasibility_tolerance": EXACT / 10,
     "dual_feasibility_tolerance": EXACT / 10,
-    # The adversary's new answers leave a solution feasible, so the primal simplex goes on from it. Numbers are between
-    # -1 and 2 but for prices: to look for a smaller program, to scale or to perturb takes longer than it saves.
+    # The adversary's new answers leave a solution feasible, so the primal simplex continues from it. Numbers other than
+    # prices are between -1 and 2: presolve, scaling and perturbation cost more time than they save.
     "solver": "simplex",
     "simplex_strategy": 4,
     "presolve": "off",
@@ -65,7 +65,7 @@ def adversary(psi: Floats, *, metric: Metric = "f1", beta: float = 1.0) -> tuple
 
 
 def decided(psi: Floats, beta: float) -> Floats:
-    """The adversary's q (n,) for F_beta where a price alone decides it, 0 or 1; nan where the game does.
+    """The adversary's q (n,) for F_beta if the price decides it, 0 or 1; nan if the game does.
 
     If no prediction's F_beta changes by more than D with the label of one row, then whoever moves that label's mass
     from 1 to 0 gains -psi_i per mass and loses at most D: q_i = 0 where psi_i < -D, and q_i = 1 where psi_i > D.
@@ -248,7 +248,7 @@ def _sparse(vectors: Floats) -> tuple[int, NDArray[np.int32], NDArray[np.int32],
 
 
 def _solver(program: Any) -> Any:
-    """A solver of its own for every game, so that the answer does not depend on games before."""
+    """A new solver for every game, so that the answer does not depend on earlier games."""
     solver = _highspy().Highs()
     for name, value in OPTIONS.items():
         solver.setOptionValue(name, value)
@@ -269,7 +269,7 @@ def _solve(solver: Any, n: int) -> tuple[Floats, Floats]:
 
 
 def _highspy() -> Any:
-    """HiGHS itself, found on first use: no other loss needs it, and scipy cannot go on from an earlier solution."""
+    """HiGHS itself, found on first use: no other loss needs it, and scipy cannot continue from an earlier solution."""
     try:
         return importlib.import_module("highspy")
     except ImportError as error:

@@ -89,7 +89,7 @@ def classes_of(batch: Batch, task: Task) -> int:
 
 
 def vector_of(name: str, values: PerClass | None) -> Tensor | None:
-    """A per-class option as a vector of its own, so that a module may keep it as a buffer."""
+    """A per-class option as a separate vector, so that a module can keep it as a buffer."""
     if values is None:
         return None
     vector = torch.as_tensor(values).detach().clone()

@@ -162,7 +162,7 @@ def _most_flipped(scores: Floats, positive: NDArray[np.bool_], beta: float) -> t
     """
     n, (p, q) = len(scores), (np.flatnonzero(positive), np.flatnonzero(~positive))
     low, others = p[np.argsort(scores[p], kind="stable")], scores[q]
-    high = np.sort(others)[::-1]  # the values alone: that takes half the time of their order
+    high = np.sort(others)[::-1]  # sorting values takes half the time of argsort
     missed, false = (np.concatenate([[0.0], np.cumsum(s)]) / n for s in (-scores[low], high))
     fn = np.arange(len(p) + 1)
     tp, b2 = len(p) - fn, beta**2

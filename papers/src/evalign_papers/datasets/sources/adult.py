@@ -92,7 +92,7 @@ def load(store: Store, protocol: Protocol, *, first_line: bool = False) -> Datas
     for name in CATEGORIES:
         if protocol == "paper":
             X[name] = X[name].astype("category").cat.codes.astype("int64")
-        else:  # text, for an encoder to one-hot; what is unknown is missing, not a category of its own
+        else:  # text, for an encoder to one-hot; unknown values are missing, not a category
             X[name] = X[name].mask(X[name] == "?")
     return Dataset(CARD, X, raw.y, raw.classes, protocol, official_test=raw.official_test)
 

@@ -47,7 +47,7 @@ CARD = Card(
     fingerprint="5557ab3454137a9d",
     notes=(
         "Time is dropped and Amount becomes log(Amount + 0.001), as in the papers; both protocols do so.",
-        "V1 to V28 in float32: the Parquet file holds no more, and every form gives the same numbers.",
+        "V1 to V28 in float32, the precision of the Parquet file, so that every form gives the same numbers.",
         "1081 duplicate rows, kept.",
     ),
 )

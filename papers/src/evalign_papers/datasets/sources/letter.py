@@ -1,12 +1,8 @@
 """Letter recognition: 26 capital letters from 16 measures of their shape; nearly balanced."""
 
-from pathlib import Path
 from string import ascii_uppercase
 
-import pandas as pd
-
-from evalign_papers.datasets.base import Card, Dataset, File, Protocol, Version
-from evalign_papers.datasets.folders import Store
+from evalign_papers.datasets.base import Card, File, Version
 from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain
 
 COLUMNS = (
@@ -41,18 +37,9 @@ CARD = Card(
 )
 
 
-def _original(paths: tuple[Path, ...]) -> pd.DataFrame:
-    return plain((TARGET, *COLUMNS))(paths)
-
-
 SOURCE = TableSource(
     card=CARD,
     columns=COLUMNS,
     labels={letter: letter for letter in ascii_uppercase},
-    readers={"parquet": parquet, "original": _original},
+    readers={"parquet": parquet, "original": plain((TARGET, *COLUMNS))},
 )
-
-
-def load(store: Store, protocol: Protocol) -> Dataset:
-    raw = SOURCE.load(store)
-    return Dataset(CARD, raw.frame, raw.y, raw.classes, protocol)

@@ -1,7 +1,6 @@
 """Mammography: which of the bright spots are microcalcifications?"""
 
-from evalign_papers.datasets.base import Card, Dataset, File, Protocol, Version
-from evalign_papers.datasets.folders import Store
+from evalign_papers.datasets.base import Card, File, Version
 from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain
 
 COLUMNS = tuple(f"attr{i}" for i in range(1, 7))
@@ -39,8 +38,3 @@ SOURCE = TableSource(
     labels={"0": "other", "1": "calcification", "-1": "other"},
     readers={"parquet": parquet, "original": plain((*COLUMNS, TARGET))},
 )
-
-
-def load(store: Store, protocol: Protocol) -> Dataset:
-    raw = SOURCE.load(store)
-    return Dataset(CARD, raw.frame, raw.y, raw.classes, protocol)

@@ -1,7 +1,6 @@
 """Shuttle, of the Statlog project: seven states of a radiator, the rarest ten times in 58 000."""
 
-from evalign_papers.datasets.base import Card, Dataset, File, Protocol, Version
-from evalign_papers.datasets.folders import Store
+from evalign_papers.datasets.base import Card, File, Version
 from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain
 
 COLUMNS = tuple(f"a{i}" for i in range(1, 10))
@@ -43,8 +42,3 @@ SOURCE = TableSource(
     labels={str(i): name for i, name in enumerate(CARD.counts, 1)},
     readers={"parquet": parquet, "original": plain((*COLUMNS, TARGET), delimiter=None)},
 )
-
-
-def load(store: Store, protocol: Protocol) -> Dataset:
-    raw = SOURCE.load(store)
-    return Dataset(CARD, raw.frame, raw.y, raw.classes, protocol, official_test=raw.official_test)

@@ -1,7 +1,6 @@
 """Yeast: where in the cell a protein is found; ten classes, five rows in the smallest."""
 
-from evalign_papers.datasets.base import Card, Dataset, File, Protocol, Version
-from evalign_papers.datasets.folders import Store
+from evalign_papers.datasets.base import Card, File, Version
 from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain
 
 COLUMNS = ("mcg", "gvh", "alm", "mit", "erl", "pox", "vac", "nuc")
@@ -50,8 +49,3 @@ SOURCE = TableSource(
     labels={name: name for name in CARD.counts},
     readers={"parquet": parquet, "original": plain(("sequence", *COLUMNS, TARGET), delimiter=None)},
 )
-
-
-def load(store: Store, protocol: Protocol) -> Dataset:
-    raw = SOURCE.load(store)
-    return Dataset(CARD, raw.frame, raw.y, raw.classes, protocol)
