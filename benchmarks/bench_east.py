@@ -2,10 +2,10 @@
 
     python benchmarks/bench_east.py --data-dir DIR --device cuda
 
-The networks are EAST's (512-256-128, dropout 0.25), from scratch at a learning rate of 1e-3, batches of 1024 and the
-printed patience of 50; five splits of 64/16/20, with a sixteenth to all of the training rows. Writes
-benchmarks/results/bench_east.csv (a row for every network: F1 by three decisions, average precision, soft F1 of the
-trained network at each temperature) and bench_east_curves.csv (values along training on all rows).
+The networks are EAST's (512-256-128, dropout 0.25), trained from scratch at a learning rate of 1e-3, batches of 1024
+and the printed patience of 50, on five splits of 64/16/20 and on 1/16 to all of the training rows. Writes
+benchmarks/results/bench_east.csv (a row per network: F1 by three decisions, average precision, soft F1 at each
+temperature) and bench_east_curves.csv (values along training on all rows).
 """
 
 import argparse
@@ -69,7 +69,7 @@ def objective_of(classes: int, metric: str = "f1") -> Objective:
 
 
 def values_along_training(soft: Objective, test_rows: int, classes: int) -> Watch:
-    """Soft metric at T = 0.2, hard metric and cross-entropy of test rows and of as many training rows."""
+    """Soft metric at T = 0.2, hard metric and cross-entropy of the test rows and of equally many training rows."""
     score = metric_score("f1", classes)
 
     def watch(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def values_along_training(soft: Objective, test_rows: int, classes: int) -> Watc
 
 
 def train(name: str, method: str, share: float, own: list[Part], device: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Train all splits as one stack; yields rows of ("scores" or "curves", row)."""
+    """Train all splits as one stack; yields pairs ("scores" or "curves", row)."""
     classes = 1 + max(int(part.train_y.max()) for part in own)
     ranks = method == "average precision"
     x, y, trials, tests = list[Any](), list[Any](), list[Trial](), list[Tensor]()
@@ -166,7 +166,7 @@ def _probabilities(logits: Tensor) -> NDArray[np.float64]:
 
 
 def average_precision(y: NDArray[np.int64], p: NDArray[np.float64]) -> float:
-    """That of the positive class, or the mean over the classes that have test rows."""
+    """Average precision of the positive class, or its mean over the classes that have test rows."""
     if p.shape[1] == 2:
         return float(average_precision_score(y, p[:, 1]))
     present = [k for k in range(p.shape[1]) if (y == k).any()]
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir", default=os.environ.get("EVALIGN_DATA"))
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after that long")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after so many seconds")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -206,7 +206,7 @@ def main() -> None:
 
 
 def write(rows: pd.DataFrame, path: Path) -> None:
-    """Add rows to a file in place of what it has of the same set, method and share."""
+    """Add rows to a file; they replace those of the same set, method and share."""
     if rows.empty:
         return
     key = [name for name in ("set", "method", "share") if name in rows]

@@ -3,11 +3,11 @@
     python benchmarks/printed_budget.py cells 'btg/*/paper/adult.*' --device cpu --jobs 9 --seconds 440 --out adult.tar
     python benchmarks/printed_budget.py cifar10 --seconds 430 --out cifar10.jsonl
 
-`cells` runs configs that match a pattern below the folder of tables, as `evalign reproduce` does, and packs their
-reports after each one; a later run goes on where it stopped. `cifar10` trains Darknet-19 by EAST's printed protocol
-(patience 50 a temperature, no bound on epochs) at one batch size and some learning rates of the printed grid, one
-process each, and writes a line per network: its curve, and the scores of the epoch of lowest validation loss. `reports`
-makes reports of these lines. Nothing more than torch, scikit-learn, pandas and pyarrow is needed.
+`cells` runs the configs that match a pattern below the folder of tables, as `evalign reproduce` does, and packs their
+reports after each one; a later run resumes. `cifar10` trains Darknet-19 by EAST's printed protocol (patience 50 a
+temperature, no bound on epochs) at one batch size and some learning rates of the printed grid, one process each, and
+writes a line per network: its curve, and the scores at the lowest validation loss. `reports` turns these lines into
+reports. It needs torch, scikit-learn, pandas and pyarrow only.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def cifar_cell(loss: str) -> Cell:
 
 
 def train_cifar(loss: str, rate: float, batch_size: int, trial: int, args: dict[str, Any]) -> dict[str, Any]:
-    """Train one network until it stops by itself or time is up; its scores, its curve, and which of the two it was."""
+    """Train one network until patience or time runs out; its scores, its curve, and which of the two it was."""
     import numpy as np
     import torch
 
@@ -146,7 +146,7 @@ def run_cifar(args: argparse.Namespace) -> None:
 
 
 def write_reports(args: argparse.Namespace) -> None:
-    """Write the rows of `cifar10` at the point of the cells `@longer` as reports of these cells."""
+    """Write rows of `cifar10` as reports of the cells `@longer` that they match."""
     rows = [json.loads(line) for line in args.rows.read_text().splitlines()]
     for loss in (*LOSSES, "ce"):
         cell = cifar_cell(loss)
@@ -179,8 +179,8 @@ def main() -> None:
     cells = commands.add_parser("cells")
     cells.add_argument("patterns", nargs="+")
     cells.add_argument("--jobs", type=int, default=1)
-    cells.add_argument("--tf32", action="store_true", help="products of large matrices on a GPU in TF32")
-    cells.add_argument("--skip", nargs="*", default=(), help="rows that are left out, as ap_perf, which needs highspy")
+    cells.add_argument("--tf32", action="store_true", help="TF32 for matrix products on a GPU")
+    cells.add_argument("--skip", nargs="*", default=(), help="rows to leave out, such as ap_perf, which needs highspy")
     cells.set_defaults(run=run_cells)
     cifar = commands.add_parser("cifar10")
     cifar.add_argument("--losses", nargs="+", default=LOSSES)

@@ -154,7 +154,7 @@ def test_released_counts_by_a_loop_over_the_authors_rules():
     p = logits.sigmoid()
     tau = 0.1
 
-    def step(x: float, t: float) -> float:  # method.md, section 1, delta 0.2
+    def step(x: float, t: float) -> float:  # BtG Eq. 5, delta 0.2
         m = min(t, 1 - t)
         if x < t - m / 2:
             return 0.2 / (t - m / 2) * x
@@ -172,7 +172,7 @@ def test_released_counts_by_a_loop_over_the_authors_rules():
             expected[3] += step(1 - one, 1 - tau if one < tau else tau)
     counts = released_counts(p, y, torch.ones_like(p), torch.full_like(p, tau), lambda x, t: linear(x, t, delta=0.2))
     np.testing.assert_allclose([float(count) for count in counts], expected, rtol=1e-9)
-    assert float(counts[0] + counts[1]) > 1.2 * int(y.sum())  # trap 1: positives are not conserved away from 0.5
+    assert float(counts[0] + counts[1]) > 1.2 * int(y.sum())  # positives are not conserved away from 0.5
 
 
 def test_a_released_metric_at_one_half_alone_is_the_right_one():

@@ -395,7 +395,7 @@ def test_other_shapes_are_the_same_batch(form):
 
 
 def test_dice_per_sample_of_dense_samples():
-    """The form that trap 6 was meant for: a sample is an image, and its pixels are one set."""
+    """Dice per sample as in segmentation: a sample is an image, and its pixels are one set."""
     z, y = batch("binary", n=12)
     z, y = z.reshape(3, 4), y.reshape(3, 4)
     expected = [dice_loss(z[i], y[i], task="binary") for i in range(3)]

@@ -51,7 +51,7 @@ def _identity(p: Tensor, threshold: Any) -> Tensor:
 
 
 def released_counts(p: Tensor, y: Tensor, weight: Tensor, tau: Tensor, step: Any) -> tuple[Tensor, ...]:
-    """TP, FN, FP, TN as the authors' package counts them: 1 - tau stands in for tau on one side of it (trap 1).
+    """TP, FN, FP, TN as the authors' package counts them: 1 - tau stands in for tau on one side of it.
 
     Rows of the other class come in with probability 0, which the sigmoid step does not map to 0.
     """
@@ -87,7 +87,7 @@ def _released(metric: str, step: str, beta: float | None) -> Term:
 
 
 def _dice(squash: bool, per_sample: bool) -> Term:
-    """`rivals.dice_loss` of a binary problem, and the released one, which sums within a sample (trap 6)."""
+    """`rivals.dice_loss` of a binary problem, and the released one, which sums within a sample."""
 
     def term(logits: Tensor, y: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
         p, g = logits.sigmoid() if squash else logits, y.to(logits.dtype)
@@ -107,7 +107,7 @@ def _dice_of_classes(squash: bool, per_sample: bool) -> Term:
 
 
 def _wmw(gamma: float, p: float, of_positives: bool) -> Term:
-    """`rivals.wmw_loss` on logits, its mean over pairs; positives against positives as released (trap 5).
+    """`rivals.wmw_loss` on logits, its mean over pairs; positives against positives as released.
 
     For a positive x and a = x - gamma the negatives above a add up to sum (z - a)^3, a polynomial in a whose
     coefficients are sums of powers of z over those negatives: one sort instead of n^2 pairs, and a static shape.

@@ -16,7 +16,7 @@ from evalign.storage import write_atomically
 from evalign_papers.analysis.filled import SUFFIX, Measured, fill, largest_budget, measure, read_report
 from evalign_papers.analysis.significance import over_splits
 from evalign_papers.engine.printed import load_table
-from evalign_papers.engine.reports import Report
+from evalign_papers.engine.reports import Report, TrialReport
 from evalign_papers.render.wording import NOT_RUN, REDUCED, signed
 
 CIFAR10_ROWS, CLAIMS = "printed_budget_cifar10.jsonl", "bench_btg_claims.csv"
@@ -43,8 +43,7 @@ class Numbers:
 
     def range(self, cell: str, metric: str = "f1", decision: str | None = None, digits: int = 2) -> str:
         """Smallest and largest score of a trial."""
-        values = self._measured(cell, metric, decision).values
-        return f"{min(values):.{digits}f} to {max(values):.{digits}f}" if values else NOT_RUN
+        return _span(self._measured(cell, metric, decision).values, digits)
 
     def printed(self, table: str, label: str, dataset: str, metric: str = "f1") -> str:
         content = load_table(self.papers, table)
@@ -80,30 +79,21 @@ class Numbers:
         return NOT_RUN if report is None or not report.grid else f"{max(one['score'] for one in report.grid):.3f}"
 
     def trials(self, cell: str) -> str:
-        report = self._report(cell)
-        return NOT_RUN if report is None or not report.trials else str(len(report.trials))
+        return str(len(self._trials(cell)) or NOT_RUN)
 
     def minutes(self, cell: str) -> str:
         """Fewest and most minutes of a trial."""
-        report = self._report(cell)
-        if report is None or not report.trials:
-            return NOT_RUN
-        found = sorted(trial.seconds / 60 for trial in report.trials)
-        return f"{found[0]:.1f} to {found[-1]:.1f}"
+        return _span([trial.seconds / 60 for trial in self._trials(cell)], 1)
+
+    def epochs(self, cell: str) -> str:
+        """Fewest and most epochs of a trial."""
+        return _span([trial.epochs for trial in self._trials(cell)], 0)
 
     def patience(self, cell: str) -> str:
         report = self._report(cell)
         if report is None or report.config.training is None:
             return NOT_RUN
         return str(min(stage.patience for stage in report.config.training.stages))
-
-    def epochs(self, cell: str) -> str:
-        """Fewest and most epochs of a trial."""
-        report = self._report(cell)
-        if report is None or not report.trials:
-            return NOT_RUN
-        counts = sorted(trial.epochs for trial in report.trials)
-        return str(counts[0]) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
 
     def verdict(self, table: str, label: str, dataset: str, metric: str = "f1") -> str:
         """The class of distance of a measured number from the printed one."""
@@ -118,15 +108,31 @@ class Numbers:
         if path is None or not path.exists():
             return NOT_RUN
         seconds = pd.read_csv(path, index_col="task")["seconds"]
-        return f"{float(seconds[task] / seconds[base]):.2g}"
+        ratio = float(seconds[task] / seconds[base])
+        return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
 
     def _report(self, cell: str) -> Report | None:
         path = self.papers / cell.removesuffix(ANY_BUDGET)
         return read_report(largest_budget(path) if cell.endswith(ANY_BUDGET) else Path(f"{path}{SUFFIX}"))
 
+    def _trials(self, cell: str) -> list[TrialReport]:
+        report = self._report(cell)
+        return [] if report is None else report.trials
+
     def _measured(self, cell: str, metric: str, decision: str | None) -> Measured:
         rule = decision or ("paper" if "/paper/" in cell else "argmax")
         return measure(self._report(cell), rule, metric)
+
+
+def _span(values: Sequence[float], digits: int) -> str:
+    """
+    >>> _span([3, 1, 2], 0), _span([0.5, 0.5], 2), _span([], 1)
+    ('1 to 3', '0.50', 'not run')
+    """
+    if not values:
+        return NOT_RUN
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _p(value: float) -> str:

@@ -13,6 +13,7 @@ import pandas as pd
 from evalign_papers.analysis.distance import VERDICTS
 from evalign_papers.analysis.filled import FilledTable, Measured, Number, fill, measure, read_report, report_path
 from evalign_papers.analysis.significance import LEVEL, against_printed, holm
+from evalign_papers.engine.config import QUIRKS
 from evalign_papers.engine.printed import all_tables
 from evalign_papers.engine.settings import PRINTED
 from evalign_papers.render.documents import CIFAR10_ROWS, CLAIMS, literal, markdown_table
@@ -51,6 +52,7 @@ def reproduction_blocks(papers: Path, benchmarks: Path | None = None) -> dict[st
         "cifar10-curves": curves_block(benchmarks),
         "adult": adult_block(filled),
         "time": time_block(benchmarks),
+        "quirk-list": markdown_table(["quirk", "meaning"], [[f"`{name}`", text] for name, text in QUIRKS.items()]),
         "fit": fit_block(moved),
         "quirks": quirks_block(moved),
         "missed": missed_block(filled, moved),

@@ -15,7 +15,7 @@ from evalign_papers.analysis.significance import holm, over_splits
 from evalign_papers.datasets import find_card
 from evalign_papers.engine.printed import find_papers, load_table
 from evalign_papers.render.along_training import east_blocks
-from evalign_papers.render.benchmarks import judged_together, tree_blocks
+from evalign_papers.render.benchmarks import NOTHING, judged_together, tree_blocks
 from evalign_papers.render.documents import markdown_table, render_document, write_document
 from evalign_papers.render.reproduction import reproduction_blocks
 from evalign_papers.render.wording import NONE, NOT_RUN, measured_number, signed
@@ -31,7 +31,6 @@ CONTESTS: tuple[tuple[str, str, Contender], ...] = (
 )
 VACUOUS = "no-dynamic-threshold"  # a softmax of two classes is cut at one half, dynamic or not
 DECIDED = {"argmax": "argmax", "tuned": "tuned", "plug_in": "plug-in"}
-NOTHING = "Nothing has been run for this comparison yet."
 
 
 def results_blocks(papers: Path) -> dict[str, str]:

@@ -31,7 +31,7 @@ def dice_loss(
 
     squash: False takes p = z, BtG's "Dice" on logits. D is then largest at z = g, so cut such scores at 1/2.
     power: of p in the denominator; 1 makes D the soft F1.
-    per_sample: D of each sample, then their mean, as in BtG's code (method.md, trap 6). With one output per
+    per_sample: D of each sample, then their mean, as in BtG's code. With one output per
         sample D_i = 2 p g / (p^2 + g^2) is 0 for every negative, whatever p is: nothing is learnt from negatives,
         and "all positive" is the optimum. (The code also leaves out the 2: its value is (1 + L) / 2.)
 

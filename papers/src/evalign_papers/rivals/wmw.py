@@ -37,7 +37,7 @@ def wmw_loss(
     reduction: "mean" divides by the weight of the pairs, so that batches of any size give losses of one size (and
         float16 gradients that do not overflow).
     squash: True takes x = sigmoid(z), scores within [0, 1]; False x = z, as BtG does.
-    as_published: compare positives with positives, each with itself too, as BtG's code does (method.md, trap 5).
+    as_published: compare positives with positives, each with itself too, as BtG's code does.
     max_pairs: that many pairs are in memory at once; more are computed in blocks.
 
     >>> logits, target = torch.tensor([2.0, -1.0, 0.0]), torch.tensor([1, 0, 0])

@@ -61,8 +61,8 @@ CARD = Card(
         "A row's fnlwgt is dropped, as in the papers.",
         "The text has a split of 64/16/20, but 19782 negatives in the oversampled training part (BtG Table 10) are "
         "80 % of the 24720 in adult.data: the printed numbers were taken on adult.test. The paper protocol does that.",
-        "paper: categories are numbered in alphabetical order (trap 7), a missing value being one of them, the first.",
-        "first_line=True: adult.test read with its first line, as the released code does (trap 10).",
+        "paper: categories are numbered in alphabetical order, a missing value being one of them, the first.",
+        "first_line=True: adult.test read with its first line, as the released code does.",
         "52 exact duplicates, kept.",
     ),
 )
@@ -80,7 +80,7 @@ def load(store: Store, protocol: Protocol, *, first_line: bool = False) -> Datas
     """`first_line` reads adult.test as the released code does, with its first line `|1x3 Cross validator`.
 
     That line makes `age` a column of text in the test part, and the row is dropped too late: joined with the numbers of
-    the training part and turned into category codes, ages of test rows get codes that no training row has (trap 10).
+    the training part and turned into category codes, ages of test rows get codes that no training row has.
     The codes are the same whether or not the file at hand has the line.
     """
     raw = SOURCE.load(store)

@@ -56,7 +56,7 @@ CARD = Card(
     ),
     notes=(
         "honest: the positive class is 'same group', which is what the task asks for; groups are frames.",
-        "paper: the label is inverted and pairs of one frame are on both sides of the split (trap 8).",
+        "paper: the label is inverted and pairs of one frame are on both sides of the split.",
         "Frames are 5 s apart and people stand still, so a split by frame leaks too: F1 of five nearest "
         "neighbours is 0.60 with pairs at random, 0.61 by frame, 0.51 by block=16, 16 frames in a row being a group.",
     ),
