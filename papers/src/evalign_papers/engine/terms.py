@@ -23,11 +23,8 @@ def build_term(method: Method, task: Any) -> Objective | Term:
     if method.name == "cross_entropy":
         return Objective("accuracy", task, StepChoice("annealed"))  # never called: no stage has a metric
     if method.name == "metric":
-        step = (
-            StepChoice(_identity)
-            if options["step"] == "identity"
-            else StepChoice(options["step"], options["delta"], options["k"])
-        )
+        name = options["step"]
+        step = StepChoice(three_points if name == "three_points" else name, options["delta"], options["k"])
         return Objective(
             options["metric"], task, step, average=options["average"], thresholds=_thresholds(options["threshold"]),
             beta=torch.tensor(options["beta"]) if isinstance(options["beta"], list) else options["beta"],
@@ -45,9 +42,13 @@ def _thresholds(threshold: Any) -> Any:
     return tuple(threshold) if isinstance(threshold, list) else threshold
 
 
-def _identity(p: Tensor, threshold: Any) -> Tensor:
-    """No step at all: a probability is its own membership."""
-    return p
+def three_points(p: Tensor, threshold: float) -> Tensor:
+    """Lines through (0, 0), (tau, 1/2) and (1, 1), the step that BtG (supplement, 4.3) advises against.
+
+    >>> three_points(torch.tensor([0.0, 0.45, 0.9, 1.0]), 0.9)
+    tensor([0.0000, 0.2500, 0.5000, 1.0000])
+    """
+    return torch.where(p < threshold, p / (2 * threshold), 1 - (1 - p) / (2 * (1 - threshold)))
 
 
 def released_counts(p: Tensor, y: Tensor, weight: Tensor, tau: Tensor, step: Any) -> tuple[Tensor, ...]:

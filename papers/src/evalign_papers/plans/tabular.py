@@ -27,7 +27,7 @@ TABLES = {
     "btg": ["1", "4", "s4", "s5", "s6", "s7", "s9", "s11"],
     "east": ["1", "3"],
     "mf": ["2"],
-    "checks": ["ablation", "scratch", "imbalance", "cooling", "text", "slope"],
+    "checks": ["ablation", "scratch", "imbalance", "cooling", "text", "slope", "points"],
 }
 IMAGES = ("cifar10", "caltech256", "caltech101")  # the third stands in for the second, which is not available
 EXTRA = ("anchored", "ce", "forest", "boosting")
@@ -115,13 +115,18 @@ def btg(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
     return {"method": method, "network": BTG_NETWORK, "training": training, "quirks": quirks, "decide_for": decide_for}
 
 
-def slope_of(rest: str) -> dict[str, float]:
-    """
-    >>> slope_of("delta-0_1"), slope_of("k-20"), slope_of("linear")
-    ({'delta': 0.1}, {'k': 20.0}, {})
+def slope_of(rest: str) -> dict[str, Any]:
+    """Options of the step that a cell is named after.
+
+    >>> slope_of("delta-0_1"), slope_of("k-20"), slope_of("three-0_9"), slope_of("linear")
+    ({'delta': 0.1}, {'k': 20.0}, {'step': 'three_points', 'threshold': 0.9}, {})
     """
     name, _, value = rest.partition("-")
-    return {name: float(value.replace("_", "."))} if name in ("delta", "k") and value else {}
+    if name in ("delta", "k") and value:
+        return {name: float(value.replace("_", "."))}
+    if name in ("three", "five"):
+        return {"step": "three_points" if name == "three" else "linear", "threshold": float(value.replace("_", "."))}
+    return {}
 
 
 def east(table: str, cell: str, name: str, protocol: Any) -> dict[str, Any]:
@@ -278,7 +283,7 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
         for name in content["datasets"]:
             if name in IMAGES:
                 continue
-            of_btg = (paper, table) in (("checks", "text"), ("checks", "slope"))
+            of_btg = paper == "checks" and table in ("text", "slope", "points")
             extra = (paper == "checks" and not of_btg) or (row.get("extra", False) and cell in EXTRA)
             protocols: list[Protocol] = (
                 list(content.get("protocols", ["paper", "honest"]))
