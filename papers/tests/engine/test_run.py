@@ -20,7 +20,7 @@ from evalign_papers.engine.run import paper_scores
 from evalign_papers.engine.scores import WATCHED, hard_scores, honest_scores, watch_cuts
 from evalign_papers.engine.single_trials import train_alone
 from evalign_papers.engine.stacked_trials import Trained, grid_points
-from evalign_papers.engine.terms import build_term, released_counts
+from evalign_papers.engine.terms import build_term, released_counts, three_points
 from evalign_papers.engine.trial_data import Part, dataset_of, parts, thinned
 from evalign_papers.rivals import dice_loss, wmw_loss
 from evalign_papers.rivals.ap_perf import ap_perf_loss
@@ -147,6 +147,13 @@ def test_stacked_dice_is_the_loss_of_the_baseline(squash):
     within = build_term(Method("dice", {"squash": squash, "per_sample": True}), "binary")
     expected = dice_loss(logits, y, task="binary", squash=squash, per_sample=True, sample_weight=weight)
     assert float(within(logits, y, weight, temperature)) == pytest.approx((1 + float(expected)) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5, 0.9])
+def test_a_step_of_three_points_joins_them_by_lines(tau):
+    p = np.linspace(0, 1, 41)
+    expected = np.interp(p, [0, tau, 1], [0, 0.5, 1])
+    np.testing.assert_allclose(three_points(torch.from_numpy(p), tau).numpy(), expected, atol=1e-12)
 
 
 def test_released_counts_by_a_loop_over_the_authors_rules():

@@ -139,6 +139,19 @@ def test_check_is_shown_as_differences_from_one_row(papers: Path) -> None:
     assert line.count("| not run ") == 6  # the other data sets
 
 
+def test_steps_are_compared_at_the_same_threshold(papers: Path) -> None:
+    for i, (cell, centre) in enumerate((("five-0_1", 0.6), ("three-0_1", 0.4), ("five-0_9", 0.6), ("three-0_9", 0.6))):
+        write_report(papers, f"checks/points/honest/synthetic_5.f1-{cell}", honest(centre, i))
+    block = results_blocks(papers)["points"]
+    gap = np.mean(honest(0.4, 1)["tuned"]["f1"]) - np.mean(honest(0.6, 0)["tuned"]["f1"])
+    [near, far] = [line for line in block.splitlines() if line.startswith("| synthetic_5")]
+    assert "| tau = 0.1 | 0." in near
+    assert f"**−{-gap:.3f} ±" in near
+    assert "tau = 0.9" in far
+    assert "**" not in far
+    assert "2 paired comparisons" in block
+
+
 def test_effects_of_quirks(papers: Path) -> None:
     scores = {"paper": {"f1": [0.5, 0.6]}, "paper-without-cut_logits": {"f1": [0.8, 0.7]}}
     write_report(papers, "btg/1/paper/mammography.bce", scores)

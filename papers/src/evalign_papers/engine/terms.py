@@ -42,7 +42,7 @@ def _thresholds(threshold: Any) -> Any:
     return tuple(threshold) if isinstance(threshold, list) else threshold
 
 
-def three_points(p: Tensor, threshold: float) -> Tensor:
+def three_points(p: Tensor, threshold: Any) -> Tensor:
     """Lines through (0, 0), (tau, 1/2) and (1, 1), the step that BtG (supplement, 4.3) advises against.
 
     >>> three_points(torch.tensor([0.0, 0.45, 0.9, 1.0]), 0.9)

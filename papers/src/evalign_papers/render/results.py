@@ -44,6 +44,7 @@ def results_blocks(papers: Path) -> dict[str, str]:
     for name, reference in checks:
         blocks[name] = check_block(fill(papers, load_table(papers, f"checks-{name}")), reference)
     blocks["imbalance-decided"] = decided_block(papers)
+    blocks["points"] = points_block(fill(papers, load_table(papers, "checks-points")))
     tail = fill(papers, load_table(papers, "checks-longtail"))
     blocks["longtail-balanced"] = check_block(tail, "logit-adjusted cross-entropy", "balanced_accuracy")
     blocks["longtail-rare"] = check_block(tail, "logit-adjusted cross-entropy", "rare_recall")
@@ -132,6 +133,24 @@ def check_block(filled: FilledTable, reference: str, metric: str = "f1") -> str:
         f"{len(found)} paired comparisons, corrected (Holm) as one family. `{table.command}`"
     )
     return f"{markdown_table([table.metrics[metric], *table.datasets], rows)}\n\n{note}"
+
+
+def points_block(filled: FilledTable) -> str:
+    """Steps of three and of five points, pair by pair at the same threshold."""
+    table, rows = filled.table, filled.table.rows
+    pairs = {(five.label.partition(", ")[2], dataset): [filled.cell(row, dataset, "f1").measured["honest"]
+             for row in (five, three)] for five, three in zip(rows[::2], rows[1::2], strict=True)
+             for dataset in table.datasets}  # fmt: skip
+    compared = {place: over_splits(three.scores, five.scores) for place, (five, three) in pairs.items()}
+    judged = judged_together(compared)
+    lines = [
+        [dataset, tau, *map(measured_number, pairs[tau, dataset]), signed(one.difference, one.error, p)]
+        for (tau, dataset), (one, p) in judged.items()
+    ]
+    if not lines:
+        return f"{NOTHING} Run it with `{table.command}`."
+    note = f"{len(lines)} paired comparisons, corrected (Holm) as one family. `{table.command}`"
+    return f"{markdown_table(['data', 'threshold', 'five points', 'three points', 'difference'], lines)}\n\n{note}"
 
 
 def _two_classes(dataset: str) -> bool:
