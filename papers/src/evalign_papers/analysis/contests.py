@@ -22,7 +22,7 @@ class Contender(NamedTuple):
 
 @dataclass(frozen=True)
 class Field:
-    """A table that both contenders are in, and its cell of cross-entropy trained by the same recipe for as long."""
+    """A table with both contenders, and its cross-entropy cell with the same recipe and number of epochs."""
 
     table: str
     cross_entropy: str
@@ -74,7 +74,7 @@ def rivals(field: Field) -> list[Contender]:
 
 
 def scores(papers: Path, table: Table, dataset: str, contender: Contender, metric: str) -> Measured:
-    """Scores of one contender; a decision rule learned for another metric does not count."""
+    """Scores of one contender; none if its decision rule was learned for another metric."""
     row = _row(table, contender.cell)
     report = None if row is None else read_report(report_path(papers, row, "honest", dataset))
     if report is not None and contender.decision != "argmax" and report.config.decide_for != metric:

@@ -1,7 +1,7 @@
-"""How far a measured number is from the printed one, by an equivalence test that has the variance over splits in it.
+"""Distance of a measured number from the printed one, by an equivalence test that includes the variance over splits.
 
-"No clear difference" is not "reached": ten noisy trials differ clearly from nothing. A number is called near only where
-the data show that it is, far only where they show that, and undecided otherwise.
+"No clear difference" is not "reached": ten noisy trials differ clearly from nothing. A number is near or far only if
+the data show it, and undecided otherwise.
 """
 
 from collections.abc import Sequence

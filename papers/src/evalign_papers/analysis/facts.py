@@ -1,4 +1,4 @@
-"""Printed facts about data (BtG supplement, Tables 8 and 10), counted again from the data sets that are at hand.
+"""Printed facts about data (BtG supplement, Tables 8 and 10), recounted from the available data sets.
 
 Weights and oversampled rows are those of a training part. Whoever splits at random gets other positives in it than the
 authors did, so ours are the expected ones: 64 % of each class, of Adult 80 % of each in its official training part.
@@ -22,7 +22,7 @@ class Fact(NamedTuple):
 
 
 def count_facts(table: Table, data_dir: str | Path | None = None, loader: Callable[..., Dataset] = load) -> list[Fact]:
-    """Printed and counted values of a table of facts; the count is None where the data set is missing."""
+    """Printed and counted values of a table of facts; the count is None if the data set is missing."""
     return list(_facts(table, data_dir, loader))
 
 

@@ -37,7 +37,7 @@ FEWEST_TRIALS = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """The scores of one cell under one protocol, trial by trial; none where nothing was run.
+    """The scores of one cell under one protocol, trial by trial; empty if it was not run.
 
     `reduced` says in which respects the run is below the printed budget.
     """
@@ -81,7 +81,7 @@ class Number:
 
     @cached_property
     def tests(self) -> dict[str, Comparison | None]:
-        """Welch's test of each protocol against the printed number; None where there is nothing to compare."""
+        """Welch's test of each protocol against the printed number; None if there is nothing to compare."""
         return {
             protocol: against_printed(self.printed, found.values, self.decimals)
             if self.printed and protocol not in self.incomparable
@@ -91,12 +91,12 @@ class Number:
 
     @cached_property
     def distance(self) -> Distance | None:
-        """Distance of the paper's protocol from the printed number; None where there is nothing to compare."""
+        """Distance of the paper's protocol from the printed number; None if there is nothing to compare."""
         return self._distance(())
 
     @cached_property
     def distance_without_test(self) -> Distance | None:
-        """The same without the quirk `test_chooses`, where a report has it."""
+        """The same without the quirk `test_chooses`, if a report has it."""
         return self._distance(tuple(self.measured["paper"].without_test.values()) if "paper" in self.measured else ())
 
     def _distance(self, instead: tuple[float, ...]) -> Distance | None:
@@ -142,7 +142,7 @@ class FilledTable:
 
 
 def fill(papers: Path, table: Table) -> FilledTable:
-    """Every row, data set and metric of a table, with the scores of the reports that are there."""
+    """Every row, data set and metric of a table, with the scores of existing reports."""
     return FilledTable(table, tuple(_cells(papers, table)) if table.kind == "runs" else ())
 
 

@@ -1,4 +1,4 @@
-"""Tests of differences: a printed mean against our trials, two methods over the same splits, many comparisons."""
+"""Significance tests: a printed mean against our trials, two methods over the same splits, Holm's correction."""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt

@@ -1,4 +1,4 @@
-"""Data sets of the papers and some more: where they come from, their checksums, and the splits.
+"""Data sets of the papers and a few others: sources, checksums and splits.
 
 >>> from evalign_papers.datasets import load
 >>> from evalign_papers.datasets import splits

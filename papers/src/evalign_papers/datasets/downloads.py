@@ -1,4 +1,4 @@
-"""Fetch a table that is in no folder: its original files with pooch, which compares checksums, else from OpenML."""
+"""Download a table: its original files with pooch, which compares checksums, else from OpenML."""
 
 import logging
 import socket

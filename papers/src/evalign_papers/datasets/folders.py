@@ -81,7 +81,7 @@ class Store:
 
 
 def open_places(data_dir: str | Path | None = None) -> tuple[Place, ...]:
-    """The folders that are named; one that does not exist is an error, since a typing slip would mean a download."""
+    """The folders given; a missing one is an error, since a typing mistake would otherwise cause a download."""
     named = [(data_dir, OPTION), (os.environ.get(VARIABLE) or None, f"${VARIABLE}")]
     places = [Place(Path(folder).expanduser(), by) for folder, by in named if folder is not None]
     for folder, by in places:
@@ -116,7 +116,7 @@ def digest_of(path: Path, kind: str) -> str:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn the error of a library that cannot read a file into one sentence."""
+    """Turn a library's read error into a one-sentence `DataError`."""
     try:
         yield
     except DataError:

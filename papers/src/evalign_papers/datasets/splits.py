@@ -47,7 +47,7 @@ def splits(dataset: Dataset, trials: int = 10, seed: int = 0, protocol: Protocol
 
 
 def _honest(dataset: Dataset, seed: int, trial: int) -> Split:
-    """Units are rows, or groups where there are any."""
+    """Split units: rows, or groups if there are any."""
     strata, members = _units(dataset)
     first, second = _seeds(seed, trial)
     rest, test = _parted(np.arange(len(strata)), strata, first)
@@ -80,7 +80,7 @@ def _parted(units: Rows, strata: NDArray[Any] | None, seed: int) -> tuple[Rows, 
 
 
 def _units(dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """The stratum of every unit, and the unit that every row belongs to, None where a row is one."""
+    """The stratum of every unit, and the unit of every row (None if rows are units)."""
     if dataset.groups is None:
         return (dataset.y if dataset.y.ndim == 1 else _binned(dataset.y.mean(axis=1))), None
     _, members = np.unique(dataset.groups, return_inverse=True)
@@ -137,7 +137,7 @@ def check_split(dataset: Dataset, split: Split, protocol: Protocol) -> None:
 
 
 def _share_slack(dataset: Dataset, part: Rows) -> float:
-    """Tolerance of class shares: two rows, or what chance leaves where whole groups are split."""
+    """Tolerance of class shares: two rows, or the sampling error of whole groups."""
     if dataset.groups is None and dataset.y.ndim == 1:
         return 2.0 / len(part)
     _, members = _units(dataset)

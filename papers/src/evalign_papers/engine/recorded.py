@@ -84,7 +84,7 @@ class RecordedStep:
 
 
 class RecordedRows(InMemory):
-    """`InMemory` by recorded steps; batches have one size, and a few rows, others each time, miss an epoch."""
+    """`InMemory` with recorded steps of one batch size, so that an epoch leaves out a few rows, each time others."""
 
     step: RecordedStep | None
 

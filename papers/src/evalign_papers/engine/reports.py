@@ -114,7 +114,7 @@ def load_report(path: Path, config: Config | None = None) -> Report:
 
 
 def _rounded(content: Any) -> Any:
-    """Scores to six digits: what is beyond differs between machines and fills the repository."""
+    """Round scores to six digits; further ones differ between machines and enlarge the repository."""
     if isinstance(content, float):
         return round(content, 6)
     if isinstance(content, dict):

@@ -62,7 +62,7 @@ def missing_trials(config: Config, report: Report | None, trials: int | None = N
 
 
 def trained_one_by_one(config: Config) -> bool:
-    """Whether trials are separate work, on the CPU, and not stacked on each other."""
+    """Whether trials run one by one on the CPU instead of in a stack."""
     return config.method.name in ESTIMATORS or config.method.name == "ap_perf"
 
 

@@ -75,7 +75,7 @@ def fit_estimator(config: Config, part: Part) -> tuple[Floats, Floats, NDArray[n
 
 
 def train_alone(config: Config, part: Part, on_epoch: OnEpoch | None = None) -> Trained:
-    """AP-Perf: a game of every batch on the CPU, which neither stacks nor vmaps; validation rows in as large games."""
+    """Train with AP-Perf: one game per batch on the CPU; validation rows in games of the same size."""
     assert config.network is not None
     assert config.training is not None
     size, seed = config.training.batch_size, part.seed(config)

@@ -30,7 +30,7 @@ OnEpoch = Callable[[int, Epoch], None]
 
 @dataclass
 class Trained:
-    """One network of one trial at one point of the grid: what it says of the trial's rows."""
+    """One network of one trial at one point of the grid, with its logits."""
 
     trial: int
     point: Point
@@ -59,7 +59,7 @@ def grid_points(grid: Grid | None) -> list[Point]:
 def train_points(
     config: Config, parts: Sequence[Part], points: Sequence[Point], device: str, on_epoch: OnEpoch | None = None
 ) -> list[Trained]:
-    """Every trial at every point; those with as many batches an epoch, of the same size, in one stack."""
+    """Train every trial at every point; those with equal numbers and sizes of batches form a stack."""
     assert config.training is not None
     groups: dict[tuple[int, int], list[tuple[Part, Point]]] = {}
     for part, point in itertools.product(parts, points):

@@ -18,7 +18,7 @@ SMALL = 1e-7
 
 
 def build_term(method: Method, task: Any) -> Objective | Term:
-    """The loss that a method's name and options stand for; cross-entropy is the stages' anchor and needs none."""
+    """The loss of a method; cross-entropy is the anchor of its stages and needs none."""
     options = dict(method.options)
     if method.name == "cross_entropy":
         return Objective("accuracy", task, StepChoice("annealed"))  # never called: no stage has a metric

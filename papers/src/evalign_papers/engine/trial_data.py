@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Part:
-    """One trial's rows: features scaled by what the training rows say, labels 0 … C - 1, (n,) or (n, E) of graphs."""
+    """One trial's rows: features scaled by the training rows, labels 0 … C - 1, (n,) or (n, E) for graphs."""
 
     trial: int
     train: Matrix

@@ -1,4 +1,4 @@
-"""The first layer for pictures: bytes on the device in, normalised and, in training, shifted and mirrored out."""
+"""Input layer for pictures: bytes to normalised floats, shifted and mirrored in training."""
 
 from collections.abc import Sequence
 

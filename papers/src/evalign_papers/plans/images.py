@@ -102,7 +102,7 @@ def class_and_beta(cell: str) -> tuple[str, float]:
 
 
 def longtail(cell: str) -> dict[str, Any]:
-    """Sixty epochs for everyone; the strength of offsets is chosen on validation rows from the same few."""
+    """Sixty epochs for every method; the strength of offsets is chosen on validation rows from the same values."""
     entropy = Stage(
         "cross-entropy", metric=False, anchor=1.0, learning_rate=1e-3, epochs=TAIL_EPOCHS, patience=TAIL_EPOCHS,
         monitor="last", decay="cosine",
@@ -154,7 +154,7 @@ def data_of(paper: str, name: str, protocol: Any, parts: dict[str, Any]) -> Data
 
 
 def plan_images(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
-    """The configs of a table's pictures and graphs; rows of our own that it borrows are planned where they lie."""
+    """The configs of a table's pictures and graphs, also of our own rows that it borrows."""
     content = json.loads((HERE / paper / table / "table.json").read_text())
     chosen = [name for name in content["datasets"] if name in (*YES_NO, *MANY, "cocktailparty_graph") or "-" in name]
     for row in content["rows"]:

@@ -321,7 +321,7 @@ def plan(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
 
 
 def larger_budgets(where: str, config: Config) -> Iterator[tuple[Path, Config]]:
-    """Credit card: the printed protocol but for the small batches; F1 also that of the positive class."""
+    """Credit card: the printed protocol with batches of 8192 only; F1 macro and of the positive class."""
     full = at_printed_budget(config)
     assert full.grid is not None
     larger = replace(full, cell=f"{where}@larger", grid=replace(full.grid, batch_size=(8192,)))

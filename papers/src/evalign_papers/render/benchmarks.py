@@ -47,7 +47,7 @@ Results = dict[str, dict[tuple[str, str], Entry]]  # by set, then by method and 
 
 
 def read_results(folder: Path) -> Results:
-    """All stored scores; of a cell that two files have, the later file's."""
+    """All stored scores; a later file overrides an earlier one."""
     found: Results = {}
     for path in (folder / name for name in FILES):
         if not path.exists():
@@ -159,14 +159,14 @@ def _is_rival(method: str) -> bool:
 
 
 def _is_ours(entry: Entry) -> bool:
-    """With the decision that it comes with: a booster's own, a network's plug-in rule."""
+    """Ours with its default decision: a booster's own, a network's plug-in rule."""
     if entry.method in (METRIC, ENTROPY):
         return (entry.method, entry.decision) == (METRIC, "own")
     return not _is_rival(entry.method) and entry.decision == "plug-in" and entry.method != "EAST as printed"
 
 
 def judged_together(compared: Mapping[K, Comparison | None]) -> dict[K, tuple[Comparison, float]]:
-    """Every comparison there is, with its p corrected for all of them."""
+    """All comparisons that are not None, with p values corrected as one family."""
     found = {key: one for key, one in compared.items() if one is not None}
     corrected = holm([one.p for one in found.values()])
     return {key: (one, p) for (key, one), p in zip(found.items(), corrected, strict=True)}

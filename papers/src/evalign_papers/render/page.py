@@ -1,4 +1,4 @@
-"""Every table on one HTML page that needs nothing else: printed, the paper's protocol and honest, side by side."""
+"""All tables on one self-contained HTML page: printed, the paper's protocol and honest, side by side."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

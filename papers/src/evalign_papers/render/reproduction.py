@@ -61,7 +61,7 @@ def reproduction_blocks(papers: Path, benchmarks: Path | None = None) -> dict[st
 
 
 def effects(papers: Path, filled: FilledTable) -> Iterator[Effect]:
-    """Effects of all quirks whose absence is in the reports."""
+    """Effects of all quirks that the reports have scores without."""
     decision = filled.table.decision["paper"]
     for cell in filled.cells:
         report = read_report(report_path(papers, cell.row, "paper", cell.dataset))
@@ -113,7 +113,7 @@ def reached_block(filled: Sequence[FilledTable]) -> str:
 
 
 def summary_block(filled: Sequence[FilledTable]) -> str:
-    """Numbers in each class of distance by paper, apart for runs at the printed budget and runs below it."""
+    """Numbers in each class of distance by paper, for runs at and below the printed budget."""
     verdicts: dict[tuple[str, str], Counter[str]] = {}
     for one in filled:
         paper = one.table.name.partition("-")[0]
@@ -279,7 +279,7 @@ def adult_block(filled: Sequence[FilledTable]) -> str:
 
 
 def fit_block(moved: Sequence[Effect]) -> str:
-    """Whether the printed numbers that a quirk moves are nearer with it or without it."""
+    """Whether printed numbers that a quirk changes are nearer with or without it."""
     rows = []
     for quirk in sorted({effect.quirk for effect in moved}):
         numbers = {

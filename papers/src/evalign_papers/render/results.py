@@ -1,4 +1,4 @@
-"""docs/research/results.md: what holds and what does not, from honest reports and the benchmarks' rows.
+"""docs/research/results.md: metric training against its rivals, from honest reports and rows of benchmarks.
 
 python -m evalign_papers.render.results            write the blocks of results.md and reproduction.md
 python -m evalign_papers.render.results --check    fail where they are not up to date
@@ -68,7 +68,7 @@ def glance_block(contests: Sequence[tuple[str, Contender, Sequence[Duel]]]) -> s
 
 
 def contest_block(found: Sequence[Duel], ours: Contender) -> str:
-    """Ours minus each rival on each set of data, and in words where it is clear."""
+    """Ours minus each rival on each data set, and the clear differences in words."""
     if not found:
         return NOTHING
     titles = list(dict.fromkeys(duel.rival.title for duel in found))
@@ -158,7 +158,7 @@ def _two_classes(dataset: str) -> bool:
 
 
 def decided_block(papers: Path) -> str:
-    """Metric training minus cross-entropy at every imbalance: argmax against each rule, anchored also rule by rule."""
+    """Metric training minus cross-entropy at every imbalance: argmax against each rule, anchored rule by rule."""
     table = load_table(papers, "checks-imbalance")
     pairs = [("f1", "argmax", rule) for rule in DECIDED] + [("anchored", rule, rule) for rule in DECIDED]
     compared = {}

@@ -39,7 +39,7 @@ def show(filled: FilledTable, console: Console, facts: Sequence[Fact] = ()) -> N
 
 
 def grids(filled: FilledTable, width: int) -> Iterator[Grid]:
-    """A block for each data set; where all its metrics are too wide for the window, one for each metric."""
+    """A block for each data set, or for each metric if the window is too narrow."""
     metrics = list(filled.table.metrics)
     needed = LABEL + len(metrics) * len(columns(filled.table)) * NUMBER
     for dataset in filled.table.datasets:

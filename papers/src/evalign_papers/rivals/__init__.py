@@ -1,4 +1,4 @@
-"""Rivals, one a file, each naming its paper and equation.
+"""Rival losses and estimators, one per file, each with its paper and equation.
 
 The losses are `nn.Module`s called as `loss(logits, target, sample_weight=None)`, with the shapes of `MetricLoss`;
 each has its functional twin beside it. `LOSSES` names them. SVM-perf and CCS are scikit-learn estimators, in

@@ -60,7 +60,7 @@ def ap_perf_loss(
 
 
 class APPerfLoss(nn.Module):
-    """Module form of `ap_perf_loss`; `task` is there so that every rival is made alike.
+    """Module form of `ap_perf_loss`; `task` exists for a common signature.
 
     >>> APPerfLoss("accuracy")(torch.tensor([2.0, -2.0]), torch.tensor([1, 0]))
     tensor(0.)

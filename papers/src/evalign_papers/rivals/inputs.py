@@ -1,4 +1,4 @@
-"""What the rival losses share: a batch, checked and made flat, per-class vectors, and the weighted mean.
+"""Shared parts of the rival losses: checked and flattened batches, per-class vectors, the weighted mean.
 
 Shapes are those of `MetricLoss`: multiclass logits (N, C) or (N, C, d1, ...) with integer targets (N,) or
 (N, d1, ...); binary (N,) or (N, 1) with 0/1 targets (N,), or one shape for both; multilabel (N, L) or
@@ -71,7 +71,7 @@ def _classes_last(x: Tensor) -> Tensor:
 
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
-    """sum(w v) / sum(w), and 0 with gradient 0 where there is no weight."""
+    """sum(w v) / sum(w), and 0 with gradient 0 if all weights are 0."""
     return safe_divide((values * weight).sum(), weight.sum())
 
 

@@ -59,7 +59,7 @@ def wmw_loss(
 
 
 class WMWLoss(nn.Module):
-    """Module form of `wmw_loss`; `task` is there so that every rival is made alike.
+    """Module form of `wmw_loss`; `task` exists for a common signature.
 
     >>> WMWLoss(reduction="mean")(torch.tensor([0.1, 0.0, 0.0]), torch.tensor([1, 0, 0]))
     tensor(0.0010)

@@ -1,4 +1,4 @@
-"""Adult, the census income data: does a person earn more than 50 000 dollars a year?"""
+"""Adult, census income: more than 50 000 dollars a year or not."""
 
 from typing import Any
 

@@ -86,7 +86,7 @@ FROG_CARD = replace(TRANSPORT_CARD, name="cifar10_frog", title="CIFAR-10-Frog", 
 
 
 def load(store: Store, protocol: Protocol, *, parts: Sequence[str] | None = None) -> Dataset:
-    """`parts` of batch1 … batch5 and test, where not all are wanted; only these files are needed then."""
+    """`parts` selects from batch1 … batch5 and test; only these files are needed."""
     X, y, test = _read(CARD, store, parts)
     return Dataset(_card(CARD, parts), X, y, CLASSES, protocol, official_test=test)
 

@@ -1,4 +1,4 @@
-"""Mammography: which of the bright spots are microcalcifications?"""
+"""Mammography: microcalcifications among bright spots of X-ray pictures."""
 
 from evalign_papers.datasets.base import Card, File, Version
 from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain

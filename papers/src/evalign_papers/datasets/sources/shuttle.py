@@ -1,4 +1,4 @@
-"""Shuttle, of the Statlog project: seven states of a radiator, the rarest ten times in 58 000."""
+"""Shuttle, of the Statlog project: seven states of a radiator; the rarest has ten of 58 000 rows."""
 
 from evalign_papers.datasets.base import Card, File, Version
 from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain

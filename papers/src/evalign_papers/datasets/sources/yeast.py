@@ -1,4 +1,4 @@
-"""Yeast: where in the cell a protein is found; ten classes, five rows in the smallest."""
+"""Yeast: location of a protein in the cell; ten classes, five rows in the smallest."""
 
 from evalign_papers.datasets.base import Card, File, Version
 from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain
