@@ -13,7 +13,7 @@ from evalign_papers.engine.printed import PACKAGED, load_table
 from evalign_papers.render.along_training import SCORES
 from evalign_papers.render.documents import Numbers
 from evalign_papers.render.reproduction import curves_block, effects, fit_block, summary_block
-from evalign_papers.render.results import CONTESTS, check_block, decided_block
+from evalign_papers.render.results import CONTESTS, check_block, decided_block, points_block
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks/results"
@@ -126,6 +126,13 @@ def test_a_small_slope_is_clearly_worse() -> None:
     block = check_block(fill(PACKAGED, load_table(PACKAGED, "checks-slope")), "linear, delta = 0.1")
     clear = [(row[0], "(**−" in row[1], "**" in row[2]) for row in rows_of(block) if "**" in "".join(row)]
     assert clear == [("sigmoid, k = 1", True, False)]
+
+
+def test_three_points_are_as_good_as_five() -> None:
+    assert "No difference is clear at any of the three thresholds" in page("results.md")
+    rows = rows_of(points_block(fill(PACKAGED, load_table(PACKAGED, "checks-points"))))
+    assert len(rows) == 6
+    assert not any("**" in row[-1] for row in rows)
 
 
 def test_a_learned_decision_takes_the_gain_of_rare_positives() -> None:
