@@ -11,6 +11,7 @@ from evalign_papers.engine.reports import Report
 
 UNBOUNDED = 100_000  # epochs that no run reaches: the papers stop by patience only
 TRIALS = 10
+ESTIMATORS = ("random_forest", "ccs", "svm_perf")  # rivals of which only the number of trials is printed
 PRINTED_BUDGET, RELEASED_BUDGET = "@printed", "@released"
 LONGER_BUDGET = "@longer"  # the printed patience at one point of the grid
 POSITIVE_BUDGET = "@printed-positive"  # of two classes: trained on the F1 of the positive one
@@ -77,8 +78,8 @@ def reductions(config: Config, report: Report | None = None) -> list[str]:
         return []
     planned = config.trials if report is None else len(report.trials)
     printed = printed_settings(config)
-    if printed is None or config.training is None:  # trees and linear rivals: their trials are all that is printed
-        return [f"{planned} of {TRIALS} trials"] if planned < TRIALS else []
+    if printed is None or config.training is None:
+        return [f"{planned} of {TRIALS} trials"] if config.method.name in ESTIMATORS and planned < TRIALS else []
     found = []
     training, grid = config.training, config.grid
     stages = training.stages
