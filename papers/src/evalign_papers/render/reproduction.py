@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evalign_papers.analysis.distance import VERDICTS
+from evalign_papers.analysis.distance import VERDICTS, Distance
 from evalign_papers.analysis.filled import FilledTable, Measured, Number, fill, measure, read_report, report_path
 from evalign_papers.analysis.significance import LEVEL, against_printed, holm
 from evalign_papers.engine.config import QUIRKS
@@ -79,37 +79,26 @@ def effects(papers: Path, filled: FilledTable) -> Iterator[Effect]:
 
 def reached_block(filled: Sequence[FilledTable]) -> str:
     """A line for each table: how many printed numbers are in each class of distance, and the median distance."""
-    numbers = pd.DataFrame(
-        [
-            (one.table.name, cell.distance.verdict, abs(cell.distance.difference))
-            for one in filled
-            for cell in one.cells
-            if cell.distance is not None
-        ],
-        columns=["table", "verdict", "gap"],
-    )
-    if numbers.empty:
+    found = {one.table.name: [cell.distance for cell in one.cells if cell.distance is not None] for one in filled}
+    fair = [cell.distance_without_test for one in filled for cell in one.cells if cell.distance_without_test]
+    everything = [distance for own in found.values() for distance in own]
+    if not everything:
         return NOTHING
-    counts = numbers.groupby(["table", "verdict"]).size().unstack(fill_value=0).reindex(columns=VERDICTS, fill_value=0)
-    gaps = numbers.groupby("table")["gap"].agg(["median", "max"])
     rows = []
     for one in filled:
-        if one.table.name not in counts.index:
-            continue
-        own, gap = counts.loc[one.table.name], gaps.loc[one.table.name]
-        printed = sum(cell.printed is not None for cell in one.cells)
-        rows.append([one.table.name, f"{own.sum()} of {printed}", *(str(own[name]) for name in VERDICTS),
-                     f"{gap['median']:.3f}", f"{gap['max']:.3f}", f"`{one.table.command}`"])  # fmt: skip
-    total = counts.sum()
-    rows.append(["all", str(total.sum()), *(str(total[name]) for name in VERDICTS), f"{numbers.gap.median():.3f}",
-                 f"{numbers.gap.max():.3f}", ""])  # fmt: skip
-    fair = [cell.distance_without_test for one in filled for cell in one.cells if cell.distance_without_test]
-    found = Counter(one.verdict for one in fair)
-    distances = [abs(one.difference) for one in fair]
-    rows.append(["all, without `test_chooses`", str(len(fair)), *(str(found[name]) for name in VERDICTS),
-                 f"{median(distances):.3f}", f"{max(distances):.3f}", ""])  # fmt: skip
+        if own := found[one.table.name]:
+            printed = sum(cell.printed is not None for cell in one.cells)
+            rows.append([one.table.name, f"{len(own)} of {printed}", *_classes(own), f"`{one.table.command}`"])
+    rows.append(["all", str(len(everything)), *_classes(everything), ""])
+    rows.append(["all, without `test_chooses`", str(len(fair)), *_classes(fair), ""])
     head = ["table", "numbers measured", *VERDICTS, "median distance", "largest", "command"]
     return markdown_table(head, rows)
+
+
+def _classes(found: Sequence[Distance]) -> list[str]:
+    """Numbers in each class of distance, the median distance and the largest."""
+    counts, gaps = Counter(one.verdict for one in found), [abs(one.difference) for one in found]
+    return [*(str(counts[name]) for name in VERDICTS), f"{median(gaps):.3f}", f"{max(gaps):.3f}"]
 
 
 def summary_block(filled: Sequence[FilledTable]) -> str:
