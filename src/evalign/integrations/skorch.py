@@ -25,8 +25,8 @@ class MetricNetClassifier(NeuralNetClassifier):
 
     The metric is F1 unless `criterion__metric` names another. The module returns logits: (N, C), or (N,), (N, 1) or
     (N, 2) with `criterion__task="binary"`, or (N, L) with `criterion__task="multilabel"`, whose `predict` gives 0/1 for
-    every label. Options of the loss are `criterion__anchor`, `criterion__memory` and so on. With `parts` above 1 every batch is split into that many
-    micro-batches, with the gradient of the whole.
+    every label. Options of the loss are `criterion__anchor`, `criterion__memory` and so on. With `parts` above 1 every
+    batch is split into that many micro-batches, with the gradient of the whole.
 
     >>> MetricNetClassifier(torch.nn.Linear, criterion__metric="mcc").criterion.__name__
     'MetricLoss'
