@@ -68,11 +68,8 @@ def check_number(
     above = value > low if open_low else value >= low
     below = value < high if open_high else value <= high
     if not (above and below):  # phrased so that nan fails too
-        if high == float("inf"):
-            bounds = f"be {'above' if open_low else 'at least'} {low:g}"
-        else:
-            bounds = f"lie in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-        raise ValueError(f"{name} must {bounds}, got {value:g}")
+        left, right = "(" if open_low else "[", ")" if open_high else "]"
+        raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value:g}")
 
 
 def check_temperature(temperature: Any) -> None:
