@@ -99,5 +99,28 @@ def test_interval_of_a_constrained_threshold_is_that_of_constrained_rules():
 def test_errors():
     with pytest.raises(ValueError, match="pass metric="):
         Rule("threshold", 2, threshold=0.5).report([0.2, 0.7], [0, 1])
-    with pytest.raises(ValueError, match="label by label"):
-        Rule("thresholds", 2, thresholds=(0.5, 0.5), metric="f1").report([[0.2, 0.7]], [[0, 1]])
+
+
+@pytest.mark.parametrize("average", ["macro", "micro"])
+def test_several_labels(average):
+    """Values are scikit-learn's, and the interval is that of a loop over resamples of rows."""
+    rng = np.random.default_rng(2)
+    y = (rng.random((400, 3)) < [0.1, 0.3, 0.5]).astype(int)
+    p = 1 / (1 + np.exp(-rng.normal(2.0 * y - 1.5, 1.0)))
+    rule = decision.tuned(p, y, "f1", task="multilabel", average=average, subject_to="recall >= 0.5")
+    worth = rule.report(p, y, average=average)
+    decided = rule.predict(p)
+    assert worth.value.value == pytest.approx(f1_score(y, decided, average=average))
+    assert worth.argmax.value == pytest.approx(f1_score(y, p >= 0.5, average=average))
+    draws = [f1_score(y[rows], decided[rows], average=average) for rows in rng.integers(400, size=(1000, 400))]
+    low, high = np.quantile(draws, [0.025, 0.975])
+    assert (worth.value.low, worth.value.high) == pytest.approx((low, high), abs=0.01)
+    ((text, (recall, missed)),) = worth.constraints.items()
+    assert text == "recall >= 0.5"
+    assert recall.value == pytest.approx(recall_score(y, decided, average=average))
+    assert 0 <= missed <= 1
+    assert worth.threshold is None
+    assert worth.curve is None
+    assert "probability of 1/2 or more" in str(worth)
+    assert json.loads(json.dumps(worth.to_json()))["rows"] == 400
+    assert "<svg" not in worth.html()

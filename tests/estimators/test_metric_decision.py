@@ -8,7 +8,7 @@ import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.datasets import load_iris
+from sklearn.datasets import load_iris, make_multilabel_classification
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score, f1_score, fbeta_score, precision_score, recall_score
@@ -335,6 +335,14 @@ def test_infeasible_message_names_the_class_and_a_value_that_is_feasible(two_cla
 def test_a_metric_of_labels_is_explained(two_classes):
     with pytest.raises(TypeError, match="a metric is a name, such as 'f1', or a function of one Confusion; f1_score"):
         MetricDecision(LogisticRegression(), f1_score).fit(*two_classes)
+
+
+def test_report_of_several_labels():
+    X, y = make_multilabel_classification(600, n_classes=3, random_state=0)
+    model = MetricDecision(RandomForestClassifier(30, random_state=0), "f1", average="macro").fit(X[:400], y[:400])
+    worth = model.report(X[400:], y[400:])
+    assert worth.value.value == pytest.approx(f1_score(y[400:], model.predict(X[400:]), average="macro"))
+    assert worth.value.low < worth.value.value < worth.value.high
 
 
 def test_report_knows_labels_and_the_positive_class(two_classes):

@@ -1,7 +1,7 @@
 """Report of a decision: bootstrap intervals of its threshold, metric and constraints, as text and HTML."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import expit
 
-from evalign.confusion import Confusion
+from evalign.confusion import Confusion, Task
 from evalign.decision.costs import COST
 from evalign.decision.learned import calibrated
 from evalign.decision.rule import BLOCK, Floats, Labels, Rule, as_labels, as_probabilities, logit
@@ -48,10 +49,10 @@ class Estimate:
 class Worth:
     """Report of a rule on labelled rows; `str` is text, `html` a self-contained page.
 
-    `gain` is the lead over the largest probability, also of "cost", where less is better. `coverage` is the share of
-    rows that a rule with `reject` decides. The interval of `threshold` is that of rules learned from resampled rows.
-    `curve` has columns threshold, value, low and high for two classes: the metric of every threshold on the
-    uncalibrated probability of class 1, with its 95 % band.
+    `gain` is the lead over `argmax`, the largest probability (of several labels, all those of 1/2 or more), also of
+    "cost", where less is better. `coverage` is the share of rows that a rule with `reject` decides. The interval of
+    `threshold` is that of rules learned from resampled rows. `curve` has columns threshold, value, low and high for two
+    classes: the metric of every threshold on the uncalibrated probability of class 1, with its 95 % band.
     """
 
     rule: Rule
@@ -69,7 +70,7 @@ class Worth:
         lines = [
             f"Decision for {self.metric}, on {self.rows} rows",
             f"  {self.metric}: {self.value}",
-            f"  largest probability: {self.argmax}",
+            f"  {'probability of 1/2 or more' if self.rule.multilabel else 'largest probability'}: {self.argmax}",
             f"  gain: {self.gain.value:+.3f} (95 % interval {self.gain.low:+.3f} to {self.gain.high:+.3f})",
         ]
         if self.threshold is not None:
@@ -170,20 +171,22 @@ def assess(
     metric = rule.metric if metric is None else metric
     if metric is None:
         raise ValueError("the rule does not say what it was learned for; pass metric=")
-    if rule.multilabel:
-        raise ValueError("a multilabel rule is assessed label by label; pass one label's probabilities and rule")
-    p = as_probabilities(probabilities)
-    y = as_labels(target, p, "multiclass")
+    task: Task = "multilabel" if rule.multilabel else "multiclass"
+    p = as_probabilities(probabilities, task)
+    y = as_labels(target, p, task)
     limits = list(rule.subject_to) if subject_to is None else subject_to
-    problem = Problem.of(metric, p, "multiclass", average, beta, limits or None)
+    problem = Problem.of(metric, p, task, average, beta, limits or None)
     random = np.random.default_rng(random_state)
-    decided, plain = rule.decide(p), p.argmax(axis=1)
-    # A score sees a row by its label and the two decisions alone: resampling rows is resampling these patterns.
-    patterns, counts = np.unique(np.stack([y, decided, plain]), axis=1, return_counts=True)
-    draws = np.vstack([counts, random.multinomial(len(y), counts / len(y), size=RESAMPLES)]).astype(np.float64)
-    ours, limit_values = _scores(problem, patterns[0], patterns[1], draws)
-    theirs, _ = _scores(problem, patterns[0], patterns[2], draws)
-    decided_share = draws @ (patterns[1] >= 0) / len(y)
+    decided, decided_share = rule.decide(p), np.ones(RESAMPLES + 1)
+    if rule.multilabel:
+        (ours, limit_values), (theirs, _) = _label_scores(problem, y, [decided, p >= 0.5], random)
+    else:
+        # A score sees a row by its label and the two decisions alone: resampling rows is resampling these patterns.
+        patterns, counts = np.unique(np.stack([y, decided, p.argmax(axis=1)]), axis=1, return_counts=True)
+        draws = np.vstack([counts, random.multinomial(len(y), counts / len(y), size=RESAMPLES)]).astype(np.float64)
+        ours, limit_values = _scores(problem, patterns[0], patterns[1], draws)
+        theirs, _ = _scores(problem, patterns[0], patterns[2], draws)
+        decided_share = draws @ (patterns[1] >= 0) / len(y)
     costs = problem.name == COST  # their mean is maximised as minus the cost
     if costs and rule.reject is not None:  # a rejected row has a cost, too
         ours = np.where(decided_share > 0, decided_share * ours, 0.0) + (1 - decided_share) * rule.reject
@@ -234,11 +237,33 @@ def _scores(problem: Problem, y: Labels, decided: Labels, draws: Floats) -> tupl
         flat[:, cells] = np.add.reduceat(part[:, kept][:, order], first, axis=1)
         matrix = torch.from_numpy(flat.reshape(-1, size, size))
         tp, actual, predicted = matrix.diagonal(dim1=-2, dim2=-1), matrix.sum(-1), matrix.sum(-2)
-        c = Confusion(tp, actual, predicted, actual.sum(-1), matrix=matrix)
-        with torch.no_grad():
-            values.append(problem.metric(c).double().numpy())
-            limits.append(np.array([limit(c).double().numpy() for limit in problem.limits]).reshape(-1, len(part)).T)
+        value, limit = _evaluated(problem, Confusion(tp, actual, predicted, actual.sum(-1), matrix=matrix))
+        values.append(value)
+        limits.append(limit)
     return np.concatenate(values), np.concatenate(limits)
+
+
+def _label_scores(
+    problem: Problem, y: Labels, decisions: Sequence[NDArray[Any]], random: np.random.Generator
+) -> list[tuple[Floats, Floats]]:
+    """Metric (B,) and constrained scores (B, R) of resampled rows with labels y (n, L), for each array of decisions."""
+    n, labels = y.shape
+    columns = np.hstack([y, *(part for d in decisions for part in (d, d * y))]).astype(np.float64)
+    draws = [np.bincount(random.integers(n, size=n), minlength=n) @ columns for _ in range(RESAMPLES)]
+    sums = np.stack([columns.sum(axis=0), *draws]).reshape(1 + RESAMPLES, -1, labels)
+    actual, *counts = torch.from_numpy(sums).unbind(1)
+    total = torch.full_like(actual, n)
+    return [
+        _evaluated(problem, Confusion(tp, actual, predicted, total, multilabel=True))
+        for predicted, tp in zip(counts[::2], counts[1::2], strict=True)
+    ]
+
+
+def _evaluated(problem: Problem, c: Confusion) -> tuple[Floats, Floats]:
+    """Metric (B,) and constrained scores (B, R) of a batch of B confusions."""
+    with torch.no_grad():
+        limits = [limit(c).double().numpy() for limit in problem.limits]
+        return problem.metric(c).double().numpy(), np.array(limits).reshape(-1, len(c.tp)).T
 
 
 def _threshold(rule: Rule, p: Floats, y: Labels, learn: Learner, random: np.random.Generator) -> Estimate:

@@ -254,14 +254,16 @@ class Deciding(DecisionParameters):
         """The metric of predicted labels against the true ones `y`; `X` is needed where its columns hold costs."""
         weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         if self.multilabel_:
-            return self._score_codes(np.asarray(predicted), indicator(y), weight)
+            return self._score_codes(np.asarray(predicted), self._codes(y), weight)
         order = {label: i for i, label in enumerate(self._decision_classes().tolist())}
         decided = np.array([order.get(label, REJECTED) for label in predicted.tolist()])
         table = self._costs().rows(X) if self.costs is not None and self._costs().per_row else None
         return self._score_codes(decided, self._codes(y), weight, table)
 
     def _codes(self, y: ArrayLike) -> Labels:
-        """Labels as numbers of the rule's classes."""
+        """Labels as numbers of the rule's classes; 0/1 (n, L) if multilabel."""
+        if self.multilabel_:
+            return np.asarray(indicator(y), dtype=np.int64)
         order = {label: i for i, label in enumerate(self._decision_classes().tolist())}
         truth = column_or_1d(y).tolist()
         if unknown := set(truth) - set(order):
@@ -271,10 +273,8 @@ class Deciding(DecisionParameters):
     def report(self, X: Any, y: ArrayLike) -> Worth:
         """Threshold, metric and constraints on labelled rows, with 95 % intervals; see `decision.assess`.
 
-        Use rows that were not in `fit`. Print it for text; `.html()` is a page with a picture.
+        Use rows that were not in `fit`. Print it for text; `.html()` is a page, with a picture for two classes.
         """
-        if self.multilabel_:
-            raise ValueError("report goes with one label a row, got a model of several labels")
         if self.costs is not None and self._costs().per_row:
             raise ValueError("report goes with costs that are numbers, got names of columns")
         p, own = self._decision_probabilities(X), self._rule_options()
