@@ -284,15 +284,10 @@ class Objective:
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2
     ) -> tuple[Confusion, Tensor | None]:
         """The soft counts of a batch, and its cross-entropy if the kernel computed that too."""
-        if self._fuses(logits, y, weight, temperature):
+        takes = dispatch.is_fused(logits) or (self.task == "multiclass" and _checks.can_look_at(logits))
+        if takes and self._may_fuse(y, weight, temperature):
             return self._fused(logits, y, weight, temperature)
         return self.confusion(logits, y, weight, temperature), None
-
-    def _fuses(self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor) -> bool:
-        """Whether a fused form takes this batch."""
-        if not self._may_fuse(y, weight, temperature):
-            return False
-        return dispatch.is_fused(logits) or (self.task == "multiclass" and _checks.can_look_at(logits))
 
     def _may_fuse(self, y: Tensor, weight: Weight, temperature: float | Tensor, *, shares: bool = False) -> bool:
         """Whether there is a fused form (with `shares`, of soft labels too) and only the logits require a gradient."""
@@ -432,15 +427,9 @@ def _recording(hook: CountsHook, recorded: list[Any], vector: NDArray[np.float64
 
 
 def cross_entropy(
-    logits: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    task: Task,
-    label_smoothing: float = 0.0,
-    smoothing_weights: SmoothingWeights | None = None,
-    *,
-    focal: bool = False,
-) -> Tensor:
+    logits: Tensor, y: Tensor, weight: Tensor, task: Task, label_smoothing: float = 0.0,
+    smoothing_weights: SmoothingWeights | None = None, *, focal: bool = False,
+) -> Tensor:  # fmt: skip
     """Weighted mean of the cross-entropy (multiclass) or the binary one; `focal` times (1 - p)^2 (Lin et al. 2017)."""
     logits = blank(logits.to(counting_dtype(logits.dtype)), weight)
     mass, factor = weight.sum(), weight

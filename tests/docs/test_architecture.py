@@ -13,7 +13,7 @@ FOLDERS = sorted({path.parent for path in MODULES})
 PUBLIC = {"_replace", "_asdict", "_fields", "_make"}  # of a NamedTuple
 # Private parts of torch belong in kernels/private_apis.py, behind its switch; these have no public counterpart.
 TORCH = {
-    "_checks.py": {"torch._C._functorch"},  # whether vmap or grad wraps a tensor
+    "_checks.py": {"torch._C._functorch", "forward_ad._current_level"},  # whether a transformation is at work
     "memory.py": {"torch._C._current_graph_task_id"},  # whether a backward pass recomputes a batch
     "distributed.py": {"item._join_config"},  # whether DDP.join() is active
 }
