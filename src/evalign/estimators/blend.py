@@ -246,6 +246,10 @@ class EASTBlend(MetricClassifier):
         """Rows to train on: a stratified sample where the time limit does not allow for all."""
         data = super()._prepare(X, y, sample_weight)
         labels, rows, whole = 1 if data.labels is None else data.classes, len(data.rows), data
+        if len(data.divisions) == 1 and self._time.left < math.inf and "network" in self._member_names:
+            torch.optim.AdamW(
+                [torch.zeros(1)]
+            )  # the first optimizer imports torch's compiler: count it before planning
         while rows > FEWEST:
             shape = self._shape(data, 2 * data.fitted["n_features_in_"])
             needed = labels * planning.least_seconds(self._member_names, self.preset, shape) * self._time.slowdown
