@@ -247,9 +247,8 @@ class EASTBlend(MetricClassifier):
         data = super()._prepare(X, y, sample_weight)
         labels, rows, whole = 1 if data.labels is None else data.classes, len(data.rows), data
         if len(data.divisions) == 1 and self._time.left < math.inf and "network" in self._member_names:
-            torch.optim.AdamW(
-                [torch.zeros(1)]
-            )  # the first optimizer imports torch's compiler: count it before planning
+            # The first optimiser imports torch's compiler, for half a second that the plan must know of.
+            torch.optim.AdamW([torch.zeros(1)])
         while rows > FEWEST:
             shape = self._shape(data, 2 * data.fitted["n_features_in_"])
             needed = labels * planning.least_seconds(self._member_names, self.preset, shape) * self._time.slowdown
@@ -396,6 +395,5 @@ def load_model(path: str | Path) -> MetricClassifier:
     """The classifier that `save` wrote to `path`, whichever kind it is; nothing in the file is executed."""
     found: list[type[MetricClassifier]] = [EASTBlend, *CLASSES.values()]
     kinds = {kind.FORMAT: kind for kind in found}
-    return kinds.get(container.format_of(Path(path)), EASTClassifier).load(
-        path
-    )  # which says why a foreign file is refused
+    kind = kinds.get(container.format_of(Path(path)), EASTClassifier)  # which says why a foreign file is refused
+    return kind.load(path)
