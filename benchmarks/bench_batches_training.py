@@ -35,7 +35,7 @@ from evalign.tables import TableEncoder
 from evalign.training.loop import Controller
 from evalign.training.recipes import Recipe, Stage, find_recipe
 from evalign_papers.datasets import load
-from evalign_papers.datasets.base import Dataset
+from evalign_papers.datasets.dataset import Dataset
 from evalign_papers.datasets.splits import splits
 from evalign_papers.engine.trial_data import thinned
 

@@ -94,8 +94,8 @@ def train_cifar(loss: str, rate: float, batch_size: int, trial: int, args: dict[
     import torch
 
     from evalign.training.batches import probabilities_of
-    from evalign_papers.engine.image_trials import picture_splits, train_pictures
     from evalign_papers.engine.scores import hard_scores
+    from evalign_papers.engine.single_trials import image_splits, train_images
     from evalign_papers.engine.trial_data import dataset_of
 
     deadline = args["deadline"]
@@ -104,7 +104,7 @@ def train_cifar(loss: str, rate: float, batch_size: int, trial: int, args: dict[
     dataset = dataset_of(config, args["data_dir"])
     torch.backends.cudnn.benchmark = True
     pixels = torch.from_numpy(np.ascontiguousarray(dataset.X)).to(args["device"])
-    [(_, split)] = picture_splits(config, dataset, [trial])
+    [(_, split)] = image_splits(config, dataset, [trial])
     started, curve, stopped = time.time(), list[list[float]](), ["patience"]
 
     def watch(_trial: int, epoch: Any) -> None:
@@ -113,7 +113,7 @@ def train_cifar(loss: str, rate: float, batch_size: int, trial: int, args: dict[
             stopped[0] = "time"
             raise KeyboardInterrupt
 
-    trained = train_pictures(config, dataset, pixels, split, trial, {}, None, watch, catch_interrupt=True)
+    trained = train_images(config, dataset, pixels, split, trial, {}, None, watch, catch_interrupt=True)
     test = probabilities_of(trained.test.double(), "multiclass").numpy()
     scores = hard_scores(test.argmax(1), dataset.y[split.test], len(dataset.classes), dataset.classes)
     best = min(range(len(curve)), key=lambda i: curve[i][2])

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from evalign_papers.datasets import registry
-from evalign_papers.datasets.base import Card, File
+from evalign_papers.datasets.dataset import Card, File
 from evalign_papers.datasets.fingerprint import fingerprint
 from evalign_papers.datasets.folders import VARIABLE, digest_of
 from evalign_papers.datasets.sources import (

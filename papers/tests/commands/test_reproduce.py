@@ -19,7 +19,7 @@ from evalign_papers.engine.cells import Cell, at_printed_budget, cells_of, held
 from evalign_papers.engine.config import Grid, read_config, to_json
 from evalign_papers.engine.printed import find_papers, load_table
 from evalign_papers.engine.reports import Report, load_report, report_path
-from evalign_papers.engine.run import run
+from evalign_papers.engine.run_cell import run
 from evalign_papers.engine.scheduler import pieces_of, run_cells, run_trial
 
 PAPERS = find_papers()

@@ -8,7 +8,7 @@ import pytest
 
 from evalign_papers import datasets
 from evalign_papers.datasets import DataError, check_split, splits
-from evalign_papers.datasets.base import Dataset
+from evalign_papers.datasets.dataset import Dataset
 
 
 def generated(kind="rows", seed=0):

@@ -23,7 +23,7 @@ from miniature_data import (
 
 from evalign_papers import datasets
 from evalign_papers.datasets import DataError, load, splits
-from evalign_papers.datasets.base import equitability
+from evalign_papers.datasets.dataset import equitability
 from evalign_papers.datasets.fingerprint import fingerprint
 from evalign_papers.datasets.sources import (
     adult,

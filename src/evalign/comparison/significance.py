@@ -133,22 +133,30 @@ def standard_error(values: Iterable[float]) -> float | None:
     return float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else None
 
 
-def paired_p(gaps: Iterable[float], test_to_train: float) -> float | None:
-    """The p value of no difference over random splits; None for one split.
+def corrected_error(values: Iterable[float], test_to_train: float) -> float:
+    """Standard error of the mean of J >= 2 values from random splits, which share rows (Nadeau and Bengio 2003).
 
-    t = mean(d) / sqrt((1 / J + n_test / n_train) var(d)), J - 1 degrees of freedom (Nadeau and Bengio 2003): splits
-    share most of their training rows, and 1 / J alone would call noise a difference.
+    sqrt((1 / J + n_test / n_train) s²): the training parts overlap, and 1 / J alone would call noise a difference.
+    """
+    x = np.array(list(values))
+    return float(math.sqrt((1 / len(x) + test_to_train) * x.var(ddof=1)))
+
+
+def paired_p(gaps: Iterable[float], test_to_train: float) -> float | None:
+    """The p value of no difference over random splits, by Student's t with J - 1 degrees; None for one split.
 
     >>> round(paired_p([0.1, 0.2, 0.3], 0.25), 3)
     0.12
     """
     d = np.array(list(gaps))
-    if len(d) < 2:
-        return None
-    error = math.sqrt((1 / len(d) + test_to_train) * d.var(ddof=1))
+    return two_sided_p(d.mean(), corrected_error(d, test_to_train), len(d) - 1) if len(d) > 1 else None
+
+
+def two_sided_p(distance: float, error: float, freedom: int) -> float:
+    """Two-sided p value of a distance by Student's t; 0 or 1 if the error is 0."""
     if error == 0:
-        return 1.0 if d.mean() == 0 else 0.0
-    return float(2 * student_t.sf(abs(d.mean()) / error, len(d) - 1))
+        return 1.0 if distance == 0 else 0.0
+    return float(2 * student_t.sf(abs(distance) / error, freedom))
 
 
 def summarise(rows: Iterable[Row], reference: tuple[str, str], *, test_size: float = 0.2) -> list[Line]:

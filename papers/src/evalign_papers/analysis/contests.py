@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evalign_papers.analysis.filled import Measured, measure, read_report, report_path
-from evalign_papers.analysis.significance import Comparison, holm, over_splits
+from evalign_papers.analysis.hypothesis_tests import Comparison, holm, over_splits
 from evalign_papers.engine.printed import Row, Table, load_table
 
 DECISIONS = ("argmax", "tuned", "plug_in")

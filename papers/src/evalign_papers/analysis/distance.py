@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from scipy.stats import t as student_t
 
-from evalign_papers.analysis.significance import PRINTED_TRIALS
+from evalign_papers.analysis.hypothesis_tests import PRINTED_TRIALS
 
 NEAR, NOT_FAR = 0.02, 0.05
 LEVEL = 0.05  # of each one-sided test: the interval below is one of 90 %

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from evalign_papers.analysis.distance import Distance, distance
-from evalign_papers.analysis.significance import Comparison, against_printed, holm
+from evalign_papers.analysis.hypothesis_tests import Comparison, against_printed, holm
 from evalign_papers.engine.printed import Printed, Row, Table
 from evalign_papers.engine.reports import Report, load_report
 from evalign_papers.engine.settings import (

@@ -59,7 +59,7 @@ def describe(card: "Card", store: "Store", *, check: bool) -> dict[str, Any]:
     """One data set in plain types; `problem` is the error message of loading it."""
     from dataclasses import asdict
 
-    from evalign_papers.datasets.base import DataError, check_dataset
+    from evalign_papers.datasets.dataset import DataError, check_dataset
     from evalign_papers.datasets.registry import ENTRIES
 
     found, problem = store.find(card), None

@@ -124,7 +124,7 @@ def command(
         )  # fmt: skip
     _show(output, home, named, list_tables, data_dir)
     if report:
-        from evalign_papers.render.page import write_page
+        from evalign_papers.render.html_page import write_page
 
         output.show(f"Page: {write_page(home, out, data_dir)}")
     for one in failed:

@@ -8,7 +8,7 @@
 (4800, 1200, 1500)
 """
 
-from evalign_papers.datasets.base import PROTOCOLS, Card, DataError, Dataset, Graphs, equitability
+from evalign_papers.datasets.dataset import PROTOCOLS, Card, DataError, Dataset, Graphs, equitability
 from evalign_papers.datasets.registry import find_card, load, names, open_store
 from evalign_papers.datasets.splits import Split, check_split, splits
 

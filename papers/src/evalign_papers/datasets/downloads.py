@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from evalign_papers.datasets.base import Card, DataError, Version
+from evalign_papers.datasets.dataset import Card, DataError, Version
 from evalign_papers.datasets.folders import Found, Store
 
 TIMEOUT = 20.0  # seconds without a byte

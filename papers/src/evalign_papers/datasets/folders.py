@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zipfile import BadZipFile
 
-from evalign_papers.datasets.base import Card, DataError, File, Version
+from evalign_papers.datasets.dataset import Card, DataError, File, Version
 
 VARIABLE = "EVALIGN_DATA"
 OPTION = "--data-dir"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign_papers.datasets.base import DataError
+from evalign_papers.datasets.dataset import DataError
 from evalign_papers.datasets.folders import reading
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp")

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign_papers.datasets.base import Dataset
+from evalign_papers.datasets.dataset import Dataset
 from evalign_papers.datasets.splits import Split
 
 FIFTH = 0.2

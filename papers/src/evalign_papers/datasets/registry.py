@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalign._checks import check_choice
-from evalign_papers.datasets.base import PROTOCOLS, Card, Dataset, File, Protocol, check_dataset
+from evalign_papers.datasets.dataset import PROTOCOLS, Card, Dataset, File, Protocol, check_dataset
 from evalign_papers.datasets.folders import Store, open_places
 from evalign_papers.datasets.sources import (
     adult,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalign._checks import check_choice, check_number
-from evalign_papers.datasets.base import PROTOCOLS, DataError, Dataset, Protocol
+from evalign_papers.datasets.dataset import PROTOCOLS, DataError, Dataset, Protocol
 
 FIFTH = 0.2
 SMALLEST_CLASS = 5  # rows of a class that leave one for each part

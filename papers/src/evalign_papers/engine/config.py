@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from evalign._checks import check_choice
 from evalign.metrics import METRICS
 from evalign.training.recipes import Stage
-from evalign_papers.datasets.base import Protocol
+from evalign_papers.datasets.dataset import Protocol
 
 VERSION = 1
 T = TypeVar("T")

@@ -10,7 +10,7 @@ import joblib
 
 from evalign_papers.engine.cells import Cell, held
 from evalign_papers.engine.reports import Report, report_path, save_report
-from evalign_papers.engine.run import missing_trials, run, trained_one_by_one
+from evalign_papers.engine.run_cell import missing_trials, run, trained_one_by_one
 
 Engine = Literal["joblib", "ray"]
 ENGINES: tuple[Engine, ...] = ("joblib", "ray")

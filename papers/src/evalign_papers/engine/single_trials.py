@@ -1,24 +1,111 @@
-"""Trials that cannot be stacked: scikit-learn estimators, and AP-Perf, whose loss does not support vmap."""
+"""Trials trained one at a time: image networks, scikit-learn estimators, and AP-Perf, whose loss cannot be stacked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from evalign._objective import Objective
+from evalign.confusion import Task
 from evalign.networks import mlp
 from evalign.training.batches import Rows, predict_logits
-from evalign.training.in_memory import train
+from evalign.training.in_memory import InMemory, train
+from evalign_papers.datasets import Dataset, Split, splits
+from evalign_papers.datasets.longtail import tail_split
 from evalign_papers.engine.config import Config
+from evalign_papers.engine.recorded import RecordedRows
 from evalign_papers.engine.scores import watch_cuts
-from evalign_papers.engine.stacked_trials import OnEpoch, Trained, recipe_of
-from evalign_papers.engine.terms import metric_score
+from evalign_papers.engine.stacked_trials import OnEpoch, Point, Trained, recipe_of
+from evalign_papers.engine.terms import build_term, metric_score
 from evalign_papers.engine.trial_data import Part
+from evalign_papers.networks import Pictures, darknet19, tiny_darknet
+from evalign_papers.networks.image_input import channel_statistics
 from evalign_papers.rivals.ap_perf import APPerfLoss
+from evalign_papers.rivals.cross_entropy import class_weights
 
 Floats = NDArray[np.float64]
+NETWORKS = {"darknet19": darknet19, "tiny_darknet": tiny_darknet}
+CHECKPOINTS = 3  # in a trial: a file of all weights and averages takes about a second
+
+
+def takes_images(config: Config) -> bool:
+    return config.network is not None and config.network.kind in NETWORKS
+
+
+def image_splits(config: Config, dataset: Dataset, trials: list[int]) -> Iterator[tuple[int, Split]]:
+    """The rows of every trial; the quirk "one_split" gives all of them the first one's."""
+    if config.data.tail is not None:
+        yield from ((trial, tail_split(dataset, config.data.tail, config.seed, trial)) for trial in trials)
+        return
+    one = "one_split" in config.quirks
+    found = list(splits(dataset, 1 if one else max(trials) + 1, config.seed))
+    yield from ((trial, found[0 if one else trial]) for trial in trials)
+
+
+def image_network(config: Config, classes: int, pixels: Tensor) -> nn.Module:
+    """The network of a config; its input is normalised by the mean and deviation of `pixels`."""
+    assert config.network is not None
+    outputs = 1 if config.network.outputs == "one" else classes
+    first = Pictures(*channel_statistics(pixels), augment=config.network.augment)
+    return nn.Sequential(first, NETWORKS[config.network.kind](outputs))
+
+
+def train_images(
+    config: Config,
+    dataset: Dataset,
+    pixels: Tensor,
+    split: Split,
+    trial: int,
+    point: Point,
+    checkpoint: Path | None = None,
+    on_epoch: OnEpoch | None = None,
+    catch_interrupt: bool = False,
+) -> Trained:
+    """Train one network; `pixels` are all images of the data set, on the device that trains.
+
+    With `catch_interrupt` a KeyboardInterrupt, Ctrl-C's or that of `on_epoch`, ends training and keeps the best epoch.
+    """
+    assert config.network is not None
+    assert config.training is not None
+    device, classes = pixels.device, len(dataset.classes)
+    y = torch.from_numpy(dataset.y).to(device)
+    weights = torch.ones(classes, device=device)
+    if config.training.class_weight:
+        weights = class_weights(torch.from_numpy(dataset.y[split.train]), classes).float().to(device)
+    rows = []
+    for part in split:
+        index = torch.from_numpy(np.asarray(part)).to(device)
+        rows.append(Rows(pixels[index], y[index], weights[y[index]]))
+    rows[2] = Rows.of(rows[2].x, rows[2].y)  # what is reported of test rows is never weighted
+    seed, task = config.seed + trial, _task(config)
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(seed)
+        network = image_network(config, classes, rows[0].x[:]).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    term = build_term(config.method, task)
+    if isinstance(term, Objective) and isinstance(term.beta, Tensor):
+        term = replace(term, beta=term.beta.to(device))  # there once, not with every batch
+    recipe, amp = recipe_of(config, point), device.type == "cuda"
+    squash = config.method.name in ("metric", "released") or bool(config.method.options.get("squash"))
+    history = train(
+        network, rows[0], rows[1], recipe, term, metric_score(config.decide_for, classes), task=task, seed=seed,
+        batch_size=int(point.get("batch_size", config.training.batch_size)), amp=amp, checkpoint=checkpoint,
+        checkpoint_every=max(1, recipe.epochs // CHECKPOINTS), catch_interrupt=catch_interrupt,
+        source=RecordedRows if amp else InMemory,
+        watch=watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None, watch_rows=rows[2],
+        on_epoch=None if on_epoch is None else lambda epoch: on_epoch(trial, epoch),
+    )  # fmt: skip
+    valid, test = (predict_logits(network, part.x, amp=amp).cpu() for part in rows[1:])
+    return Trained(trial, point, history, valid, test)
+
+
+def _task(config: Config) -> Task:
+    assert config.network is not None
+    return "binary" if config.network.outputs == "one" else "multiclass"
 
 
 def _svm_perf(options: dict[str, Any], seed: int) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from evalign.tables import TableEncoder
 from evalign_papers.datasets import Card, Dataset, Split, load, splits
-from evalign_papers.datasets.base import Graphs
+from evalign_papers.datasets.dataset import Graphs
 from evalign_papers.engine.config import Config
 
 Matrix = NDArray[np.float32]

@@ -12,15 +12,15 @@ import itertools
 
 from evalign.storage import write_atomically
 from evalign_papers.engine.config import read_config, to_json
-from evalign_papers.plans import images, tabular
+from evalign_papers.plans import image_plans, table_plans
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="list the configs that would change, and write none")
     check = parser.parse_args().check
-    plans = [tabular.plan(paper, table) for paper, tables in tabular.TABLES.items() for table in tables]
-    plans += [images.plan_images(paper, table) for paper, tables in images.TABLES.items() for table in tables]
+    plans = [table_plans.plan(paper, table) for paper, tables in table_plans.TABLES.items() for table in tables]
+    plans += [image_plans.plan_images(paper, table) for paper, tables in image_plans.TABLES.items() for table in tables]
     changed = [
         (path, config) for path, config in itertools.chain(*plans) if not path.exists() or read_config(path) != config
     ]

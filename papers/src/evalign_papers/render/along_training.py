@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pandas as pd
 
-from evalign_papers.analysis.significance import TEST_TO_TRAIN, Comparison, over_splits
+from evalign_papers.analysis.hypothesis_tests import TEST_TO_TRAIN, Comparison, over_splits
 from evalign_papers.render.benchmarks import judged_together
 from evalign_papers.render.documents import markdown_table
 from evalign_papers.render.wording import NONE, signed

@@ -5,14 +5,14 @@ rows read once.
 """
 
 from collections.abc import Mapping
-from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
-from evalign_papers.analysis.significance import LEVEL, TEST_TO_TRAIN, Comparison, holm, over_splits
+from evalign.comparison.significance import corrected_error
+from evalign_papers.analysis.hypothesis_tests import LEVEL, TEST_TO_TRAIN, Comparison, holm, over_splits
 from evalign_papers.render.documents import markdown_table
 from evalign_papers.render.wording import NONE, signed
 
@@ -181,4 +181,4 @@ def corrected_mean(scores: Mapping[int, float]) -> str:
     values = list(scores.values())
     if len(values) < 2:
         return f"{fmean(values):.3f}"
-    return f"{fmean(values):.3f} ± {sqrt(1 / len(values) + TEST_TO_TRAIN) * stdev(values):.3f}"
+    return f"{fmean(values):.3f} ± {corrected_error(values, TEST_TO_TRAIN):.3f}"

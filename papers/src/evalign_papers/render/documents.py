@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from evalign.storage import write_atomically
 from evalign_papers.analysis.filled import SUFFIX, Measured, fill, largest_budget, measure, read_report
-from evalign_papers.analysis.significance import over_splits
+from evalign_papers.analysis.hypothesis_tests import over_splits
 from evalign_papers.engine.printed import load_table
 from evalign_papers.engine.reports import Report, TrialReport
 from evalign_papers.render.wording import NOT_RUN, REDUCED, signed

@@ -12,7 +12,7 @@ import pandas as pd
 
 from evalign_papers.analysis.distance import VERDICTS, Distance
 from evalign_papers.analysis.filled import FilledTable, Measured, Number, fill, measure, read_report, report_path
-from evalign_papers.analysis.significance import LEVEL, against_printed, holm
+from evalign_papers.analysis.hypothesis_tests import LEVEL, against_printed, holm
 from evalign_papers.engine.config import QUIRKS
 from evalign_papers.engine.printed import all_tables
 from evalign_papers.engine.settings import PRINTED

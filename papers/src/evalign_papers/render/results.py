@@ -11,7 +11,7 @@ from statistics import fmean
 
 from evalign_papers.analysis.contests import ANCHORED, Contender, Duel, duels, tally
 from evalign_papers.analysis.filled import FilledTable, fill, measure, read_report
-from evalign_papers.analysis.significance import holm, over_splits
+from evalign_papers.analysis.hypothesis_tests import holm, over_splits
 from evalign_papers.datasets import find_card
 from evalign_papers.engine.printed import find_papers, load_table
 from evalign_papers.render.along_training import east_blocks

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from evalign_papers.analysis.filled import FilledTable, Measured, Number
-from evalign_papers.analysis.significance import PRINTED_TRIALS
+from evalign_papers.analysis.hypothesis_tests import PRINTED_TRIALS
 from evalign_papers.engine.printed import Printed, Table
 
 NONE, REDUCED, NOT_RUN = "–", "†", "not run"

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evalign_papers.datasets.base import Card, DataError, Dataset, File, Protocol, Version
+from evalign_papers.datasets.dataset import Card, DataError, Dataset, File, Protocol, Version
 from evalign_papers.datasets.folders import Store
-from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain
+from evalign_papers.datasets.table_source import TARGET, TableSource, parquet, plain
 
 CATEGORIES = (
     "workclass", "education", "marital_status", "occupation", "relationship", "race", "sex", "native_country",

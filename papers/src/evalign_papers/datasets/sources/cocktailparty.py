@@ -12,9 +12,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from evalign._checks import check_choice, check_number
-from evalign_papers.datasets.base import Card, DataError, Dataset, File, Graphs, Protocol, Version
+from evalign_papers.datasets.dataset import Card, DataError, Dataset, File, Graphs, Protocol, Version
 from evalign_papers.datasets.folders import Store, reading
-from evalign_papers.datasets.tabular import parquet
+from evalign_papers.datasets.table_source import parquet
 
 PEOPLE = 6
 PAIRS = np.array(list(combinations(range(PEOPLE), 2)))  # (15, 2)

@@ -7,9 +7,9 @@ import pandas as pd
 
 from evalign.tables.files import TableError
 from evalign.tables.read import read_table
-from evalign_papers.datasets.base import Card, DataError, Dataset, File, Protocol, Version
+from evalign_papers.datasets.dataset import Card, DataError, Dataset, File, Protocol, Version
 from evalign_papers.datasets.folders import Store
-from evalign_papers.datasets.tabular import TARGET, TableSource, parquet
+from evalign_papers.datasets.table_source import TARGET, TableSource, parquet
 
 COMPONENTS = tuple(f"V{i}" for i in range(1, 29))
 COLUMNS = (*COMPONENTS, "Amount")

@@ -2,8 +2,8 @@
 
 from string import ascii_uppercase
 
-from evalign_papers.datasets.base import Card, File, Version
-from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain
+from evalign_papers.datasets.dataset import Card, File, Version
+from evalign_papers.datasets.table_source import TARGET, TableSource, parquet, plain
 
 COLUMNS = (
     "x_box", "y_box", "width", "high", "onpix", "x_bar", "y_bar", "x2bar", "y2bar", "xybar", "x2ybr", "xy2br",

@@ -1,7 +1,7 @@
 """Mammography: microcalcifications among bright spots of X-ray pictures."""
 
-from evalign_papers.datasets.base import Card, File, Version
-from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain
+from evalign_papers.datasets.dataset import Card, File, Version
+from evalign_papers.datasets.table_source import TARGET, TableSource, parquet, plain
 
 COLUMNS = tuple(f"attr{i}" for i in range(1, 7))
 

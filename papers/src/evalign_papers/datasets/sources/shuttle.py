@@ -1,7 +1,7 @@
 """Shuttle, of the Statlog project: seven states of a radiator; the rarest has ten of 58 000 rows."""
 
-from evalign_papers.datasets.base import Card, File, Version
-from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain
+from evalign_papers.datasets.dataset import Card, File, Version
+from evalign_papers.datasets.table_source import TARGET, TableSource, parquet, plain
 
 COLUMNS = tuple(f"a{i}" for i in range(1, 10))
 

@@ -8,7 +8,7 @@ released code does it with imbalanced-learn's `make_imbalance(random_state=42)`,
 import numpy as np
 import pandas as pd
 
-from evalign_papers.datasets.base import Card, Dataset, Protocol
+from evalign_papers.datasets.dataset import Card, Dataset, Protocol
 from evalign_papers.datasets.folders import Store
 
 SEED = 42

@@ -1,7 +1,7 @@
 """Yeast: location of a protein in the cell; ten classes, five rows in the smallest."""
 
-from evalign_papers.datasets.base import Card, File, Version
-from evalign_papers.datasets.tabular import TARGET, TableSource, parquet, plain
+from evalign_papers.datasets.dataset import Card, File, Version
+from evalign_papers.datasets.table_source import TARGET, TableSource, parquet, plain
 
 COLUMNS = ("mcg", "gvh", "alm", "mit", "erl", "pox", "vac", "nuc")
 

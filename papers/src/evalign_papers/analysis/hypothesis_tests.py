@@ -5,9 +5,10 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-import numpy as np
-from scipy.stats import t as student_t
 from scipy.stats import ttest_ind_from_stats
+from statsmodels.stats.multitest import multipletests
+
+from evalign.comparison.significance import corrected_error, paired_p, two_sided_p
 
 PRINTED_TRIALS = 10  # of every printed mean that has a deviation (BtG Sec. 5, EAST Sec. E.1)
 TEST_TO_TRAIN = 0.20 / 0.64  # rows of an honest split; without the validation rows, which is the cautious choice
@@ -47,7 +48,7 @@ def against_printed(
     beyond_rounding = max(0.0, abs(difference) - 0.5 * 10.0 ** -decimals[0])
     if deviation is None:
         error = sqrt(own * (1 + 1 / n))
-        return Comparison(difference, error, _two_sided(beyond_rounding, error, n - 1.0))
+        return Comparison(difference, error, two_sided_p(beyond_rounding, error, n - 1))
     spread = max(deviation, 0.5 * 10.0 ** -decimals[1])
     welch = ttest_ind_from_stats(beyond_rounding, sqrt(own), n, 0.0, spread, PRINTED_TRIALS, equal_var=False)
     return Comparison(difference, sqrt(spread**2 / PRINTED_TRIALS + own / n), float(welch.pvalue))
@@ -58,8 +59,7 @@ def over_splits(
 ) -> Comparison | None:
     """Paired test of two methods on the same splits, ours minus theirs; None for fewer than two splits in common.
 
-    t = mean(d) / sqrt((1 / J + n_test / n_train) var(d)) with J - 1 degrees of freedom (Nadeau and Bengio 2003): random
-    splits share most of their training rows, and 1 / J without the second term would call noise a difference.
+    Nadeau and Bengio's test, for splits that share rows: see `evalign.comparison.significance`.
 
     >>> over_splits({0: 0.7, 1: 0.8, 2: 0.9}, {0: 0.7, 1: 0.8, 2: 0.9}).p
     1.0
@@ -67,9 +67,7 @@ def over_splits(
     gaps = [ours[split] - theirs[split] for split in sorted(ours.keys() & theirs.keys())]
     if len(gaps) < 2:
         return None
-    difference = fmean(gaps)
-    error = sqrt((1 / len(gaps) + test_to_train) * stdev(gaps) ** 2)
-    return Comparison(difference, error, _two_sided(abs(difference), error, len(gaps) - 1.0))
+    return Comparison(fmean(gaps), corrected_error(gaps, test_to_train), paired_p(gaps, test_to_train))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -78,15 +76,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> [round(p, 6) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
-    order = np.argsort(p_values, kind="stable")
-    raised = np.asarray(p_values, np.float64)[order] * np.arange(len(p_values), 0, -1)
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.minimum(np.maximum.accumulate(raised), 1.0)
-    return [float(p) for p in adjusted]
-
-
-def _two_sided(distance: float, error: float, freedom: float) -> float:
-    """Two-sided p value of a distance; without any spread it is 0 or 1."""
-    if error == 0:
-        return 1.0 if distance == 0 else 0.0
-    return float(2 * student_t.sf(distance / error, freedom))
+    if not p_values:
+        return []
+    return [float(p) for p in multipletests(p_values, method="holm")[1]]

@@ -16,7 +16,7 @@ from evalign_papers.analysis.facts import Fact
 from evalign_papers.analysis.filled import FilledTable, fill
 from evalign_papers.engine.printed import all_tables, load_table
 from evalign_papers.render.figures import imbalance, trade_off
-from evalign_papers.render.page import render_page, summary, write_page
+from evalign_papers.render.html_page import render_page, summary, write_page
 from evalign_papers.render.step_figures import (
     STEP_FIGURES,
     TEMPERATURES,

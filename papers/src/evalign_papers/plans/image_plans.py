@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from evalign.training.recipes import Stage
-from evalign_papers.datasets.base import Protocol
+from evalign_papers.datasets.dataset import Protocol
 from evalign_papers.datasets.sources.cifar10 import CLASSES
 from evalign_papers.engine.config import VERSION, Config, Data, Grid, Method, Network, Training
 from evalign_papers.engine.settings import COOLING, LONGER_BUDGET, PRINTED, PRINTED_BUDGET, UNBOUNDED
-from evalign_papers.plans.tabular import BTG_EPOCHS, HERE, METRIC, STAGE, at_printed_budget, btg
+from evalign_papers.plans.table_plans import BTG_EPOCHS, HERE, METRIC, STAGE, at_printed_budget, btg
 
 TABLES = {"btg": ["2", "3", "s12"], "east": ["1", "2", "4", "6"], "mf": ["1"], "checks": ["longtail"]}
 YES_NO = ("cifar10_transportation", "cifar10_frog")

@@ -16,7 +16,7 @@ from evalign.training.loop import Epoch
 from evalign_papers.engine.config import Config, Method, from_json, read_config, to_json
 from evalign_papers.engine.printed import find_papers
 from evalign_papers.engine.reports import Report, TrialReport, load_report, report_path, save_report
-from evalign_papers.engine.run import paper_scores
+from evalign_papers.engine.run_cell import paper_scores
 from evalign_papers.engine.scores import WATCHED, hard_scores, honest_scores, watch_cuts
 from evalign_papers.engine.single_trials import train_alone
 from evalign_papers.engine.stacked_trials import Trained, grid_points

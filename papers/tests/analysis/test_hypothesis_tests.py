@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from evalign_papers.analysis.significance import against_printed, holm, over_splits
+from evalign_papers.analysis.hypothesis_tests import against_printed, holm, over_splits
 
 UNROUNDED = (12, 12)  # decimals whose half unit is nothing
 scores = st.lists(st.integers(0, 100).map(lambda n: n / 100), min_size=2, max_size=12)

@@ -14,18 +14,18 @@ from evalign import metrics
 from evalign.training.recipes import Stage
 from evalign_papers.analysis.filled import fill
 from evalign_papers.datasets import Card, Dataset
-from evalign_papers.datasets.base import Graphs
+from evalign_papers.datasets.dataset import Graphs
 from evalign_papers.datasets.longtail import tail_counts, tail_split
-from evalign_papers.engine import run as run_module
+from evalign_papers.engine import run_cell as run_module
 from evalign_papers.engine import trial_data
 from evalign_papers.engine.cells import Cell
 from evalign_papers.engine.config import Config, Data, Grid, Method, Network, Training, from_json, read_config, to_json
-from evalign_papers.engine.image_trials import picture_splits, train_pictures
 from evalign_papers.engine.printed import find_papers, load_table
 from evalign_papers.engine.reports import Report, TrialReport, load_report, report_path, save_report
-from evalign_papers.engine.run import run
+from evalign_papers.engine.run_cell import run
 from evalign_papers.engine.scheduler import run_cells
 from evalign_papers.engine.scores import Tail, hard_scores, honest_scores
+from evalign_papers.engine.single_trials import image_splits, train_images
 from evalign_papers.engine.terms import build_term
 from evalign_papers.engine.trial_data import components, graph_rows, parts
 
@@ -225,15 +225,15 @@ def test_a_long_tail_has_the_printed_counts_and_an_untouched_test_part():
 
 def test_all_trials_of_the_paper_share_a_split():
     own = config(quirks=("one_split",))
-    (_, first), (_, second) = picture_splits(own, made_up(), [0, 1])
+    (_, first), (_, second) = image_splits(own, made_up(), [0, 1])
     np.testing.assert_array_equal(first.train, second.train)
-    (_, first), (_, second) = picture_splits(config(), made_up(), [0, 1])
+    (_, first), (_, second) = image_splits(config(), made_up(), [0, 1])
     assert not np.array_equal(first.train, second.train)
 
 
 def test_components_hold_the_share_of_the_variance_that_was_asked_for():
     dataset = made_up(3, 40)
-    split = next(picture_splits(config(), dataset, [0]))[1]
+    split = next(image_splits(config(), dataset, [0]))[1]
     found = components(dataset.X, split)
     flat = dataset.X[split.train].reshape(len(split.train), -1) / 255.0
     expected = PCA(0.8, svd_solver="full").fit(flat)
@@ -372,11 +372,11 @@ def test_reproduce_keeps_checkpoints_beside_the_config_until_a_trial_is_done(tmp
     seen: list[list[str]] = []
 
     def noting(*args, **options):
-        found = train_pictures(*args, **options)
+        found = train_images(*args, **options)
         seen.append([file.name for file in folder.glob("*.safetensors")])
         return found
 
-    monkeypatch.setattr(run_module, "train_pictures", noting)
+    monkeypatch.setattr(run_module, "train_images", noting)
     (done,) = run_cells([Cell(path)])
     assert done.error is None
     assert len(seen[0]) == 1

@@ -9,7 +9,7 @@ from typing import Any
 from evalign.training.batches import default_batch_size
 from evalign.training.recipes import Stage, find_recipe
 from evalign_papers.datasets import find_card
-from evalign_papers.datasets.base import Protocol
+from evalign_papers.datasets.dataset import Protocol
 from evalign_papers.engine.config import VERSION, Config, Data, Grid, Method, Network, Training
 from evalign_papers.engine.settings import (
     BTG,

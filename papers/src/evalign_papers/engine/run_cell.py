@@ -11,10 +11,16 @@ from numpy.typing import NDArray
 
 from evalign.training.batches import probabilities_of
 from evalign_papers.engine.config import Config
-from evalign_papers.engine.image_trials import picture_splits, takes_pictures, train_pictures
 from evalign_papers.engine.reports import Report, Scores, TrialReport, environment
 from evalign_papers.engine.scores import WATCHED, Tail, auroc, hard_scores, honest_scores
-from evalign_papers.engine.single_trials import ESTIMATORS, fit_estimator, train_alone
+from evalign_papers.engine.single_trials import (
+    ESTIMATORS,
+    fit_estimator,
+    image_splits,
+    takes_images,
+    train_alone,
+    train_images,
+)
 from evalign_papers.engine.stacked_trials import OnEpoch, Point, Trained, grid_points, train_points
 from evalign_papers.engine.trial_data import Part, dataset_of, parts
 
@@ -48,7 +54,7 @@ def run(
     report.environment = environment("cpu" if trained_one_by_one(config) else device)
     if trained_one_by_one(config):
         _one_by_one(config, report, missing, data_dir, save, on_epoch)
-    elif takes_pictures(config):
+    elif takes_images(config):
         _pictures(config, report, missing, data_dir, device, save, on_epoch, checkpoints)
     else:
         _stacked(config, report, missing, data_dir, device, save, on_epoch)
@@ -109,22 +115,22 @@ def _pictures(
 
     if config.grid is not None and config.grid.search == "once":
         tried = [entry["point"] for entry in report.grid]
-        [(_, split)] = picture_splits(config, dataset, [0])
+        [(_, split)] = image_splits(config, dataset, [0])
         for point in (point for point in points if point not in tried):
             started, file = time.perf_counter(), file_of(0, point)
-            first = train_pictures(config, dataset, pixels, split, 0, point, file, on_epoch)
+            first = train_images(config, dataset, pixels, split, 0, point, file, on_epoch)
             report.grid.append(_validation(first))
             report.seconds += time.perf_counter() - started
             save(report)
             if file is not None:
                 file.unlink(missing_ok=True)
         points = [_best_point(config, report.grid)]
-    for trial, split in picture_splits(config, dataset, missing):
+    for trial, split in image_splits(config, dataset, missing):
         started, files, candidates = time.perf_counter(), list[Path](), list[Trained]()
         for point in points:
             file = file_of(trial, point)
             files += [] if file is None else [file]
-            candidates.append(train_pictures(config, dataset, pixels, split, trial, point, file, on_epoch))
+            candidates.append(train_images(config, dataset, pixels, split, trial, point, file, on_epoch))
         one = candidates[0]
         if len(points) > 1:
             tried = [_validation(candidate) for candidate in candidates]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from evalign.tables.files import TableError
 from evalign.tables.read import read_table
-from evalign_papers.datasets.base import Card, DataError, Dataset, Protocol
+from evalign_papers.datasets.dataset import Card, DataError, Dataset, Protocol
 from evalign_papers.datasets.downloads import fetch_openml_table, fetch_original
 from evalign_papers.datasets.fingerprint import fingerprint
 from evalign_papers.datasets.folders import Store, reading
