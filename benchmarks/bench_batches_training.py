@@ -27,9 +27,9 @@ from sklearn.metrics import f1_score
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
-from evalign._objective import Objective, cross_entropy
 from evalign.memory import Memory
 from evalign.networks import mlp
+from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
 from evalign.training.loop import Controller

@@ -25,7 +25,7 @@ from bench_recipes import load
 
 from evalign.boosting import lightgbm as with_lightgbm
 from evalign.boosting import xgboost as with_xgboost
-from evalign.boosting.objective import ScoreObjective  # before the libraries: torch brings the threads they share
+from evalign.boosting.score_objective import ScoreObjective  # before the libraries: torch brings the threads they share
 from evalign.tables.encode import TreeTable
 
 import lightgbm  # isort: skip

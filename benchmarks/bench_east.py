@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
-from evalign._objective import Objective
 from evalign.networks import mlp
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, Watch, predict_logits
 from evalign.training.recipes import Recipe, Stage, find_recipe

@@ -28,7 +28,7 @@ from sklearn.datasets import make_classification
 from threadpoolctl import threadpool_limits
 
 from evalign import EASTBlend, MetricDecision
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "bench_fit.csv"
 SIZES = {1500: (9, 3, 6.0), 5000: (11, 6, 25.0), 13000: (216, 2, 60.0), 28000: (6, 18, 120.0), 100000: (29, 8, 240.0)}

@@ -19,7 +19,7 @@ import torch
 from bench_loss import circumstances, save
 from torch import Tensor, nn
 
-from evalign._objective import Objective
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows
 from evalign.training.in_memory import adamw, batch_loss

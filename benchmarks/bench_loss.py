@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evalign import MetricLoss, membership
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 from evalign_papers.rivals import (
     APPerfLoss,
     DiceLoss,

@@ -30,7 +30,7 @@ from sklearn.datasets import make_classification
 
 from evalign import EASTClassifier
 from evalign.estimators.linear import EASTLinear
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 from evalign.tables.split import split_rows
 
 RESULTS = Path(__file__).parent / "results" / "bench_metric_training.csv"

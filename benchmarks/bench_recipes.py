@@ -36,7 +36,7 @@ from stacked_splits import Folds, Part, average_and_labels, network_probabilitie
 from evalign import EASTBlend, EASTBooster, EASTClassifier, decision
 from evalign.comparison.contenders import StockBooster
 from evalign.decision import Rule
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 from evalign.tables.split import HeldOutPredictions
 from evalign.training.recipes import find_recipe
 

@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 from search_recipe import Scores, table
 
-from evalign._objective import Objective
 from evalign.networks import mlp
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.recipes import Recipe, find_recipe
 from evalign.training.stacked import Trial, train_trials

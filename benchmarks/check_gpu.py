@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from evalign import MetricLoss, membership
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 
 CLASSES = [2, 3, 41, 257, 1024, 1271, 50257]
 ROWS = [1, 37, 1000, 100_000]

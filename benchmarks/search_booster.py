@@ -27,7 +27,7 @@ from sklearn.model_selection import train_test_split
 from stacked_splits import average_and_labels
 
 from evalign import EASTBooster
-from evalign.boosting.objective import BoostRecipe
+from evalign.boosting.score_objective import BoostRecipe
 from evalign.tables.split import HeldOutPredictions
 
 SPLITS = 10

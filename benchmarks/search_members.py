@@ -34,7 +34,6 @@ from evalign import EASTBlend
 from evalign.estimators import planning
 from evalign.estimators.blend import NEGLIGIBLE, make_member, mixture_weights
 from evalign.estimators.explain import log_loss
-from evalign.estimators.repeated import hashed_rows, predictive
 from evalign.tables import TableEncoder
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import HeldOutPredictions, TrainingRows, fold_rows, split_rows
@@ -155,8 +154,6 @@ def fit(folder: Path, table: str, split: int, repeats: int, max_rows: int, store
     blend = EASTBlend("f1", n_jobs=1, device="cpu", random_state=split)
     blend._time = planning.TimeBudget(math.inf)
     whole, found = blend._prepare(X.iloc[rows], y[rows], None), dict(stored)
-    keys = hashed_rows(whole.encoded(TreeTable)), hashed_rows(whole.encoder(TreeTable).transform(X.iloc[select]))
-    found |= {"rows": whole.rows, "keys": keys[0], "select keys": keys[1]}
     for repeat in range(repeats):
         seed = whole.seed + repeat
         folds = fold_rows(whole.codes, whole.weight, len(whole.divisions), seed)
@@ -184,9 +181,7 @@ def merged(stored: Mapping[str, Any], repeats: int) -> tuple[list[NDArray[np.int
     return [places, np.bincount(places)], (labels, weight)
 
 
-def blended(
-    stored: Mapping[str, Any], members: list[str], repeats: int, prior: float, recall: bool = False
-) -> dict[str, float]:
+def blended(stored: Mapping[str, Any], members: list[str], repeats: int, prior: float) -> dict[str, float]:
     """Log-loss and F1 of the selection rows, and held-out log-loss, for one blend."""
     (places, counts), (labels, weight) = merged(stored, repeats)
     held_out, select, seconds = [], [], 0.0
@@ -200,13 +195,6 @@ def blended(
     weights /= weights.sum()
     p, q = (sum(w * m for w, m in zip(weights, part, strict=True)) for part in (held_out, select))
     truth, classes = stored["select"], p.shape[1]
-    if recall:
-        by_row = dict(zip(stored["rows"].tolist(), stored["keys"].tolist(), strict=True))
-        rows = np.unique(np.concatenate([stored[f"at {r}"] for r in range(repeats)]))
-        found = predictive(np.array([by_row[row] for row in rows.tolist()], dtype=np.uint64), labels, weight, p)
-        if found is not None:
-            at = np.searchsorted(found[0], stored["select keys"]).clip(max=len(found[0]) - 1)
-            q = np.where((found[0][at] == stored["select keys"])[:, None], found[1][at], q)
     model = EASTBlend("f1")
     model.classes_ = np.arange(classes)
     predicted = model._rule(HeldOutPredictions(p, labels, weight)).predict(q)
@@ -222,11 +210,9 @@ def swapped(**changes: str) -> list[str]:
     return [changes.get(name, name) for name in DEFAULT]
 
 
-RECALLED = "labels of repeated rows recalled"
 BLENDS: dict[str, tuple[list[str], int, float]] = {
     "default": (DEFAULT, 1, 100),
     "quick": (DEFAULT[:3], 1, 100),
-    RECALLED: (DEFAULT, 1, 100),
     "two repeats": (DEFAULT, 2, 100),
     "two repeats, quick": (DEFAULT[:3], 2, 100),
     "weights nearer to equal": (DEFAULT, 1, 400),
@@ -254,7 +240,7 @@ def report(folder: Path) -> Iterator[str]:
             stored = dict(arrays)
         for name, (members, repeats, prior) in BLENDS.items():
             if all(f"{member} {r} held-out" in stored for member in members for r in range(repeats)):
-                scores = blended(stored, members, repeats, prior, recall=name == RECALLED)
+                scores = blended(stored, members, repeats, prior)
                 rows.append({"table": table, "split": split, "blend": name, **scores})
     found = pd.DataFrame(rows).set_index(["blend", "table", "split"])
     base = found.loc["default"]

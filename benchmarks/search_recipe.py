@@ -28,9 +28,9 @@ from search_grids import GRIDS, Config, Inputs
 from torch import Tensor
 
 from evalign import Confusion, metrics
-from evalign._objective import Objective
 from evalign.networks import table_network
 from evalign.networks.embedding import Fields
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Batches, Rows
 from evalign.training.stacked import Trial, train_trials

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
 from evalign import EASTClassifier, metrics
-from evalign._objective import Objective
 from evalign.estimators.network import automatic_folds
 from evalign.metrics import Average
 from evalign.networks import MeanOfNetworks, table_network
 from evalign.networks.embedding import Fields
 from evalign.networks.mlp import fields_of
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
 from evalign.tables.split import Division, distinct_rows, fold_rows

@@ -27,7 +27,7 @@ from torch import Tensor
 from evalign import MetricLoss
 from evalign.kernels.gpu import gpu_loss as triton_rows
 from evalign.kernels.gpu import loss_plans
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 
 SIZES = ["8192x1000", "65536x257", "4096x32768", "8x19x512x512"]
 # What each function of these names gives, less what follows from the number of classes. The tiles: warps, and

@@ -232,16 +232,23 @@ def test_wrong_options_are_told_at_once():
     assert resolve(Sync(), training=True) is None
 
 
-def joined(rank, ranks):
+def joined(rank, ranks, steps_before):
     model, loss = DistributedDataParallel(nn.Linear(FEATURES, CLASSES)), MetricLoss("f1")
+
+    def step():
+        loss(model(torch.randn(ROWS, FEATURES)), torch.arange(ROWS) % CLASSES).backward()
+
+    for _ in range(steps_before):
+        step()
     try:
         with model.join():
             for _ in range(1 + rank):
-                loss(model(torch.randn(ROWS, FEATURES)), torch.arange(ROWS) % CLASSES).backward()
+                step()
     except RuntimeError as error:
         return str(error)
 
 
-def test_a_join_of_ranks_with_different_numbers_of_batches_is_refused(tmp_path):
-    for message in on_ranks(joined, 2, tmp_path):
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_a_join_of_ranks_with_different_numbers_of_batches_is_refused(tmp_path, steps_before):
+    for message in on_ranks(joined, 2, tmp_path, steps_before):
         assert "inside DistributedDataParallel.join()" in message

@@ -11,9 +11,9 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from evalign import MetricLoss, metric_loss
-from evalign._objective import Objective
 from evalign._options import LossOptions
 from evalign.kernels.cpu import compilation
+from evalign.objective import Objective
 from test_losses import BACKENDS, TASKS, WITH_AUROC, batch
 
 OPTIONS = [

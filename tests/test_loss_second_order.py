@@ -6,10 +6,10 @@ from torch.autograd import forward_ad
 from torch.autograd.functional import hessian, hvp
 
 from evalign import MetricLoss
-from evalign._checks import represents
-from evalign._objective import Objective
 from evalign._options import LossOptions
+from evalign.checks import represents
 from evalign.kernels.cpu import compilation
+from evalign.objective import Objective
 from test_loss_module import torch_own_warnings
 from test_losses import batch
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 from evalign import MetricLoss
-from evalign._objective import Objective
 from evalign._options import LossOptions
 from evalign.memory import Memory
+from evalign.objective import Objective
 from test_loss_module import run, torch_own_warnings
 from test_losses import TASKS, batch
 

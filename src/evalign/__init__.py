@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from evalign.confusion import Confusion
     from evalign.estimators.blend import EASTBlend, fit
     from evalign.estimators.boosted import EASTBooster
-    from evalign.estimators.decided import MetricDecision
+    from evalign.estimators.metric_decision import MetricDecision
     from evalign.estimators.network import EASTClassifier
     from evalign.losses import MetricLoss, metric_loss
 
@@ -33,7 +33,7 @@ _FOUND_IN = {
     "EASTBlend": "estimators.blend",
     "EASTBooster": "estimators.boosted",
     "EASTClassifier": "estimators.network",
-    "MetricDecision": "estimators.decided",
+    "MetricDecision": "estimators.metric_decision",
     "MetricLoss": "losses",
     "fit": "estimators.blend",
     "metric_loss": "losses",

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evalign import _checks
-from evalign._checks import counting_dtype, is_soft, sum_by_label
+from evalign import checks
+from evalign.checks import counting_dtype, is_soft, sum_by_label
 from evalign.confusion import Confusion, Task
 
 Weight = Tensor | int
@@ -123,13 +123,13 @@ def flatten(
     else:
         y, counted = dense(target, ignore_index, dtype)
     if sample_weight is not None:
-        counted = counted * _checks.check_weights(sample_weight, tuple(shape)).to(dtype)
+        counted = counted * checks.check_weights(sample_weight, tuple(shape)).to(dtype)
     y = _one_row_a_label(y, task, scores=soft, images=images)
     counted = _one_row_a_label(counted, task, images=images)
     y = y.to(dtype) if y.is_floating_point() else y.long()
     if pos_weight is not None:
         vector = torch.as_tensor(pos_weight, dtype=dtype, device=input.device)
-        _checks.check_per_class("pos_weight", vector, y.shape[-1] if task == "multilabel" else 1)
+        checks.check_per_class("pos_weight", vector, y.shape[-1] if task == "multilabel" else 1)
         counted = counted * (1 + (vector.reshape(()) if task == "binary" else vector).sub(1) * y)
     if weight is None:
         return FlatBatch(logits, y, counted)
@@ -157,7 +157,7 @@ def _cached_ones(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def _classes_second(input: Tensor, target: Tensor, task: Task, class_dim: int) -> tuple[Tensor, Tensor]:
     """Input and, where it has a score of every class too, target with classes in dimension 1."""
-    _checks.check_floating("input", input)
+    checks.check_floating("input", input)
     if not -input.dim() <= class_dim < input.dim():
         raise ValueError(f"class_dim must be a dimension of the input {tuple(input.shape)}, got {class_dim}")
     if task == "multilabel" or (target.is_floating_point() and target.shape == input.shape):
@@ -169,34 +169,34 @@ def _checked(
     input: Tensor, target: Tensor, task: Task, ignore_index: int, from_logits: bool
 ) -> tuple[Tensor, Tensor, bool]:
     """Input, target, and whether no label is known to be ignored (without another pass over the labels)."""
-    _checks.check_floating("input", input)
+    checks.check_floating("input", input)
     soft = isinstance(target, Tensor) and task == "multiclass" and target.is_floating_point() and target.dim() > 1
-    _checks.check_labels(target, soft_allowed=task != "multiclass" or soft)
+    checks.check_labels(target, soft_allowed=task != "multiclass" or soft)
     if not target.is_floating_point() and target.dtype != torch.long:
         target = target.long()  # ignore_index -100 is 156 to an unsigned byte
     if task == "multiclass":
-        _checks.check_class_shapes(input, target[:, 0] if soft else target)
+        checks.check_class_shapes(input, target[:, 0] if soft else target)
         if not from_logits:
-            _checks.check_probabilities(input, sum_to_one=True)
+            checks.check_probabilities(input, sum_to_one=True)
         else:
-            _checks.check_not_probabilities(input)
+            checks.check_not_probabilities(input)
         if soft:
-            _checks.check_same_shape("input", input, target)
-            _checks.check_probabilities(target, sum_to_one=True, name="target")
+            checks.check_same_shape("input", input, target)
+            checks.check_probabilities(target, sum_to_one=True, name="target")
             return input, target, True
-        return input, target, _checks.check_label_range(target, input.shape[1], ignore_index)
+        return input, target, checks.check_label_range(target, input.shape[1], ignore_index)
     if task == "binary" and input.dim() == target.dim() + 1 and input.shape[1] in (1, 2):
         two = input.shape[1] == 2  # a head of two logits: their difference is the logit of class 1
         input = input[:, 1] - (input[:, 0] if from_logits else 0.0) if two else input.squeeze(1)
-    _checks.check_same_shape("input", input, target)
+    checks.check_same_shape("input", input, target)
     if task == "multilabel" and input.dim() < 2:
         raise ValueError(
             f"input must have shape (N, L) or (N, L, d1, ...), got {tuple(input.shape)}; "
             "for one label use task='binary'"
         )
     if not from_logits:
-        _checks.check_probabilities(input, sum_to_one=False)
-    return input, target, _checks.check_binary_values(target, ignore_index)
+        checks.check_probabilities(input, sum_to_one=False)
+    return input, target, checks.check_binary_values(target, ignore_index)
 
 
 def _one_row_a_label(x: Tensor, task: Task, *, scores: bool = False, images: bool = False) -> Tensor:
@@ -217,7 +217,7 @@ def per_class(name: str, value: Any, classes: int, device: torch.device, dtype: 
     if value is None or (name == "beta" and isinstance(value, (int, float))):
         return value
     vector = torch.as_tensor(value, dtype=dtype, device=device)
-    _checks.check_per_class(name, vector, classes, number_allowed=name == "beta")
+    checks.check_per_class(name, vector, classes, number_allowed=name == "beta")
     return vector
 
 

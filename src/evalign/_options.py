@@ -8,7 +8,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from evalign import _checks, curves, metrics
+from evalign import checks, curves, metrics
 from evalign.confusion import TASKS, Task
 from evalign.distributed import SyncChoice, resolve
 from evalign.memory import Decay, Memory
@@ -62,16 +62,16 @@ class LossOptions:
     backend: Backend = "auto"
 
     def __post_init__(self) -> None:
-        _checks.check_choice("backend", self.backend, BACKENDS)
-        _checks.check_choice("task", self.task, TASKS)
-        _checks.check_choice("reduction", self.reduction, ["mean", "none"])
-        _checks.check_choice("average", self.averaging, AVERAGES)
-        _checks.check_temperature(self.temperature)
-        _checks.check_number("anchor", self.anchor_weight, low=0.0)
+        checks.check_choice("backend", self.backend, BACKENDS)
+        checks.check_choice("task", self.task, TASKS)
+        checks.check_choice("reduction", self.reduction, ["mean", "none"])
+        checks.check_choice("average", self.averaging, AVERAGES)
+        checks.check_temperature(self.temperature)
+        checks.check_number("anchor", self.anchor_weight, low=0.0)
         if not callable(self.anchor_term):
-            _checks.check_choice("the term of an anchor", self.anchor_term, ANCHORS)
-        _checks.check_number("label_smoothing", self.label_smoothing, low=0.0, high=1.0, open_high=True)
-        _checks.check_number("smooth", self.smooth, low=0.0)
+            checks.check_choice("the term of an anchor", self.anchor_term, ANCHORS)
+        checks.check_number("label_smoothing", self.label_smoothing, low=0.0, high=1.0, open_high=True)
+        checks.check_number("smooth", self.smooth, low=0.0)
         resolve(self.sync, training=False)  # report a wrong value now, not at the first batch
         StepChoice(self.step, self.delta, self.k)
         if not callable(self.metric):
@@ -87,7 +87,7 @@ class LossOptions:
             )
 
     def _check_metric(self, metric: str) -> None:
-        _checks.check_choice("metric", metric, [*metrics.METRICS, *curves.RANKINGS])
+        checks.check_choice("metric", metric, [*metrics.METRICS, *curves.RANKINGS])
         averaged = metric in metrics.METRICS and metrics.is_averaged(metric)
         if metric == "quadratic_kappa" and self.task != "multiclass":
             raise ValueError(f"quadratic_kappa needs ordered classes, task='multiclass', got task {self.task!r}")
@@ -100,12 +100,12 @@ class LossOptions:
         for name, owners in {"beta": ("fbeta", "tversky"), "alpha": ("tversky",), "max_fpr": ("auroc",)}.items():
             if getattr(self, name) is not None and metric not in owners:
                 raise ValueError(f"{name} goes with metric {' or '.join(map(repr, owners))}, got metric {metric!r}")
-        _checks.check_beta(self.beta)
+        checks.check_beta(self.beta)
         curves.check_at(metric, self.at)
         for name in ("alpha", "max_fpr"):
             if getattr(self, name) is not None:
                 high = 1.0 if name == "max_fpr" else math.inf
-                _checks.check_number(name, getattr(self, name), low=0.0, high=high, open_low=name == "max_fpr")
+                checks.check_number(name, getattr(self, name), low=0.0, high=high, open_low=name == "max_fpr")
         if metric in curves.RANKINGS and self.average in ("micro", "weighted"):
             raise ValueError(f"{metric} has one score for each class and their plain mean; leave average out")
         for name in ("smooth", "include_background"):
@@ -125,7 +125,7 @@ class LossOptions:
         if isinstance(grid, tuple) and self.max_fpr is not None:
             raise ValueError("max_fpr follows the scores of the batch; leave threshold out")
         for tau in grid if isinstance(grid, tuple) else () if grid is None else (grid,):
-            _checks.check_threshold(tau)
+            checks.check_threshold(tau)
         if isinstance(grid, tuple) and (len(grid) == 0 or list(grid) != sorted(grid)):
             raise ValueError(f"a grid of thresholds must rise and hold at least one, got {list(grid)}")
         if isinstance(grid, tuple) and self.task == "multiclass" and not ranking:

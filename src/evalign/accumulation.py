@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from evalign._batch import Sums
-from evalign._checks import represents
+from evalign.checks import represents
 from evalign.losses import MetricLoss
 
 Backward = Callable[[Tensor], Any]

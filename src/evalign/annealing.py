@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
-from evalign import _checks
+from evalign import checks
 
 
 class HasTemperature(Protocol):
@@ -15,7 +15,7 @@ class Schedule:
     """What all schedules share: they own the loss's temperature, and their state is plain numbers."""
 
     def __init__(self, loss: HasTemperature, start: float) -> None:
-        _checks.check_temperature(start)
+        checks.check_temperature(start)
         self.loss = loss
         self.loss.temperature = start
 
@@ -57,10 +57,10 @@ class Geometric(Schedule):
         max_stale: int = 3,
         minimum: float = 1e-3,
     ) -> None:
-        _checks.check_number("rate", rate, low=0.0, high=1.0, open_low=True, open_high=True)
-        _checks.check_number("patience", patience, low=1)
-        _checks.check_number("max_stale", max_stale, low=1)
-        _checks.check_number("minimum", minimum, low=0.0, high=start)
+        checks.check_number("rate", rate, low=0.0, high=1.0, open_low=True, open_high=True)
+        checks.check_number("patience", patience, low=1)
+        checks.check_number("max_stale", max_stale, low=1)
+        checks.check_number("minimum", minimum, low=0.0, high=start)
         super().__init__(loss, start)
         self.start, self.rate, self.patience, self.max_stale, self.minimum = start, rate, patience, max_stale, minimum
         self.coolings = 0
@@ -102,8 +102,8 @@ class _Interpolated(Schedule, ABC):
     """From `start` to `end` in a fixed number of steps: batches or epochs, whichever `step` is called for."""
 
     def __init__(self, loss: HasTemperature, steps: int, start: float = 0.2, end: float = 0.01) -> None:
-        _checks.check_number("steps", steps, low=1)
-        _checks.check_temperature(end)
+        checks.check_number("steps", steps, low=1)
+        checks.check_temperature(end)
         super().__init__(loss, start)
         self.steps, self.start, self.end = steps, start, end
         self.taken = 0

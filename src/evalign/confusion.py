@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from evalign import _checks
-from evalign._checks import counting_dtype, sum_by_label
+from evalign import checks
+from evalign.checks import counting_dtype, sum_by_label
 
 Task = Literal["binary", "multiclass", "multilabel"]
 TASKS: tuple[Task, ...] = ("binary", "multiclass", "multilabel")
@@ -164,9 +164,9 @@ class Confusion:
         >>> Confusion.hard(torch.tensor([[1, 0]]), torch.tensor([[1, 1]]), multilabel=True).tp
         tensor([1., 0.], dtype=torch.float64)
         """
-        _checks.check_labels(target)
-        _checks.check_labels(predicted)
-        _checks.check_same_shape("predicted", predicted, target)
+        checks.check_labels(target)
+        checks.check_labels(predicted)
+        checks.check_same_shape("predicted", predicted, target)
         predicted, target = predicted.long(), target.long()  # ignore_index -100 is 156 to an unsigned byte
         precise = torch.float32 if target.device.type == "mps" else torch.float64  # whole numbers stay exact
         if multilabel:
@@ -174,11 +174,9 @@ class Confusion:
         if num_classes is None:
             labels = torch.stack([target, predicted])[:, target != ignore_index]
             num_classes = max(2, 1 + int(labels.max())) if labels.numel() else 2
-        _checks.check_label_range(target, num_classes, ignore_index)
+        checks.check_label_range(target, num_classes, ignore_index)
         # The prediction for an ignored entry may be anything.
-        _checks.check_label_range(
-            torch.where(target == ignore_index, 0, predicted), num_classes, None, name="predicted"
-        )
+        checks.check_label_range(torch.where(target == ignore_index, 0, predicted), num_classes, None, name="predicted")
         weight, y = _weights_and_labels(target, sample_weight, ignore_index, precise)
         chosen = torch.where(target == ignore_index, 0, predicted).long()
         if multilabel:
@@ -218,23 +216,23 @@ class Confusion:
         tensor([[0.7500, 0.2500],
                 [0.5000, 0.5000]])
         """
-        _checks.check_floating("membership", membership)
-        _checks.check_labels(target, soft_allowed=True)
+        checks.check_floating("membership", membership)
+        checks.check_labels(target, soft_allowed=True)
         if task is None:
             same = membership.shape == target.shape
             task = "multiclass" if not same else "binary" if membership.dim() == 1 else "multilabel"
-        _checks.check_choice("task", task, TASKS)
+        checks.check_choice("task", task, TASKS)
         membership = membership.to(counting_dtype(membership.dtype))
         if task == "multiclass" and target.is_floating_point():
             return cls._of_shares(membership, target.to(membership.dtype), sample_weight)
         target = target.to(membership.dtype) if target.is_floating_point() else target.long()
         weight, y = _weights_and_labels(target, sample_weight, ignore_index, membership.dtype)
         if task != "multiclass":
-            _checks.check_same_shape("membership", membership, target)
-            _checks.check_binary_values(target, ignore_index)
+            checks.check_same_shape("membership", membership, target)
+            checks.check_binary_values(target, ignore_index)
             return _independent(membership, y, weight, multilabel=task == "multilabel", soft=True)
-        _checks.check_class_shapes(membership, target, name="membership")
-        _checks.check_label_range(target, membership.shape[1], ignore_index)
+        checks.check_class_shapes(membership, target, name="membership")
+        checks.check_label_range(target, membership.shape[1], ignore_index)
         g = membership.movedim(1, -1).reshape(-1, membership.shape[1])
         y, weight = y.reshape(-1), weight.reshape(-1)
         size = g.shape[1]
@@ -251,11 +249,11 @@ class Confusion:
     @classmethod
     def _of_shares(cls, membership: Tensor, shares: Tensor, sample_weight: Tensor | None) -> "Confusion":
         """Counts of soft membership and soft labels, (N, C, ...) both: tp_k = sum_i w_i y_ik g_ik."""
-        _checks.check_same_shape("membership", membership, shares)
+        checks.check_same_shape("membership", membership, shares)
         g, y = (x.movedim(1, -1).reshape(-1, x.shape[1]) for x in (membership, shares))
         if sample_weight is not None:
             expected = (shares.shape[0], *shares.shape[2:])
-            y = y * _checks.check_weights(sample_weight, expected).to(y.dtype).reshape(-1, 1)
+            y = y * checks.check_weights(sample_weight, expected).to(y.dtype).reshape(-1, 1)
         actual = y.sum(0)
         return cls(
             (y * g).sum(0),
@@ -285,8 +283,8 @@ class Confusion:
         tensor([[0.8000, 0.9000],
                 [0.9000, 0.6000]])
         """
-        _checks.check_labels(target, soft_allowed=True)
-        _checks.check_choice("task", task, TASKS)
+        checks.check_labels(target, soft_allowed=True)
+        checks.check_choice("task", task, TASKS)
         options = {"sample_weight": sample_weight, "ignore_index": ignore_index}
         if task == "multiclass":
             parts = [cls.soft(m, target, task=task, **options) for m in membership]  # type: ignore[arg-type]
@@ -296,8 +294,8 @@ class Confusion:
                 tp, actual, predicted, total, present=parts[0].present, multilabel=True, outcomes=parts[0].num_classes
             )
         membership = membership.to(counting_dtype(membership.dtype))
-        _checks.check_same_shape("membership of each threshold", membership[0], target)
-        _checks.check_binary_values(target, ignore_index)
+        checks.check_same_shape("membership of each threshold", membership[0], target)
+        checks.check_binary_values(target, ignore_index)
         weight, y = _weights_and_labels(target, sample_weight, ignore_index, membership.dtype)
         return _independent(membership, y, weight, multilabel=task == "multilabel", soft=True)
 
@@ -309,7 +307,7 @@ def _weights_and_labels(
     valid = target != ignore_index
     weight = valid.to(dtype)
     if sample_weight is not None:
-        weight = weight * _checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
+        weight = weight * checks.check_weights(sample_weight, tuple(target.shape)).to(dtype)
     y = torch.where(valid, target, 0)
     return weight, y.to(dtype) if y.is_floating_point() else y.long()
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evalign import _checks
-from evalign._checks import represents, safe_divide
+from evalign import checks
+from evalign.checks import represents, safe_divide
 from evalign.confusion import Confusion
 from evalign.metrics import MetricFunction
 
@@ -60,11 +60,11 @@ def check_at(metric: str, at: Any) -> None:
     if at is None:
         return
     if metric == "recall_at_precision" or isinstance(at, float):
-        _checks.check_number("at", at, low=0.0, high=1.0, open_low=True)
+        checks.check_number("at", at, low=0.0, high=1.0, open_low=True)
         if metric == "top_k_accuracy":
             raise ValueError(f"at of top_k_accuracy must be a whole number, got {at!r}")
     else:
-        _checks.check_number("at", at, low=1)
+        checks.check_number("at", at, low=1)
 
 
 def exact_ranking(
@@ -88,7 +88,7 @@ def exact_ranking(
     """
     check_at(metric, at)
     weight = torch.ones(target.shape) if sample_weight is None else sample_weight
-    weight = _checks.check_weights(weight, tuple(target.shape)).to(scores.device)
+    weight = checks.check_weights(weight, tuple(target.shape)).to(scores.device)
     with torch.no_grad():
         if metric == "top_k_accuracy":
             return _top_k(scores.double(), target, weight.double(), int(at or 1), 1.0)[0]

@@ -7,9 +7,10 @@ part is multiplied by the number of ranks; the backward pass sends nothing.
 
 import gc
 import itertools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,9 +18,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign import _checks
+from evalign import checks
 from evalign._batch import FlatBatch, Sums, dense
-from evalign._checks import represents
+from evalign.checks import represents
 
 Gradients = Literal["averaged", "summed"]
 GRADIENTS: tuple[Gradients, ...] = ("averaged", "summed")
@@ -40,7 +41,7 @@ class Sync:
     gradients: Gradients = "averaged"
 
     def __post_init__(self) -> None:
-        _checks.check_choice("gradients", self.gradients, GRADIENTS)
+        checks.check_choice("gradients", self.gradients, GRADIENTS)
 
     @property
     def ranks(self) -> int:
@@ -75,7 +76,7 @@ def resolve(sync: SyncChoice, *, training: bool) -> Sync | None:
     if sync == "auto" and not is_up():
         return None
     if not isinstance(sync, (bool, Sync)):
-        _checks.check_choice("sync", sync, ["auto"])
+        checks.check_choice("sync", sync, ["auto"])
     if sync is False or (sync is not True and not training):
         return None
     chosen = sync if isinstance(sync, Sync) else Sync()
@@ -95,24 +96,29 @@ is_up: Callable[[], bool] = dist.is_initialized if AVAILABLE else bool
 
 
 _calls = itertools.count()
+_joinables: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models and optimizers that may be in a join
+_found = 0  # how many there were
 
 
 def refuse_join() -> None:
     """An error inside `DistributedDataParallel.join()`: a rank that has ended answers messages of DDP alone.
 
     The sizes of its answers and of our counts differ, and the process group aborts the process. Nothing tells of a
-    join but the modules that are in one, so they are looked for, at the first message and at every thousandth.
+    join but the modules that are in one. They are looked for, which takes milliseconds, at the first message, at ever
+    longer distances after it, and when one of them is gone.
     """
-    if next(_calls) % 1000:
-        return
-    from torch.distributed.algorithms.join import Joinable  # not in every build of torch
+    global _found
+    call = next(_calls)
+    if not call & (call - 1) or call % 1000 == 0 or len(_joinables) < _found:
+        from torch.distributed.algorithms.join import Joinable  # not in every build of torch
 
-    for item in gc.get_objects():
-        if issubclass(type(item), Joinable) and item._join_config.enable:
-            raise RuntimeError(
-                "counts cannot be summed over ranks inside DistributedDataParallel.join(): ranks that have ended "
-                "do not take part; give every rank the same number of batches (empty ones are fine), or say sync=False"
-            )
+        _joinables.update(item for item in gc.get_objects() if issubclass(type(item), Joinable))
+        _found = len(_joinables)
+    if any(item._join_config.enable for item in _joinables):
+        raise RuntimeError(
+            "counts cannot be summed over ranks inside DistributedDataParallel.join(): ranks that have ended "
+            "do not take part; give every rank the same number of batches (empty ones are fine), or say sync=False"
+        )
 
 
 def all_summed(vector: Tensor, group: "dist.ProcessGroup | None" = None) -> Tensor:

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from evalign import _checks
+from evalign import checks
 from evalign._batch import FlatBatch, Sums, flatten
-from evalign._checks import safe_divide
-from evalign._objective import Objective
 from evalign._options import OPTION_NAMES, LossOptions, signature_of
+from evalign.checks import safe_divide
 from evalign.distributed import Sync, gather_rows, is_up, resolve
 from evalign.kernels import dispatch
 from evalign.memory import Memory
 from evalign.metrics import MetricFunction
+from evalign.objective import Objective
 
 VECTORS = ("beta", "offset", "weight", "pos_weight")  # options that may be one number per class
 
@@ -177,7 +177,7 @@ class MetricLoss(nn.Module):
 
     @temperature.setter
     def temperature(self, value: float) -> None:
-        _checks.check_temperature(float(value))
+        checks.check_temperature(float(value))
         self._temperature.fill_(float(value))
         if self.memory is not None:
             self.memory.at_temperature(float(value))

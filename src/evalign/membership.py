@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from evalign import _checks
-from evalign._checks import safe_divide
+from evalign import checks
+from evalign.checks import safe_divide
 from evalign.steps import Step, Threshold
 
 BTG_GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -32,7 +32,7 @@ def grid(p: Tensor, step: Step, thresholds: Sequence[float] | Tensor = BTG_GRID)
     """
     if not isinstance(thresholds, Tensor):
         for threshold in thresholds:
-            _checks.check_threshold(threshold)
+            checks.check_threshold(threshold)
     if p.is_cuda and not isinstance(thresholds, Tensor):
         # Filled there: a copy to the device waits for it, and cannot be recorded in a CUDA graph.
         thresholds = torch.stack([p.new_full((), threshold) for threshold in thresholds])

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evalign import _checks
+from evalign import checks
 from evalign._batch import Sums
-from evalign._checks import represents, safe_divide
+from evalign.checks import represents, safe_divide
 
 ROWS_OF_RAREST = 100.0  # takes the bias out of the value; training did not tell it from 300 (docs/research/batches.md)
 SAME_TEMPERATURE = 1.25  # counts of a temperature further away than this factor are of another loss
@@ -62,10 +62,10 @@ class Memory(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(decay, str):
-            _checks.check_choice("decay of a memory", decay, ["auto"])
+            checks.check_choice("decay of a memory", decay, ["auto"])
         else:
-            _checks.check_number("decay of a memory", decay, low=0.0, high=1.0, open_high=True)
-        _checks.check_number("rows_of_rarest", rows_of_rarest, low=0.0, open_low=True)
+            checks.check_number("decay of a memory", decay, low=0.0, high=1.0, open_high=True)
+        checks.check_number("rows_of_rarest", rows_of_rarest, low=0.0, open_low=True)
         self.decay, self.rows_of_rarest, self.rows = decay, rows_of_rarest, rows
         self._last: Tensor | None = None  # counts of the last batch, to know it again when it is recomputed
         # Counts with their weight, and rows of each class: in float64, for a long sum of small batches must not stall;

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from evalign import _checks
-from evalign._checks import safe_divide, safe_sqrt
+from evalign import checks
+from evalign.checks import safe_divide, safe_sqrt
 from evalign.confusion import Confusion
 
 Average = Literal["binary", "macro", "micro", "weighted"]
@@ -34,13 +34,13 @@ def fbeta(c: Confusion, average: Average | None = "macro", *, beta: Beta = 1.0, 
     """
     # A number stays one: as a tensor it would be copied to the device, which waits for it.
     if isinstance(beta, (int, float)):
-        _checks.check_beta(beta)
+        checks.check_beta(beta)
         b2: float | Tensor = min(float(beta) ** 2, 1e300) if beta < math.inf else math.inf
         if b2 == math.inf:
             return recall(c, average, zero_division=zero_division)
         return _average(c, (1 + b2) * c.tp, b2 * c.actual + c.predicted, average, zero_division)
     b2 = torch.as_tensor(beta, dtype=c.tp.dtype, device=c.tp.device) ** 2
-    _checks.check_per_class("beta", b2, c.num_classes)
+    checks.check_per_class("beta", b2, c.num_classes)
     only_recall = b2.isinf()
     b2 = torch.where(only_recall, 0.0, b2)
     bottom = torch.where(only_recall, c.actual, b2 * c.actual + c.predicted)
@@ -272,7 +272,7 @@ def resolve(
     """
     if callable(metric):
         return metric
-    _checks.check_choice("metric", metric, METRICS)
+    checks.check_choice("metric", metric, METRICS)
     if beta is not None and metric not in ("fbeta", "tversky"):
         raise ValueError(f"beta goes with metric 'fbeta', got metric {metric!r}; leave beta out or use 'fbeta'")
     options: dict[str, Any] = {"beta": beta, "alpha": alpha}
@@ -280,7 +280,7 @@ def resolve(
         return partial(_smoothed, name=metric, average=average, smooth=smooth, first=not include_background, **options)
     options = {key: value for key, value in options.items() if value is not None}
     if is_averaged(metric):
-        _checks.check_choice("average", average, AVERAGES)
+        checks.check_choice("average", average, AVERAGES)
         options["average"] = average
     return partial(METRICS[metric], **options)
 
@@ -301,7 +301,7 @@ def _average(c: Confusion, top: Tensor, bottom: Tensor, average: Average | None,
     if average is _PARTS:
         return top, bottom  # type: ignore[return-value]
     if average is not None:
-        _checks.check_choice("average", average, AVERAGES)
+        checks.check_choice("average", average, AVERAGES)
     if average == "micro":
         return safe_divide(top.sum(-1), bottom.sum(-1), at_zero=zero_division)
     scores = safe_divide(top, bottom, at_zero=zero_division)

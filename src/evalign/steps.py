@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evalign import _checks
+from evalign import checks
 
 Threshold = float | Tensor
 Step = Callable[[Tensor, Threshold], Tensor]
@@ -34,8 +34,8 @@ def linear(p: Tensor, threshold: Threshold, *, delta: float | Tensor = 0.1) -> T
     >>> linear(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]), 0.5, delta=0.1)
     tensor([0.0000, 0.1000, 0.5000, 0.9000, 1.0000])
     """
-    _checks.check_threshold(threshold)
-    _checks.check_number("delta", delta, low=0.0, high=0.5)
+    checks.check_threshold(threshold)
+    checks.check_number("delta", delta, low=0.0, high=0.5)
     return _five_points(p, threshold, delta, _distance_to_end(threshold))
 
 
@@ -49,8 +49,8 @@ def annealed(p: Tensor, threshold: Threshold, *, temperature: float | Tensor = 0
     >>> annealed(torch.tensor([0.1, 0.5, 0.9]), 0.5, temperature=0.01)
     tensor([0.0021, 0.5000, 0.9979])
     """
-    _checks.check_threshold(threshold)
-    _checks.check_temperature(temperature)
+    checks.check_threshold(threshold)
+    checks.check_temperature(temperature)
     return _five_points(p, threshold, temperature, 5 * temperature * _distance_to_end(threshold))
 
 
@@ -60,8 +60,8 @@ def sigmoid(p: Tensor, threshold: Threshold, *, k: float | Tensor = 10.0) -> Ten
     >>> sigmoid(torch.tensor([0.0, 0.5, 1.0]), 0.5, k=10.0)
     tensor([0.0067, 0.5000, 0.9933])
     """
-    _checks.check_threshold(threshold)
-    _checks.check_number("k", k, low=0.0, open_low=True)
+    checks.check_threshold(threshold)
+    checks.check_number("k", k, low=0.0, open_low=True)
     return torch.sigmoid(k * (p - threshold))
 
 
@@ -127,7 +127,7 @@ class LookupTable:
         return self.table.numel() * self.table.element_size()
 
     def __call__(self, p: Tensor, threshold: Threshold) -> Tensor:
-        _checks.check_threshold(threshold)
+        checks.check_threshold(threshold)
         tenths = torch.as_tensor(threshold, device=p.device, dtype=p.dtype) * 10
         row = tenths.round().long().clamp(1, 9) - 1
         return _Lookup.apply(p, row, self.table.to(p.device))  # type: ignore[no-any-return, no-untyped-call]
@@ -167,9 +167,9 @@ class StepChoice:
 
     def __post_init__(self) -> None:
         if not callable(self.step):
-            _checks.check_choice("step", self.step, ["annealed", "linear", "sigmoid", "lookup", "identity"])
-        _checks.check_number("delta", self.delta, low=0.0, high=0.5)
-        _checks.check_number("k", self.k, low=0.0, open_low=True)
+            checks.check_choice("step", self.step, ["annealed", "linear", "sigmoid", "lookup", "identity"])
+        checks.check_number("delta", self.delta, low=0.0, high=0.5)
+        checks.check_number("k", self.k, low=0.0, open_low=True)
         if self.step == "lookup":
             object.__setattr__(self, "step", LookupTable(partial(linear, delta=self.delta)))
         if self.step == "identity":

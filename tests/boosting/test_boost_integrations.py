@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score
 
 from evalign.boosting import lightgbm as with_lightgbm
 from evalign.boosting import xgboost as with_xgboost
-from evalign.boosting.objective import cooling
+from evalign.boosting.score_objective import cooling
 
 QUIET = {"verbose": -1, "num_threads": 1, "deterministic": True, "force_row_wise": True}
 XGB = {"base_score": 0.0, "disable_default_eval_metric": True, "nthread": 1, "seed": 0}
@@ -86,6 +86,21 @@ def test_lightgbms_two_interfaces_agree_and_stop_at_the_best_metric(rare):
     )  # fmt: skip
     assert model.best_iteration_ == booster.best_iteration
     np.testing.assert_allclose(model.predict(X[valid], raw_score=True), raw, atol=1e-12)
+
+
+@pytest.mark.parametrize(("named", "expected"), [(None, {"f1"}), ("auc", {"f1", "auc"})])
+def test_the_lightgbm_classifier_stops_by_no_metric_that_was_not_named(rare, named, expected):
+    X, y, _ = rare
+    objective = with_lightgbm.MetricObjective("f1", task="binary")
+    model = with_lightgbm.MetricLGBMClassifier(objective=objective, n_estimators=30, verbose=-1, n_jobs=1)
+    model.fit(
+        X[:600], y[:600], eval_X=X[600:], eval_y=y[600:], eval_metric=[objective.evaluate, *([named] if named else [])],
+        callbacks=[lightgbm.early_stopping(5, verbose=False)],
+    )  # fmt: skip
+    scores = model.evals_result_["valid_0"]
+    assert set(scores) == expected
+    if named is None:
+        assert model.best_iteration_ == int(np.argmax(scores["f1"])) + 1
 
 
 def clone_of(objective):
@@ -222,7 +237,7 @@ def test_wrapped_classifiers_predict_labels_and_probabilities(library, classes):
 def test_the_area_that_boosters_stop_by_is_that_of_the_ranks():
     from sklearn.metrics import roc_auc_score
 
-    from evalign.boosting.objective import ScoreObjective
+    from evalign.boosting.score_objective import ScoreObjective
 
     generator = np.random.default_rng(1)
     y = generator.random(500) < 0.1

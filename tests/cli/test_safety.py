@@ -15,8 +15,8 @@ import pytest
 from rich.table import Table as RichTable
 
 from commands import FAST, animals, assert_refused, call, command
-from evalign import storage
 from evalign.cli.console import Output
+from evalign.storage import atomic
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_a_disk_that_fails_leaves_nothing_and_is_named(
         "p.parquet": ["predict", folder / "run", folder / "new.csv"],
     }.items():
         count = iter(range(99))
-        monkeypatch.setattr(storage.os, "fsync", failing)
+        monkeypatch.setattr(atomic.os, "fsync", failing)
         said = call(*arguments, "-q", "--out", tmp_path / name)
         monkeypatch.undo()
         assert_refused(said, f"{tmp_path / name} cannot be written ({os.strerror(reason)})")
@@ -237,9 +237,9 @@ def test_a_failed_write_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(storage.os, "fsync", fail)
+    monkeypatch.setattr(atomic.os, "fsync", fail)
     with pytest.raises(OSError, match=r"a\.txt cannot be written"):
-        storage.write_atomically(tmp_path / "new" / "folder" / "a.txt", "content")
+        atomic.write_atomically(tmp_path / "new" / "folder" / "a.txt", "content")
     assert list(tmp_path.iterdir()) == []
 
 

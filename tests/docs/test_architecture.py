@@ -13,7 +13,7 @@ FOLDERS = sorted({path.parent for path in MODULES})
 PUBLIC = {"_replace", "_asdict", "_fields", "_make"}  # of a NamedTuple
 # Private parts of torch belong in kernels/private_apis.py, behind its switch; these have no public counterpart.
 TORCH = {
-    "_checks.py": {"torch._C._functorch", "forward_ad._current_level"},  # whether a transformation is at work
+    "checks.py": {"torch._C._functorch", "forward_ad._current_level"},  # whether a transformation is at work
     "memory.py": {"torch._C._current_graph_task_id"},  # whether a backward pass recomputes a batch
     "distributed.py": {"item._join_config"},  # whether DDP.join() is active
 }
@@ -24,7 +24,7 @@ def is_private(name):
 
 
 def imported_private(tree):
-    """Private names that a module imports from another module of ours; private modules such as `_checks` are shared."""
+    """Private names that a module imports from another module of ours; private modules such as `checks` are shared."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("evalign", "evalign_papers"):
             for alias in node.names:
@@ -54,7 +54,7 @@ def read_private(tree):
 
 
 def test_private_names_are_found():
-    code = ast.parse("from evalign.metrics import _mean, f1\nfrom evalign import _checks\nx._y, self._z, t._replace()")
+    code = ast.parse("from evalign.metrics import _mean, f1\nfrom evalign import checks\nx._y, self._z, t._replace()")
     assert list(imported_private(code)) == ["evalign.metrics._mean"]
     assert list(read_private(code)) == [("x", "_y")]
 

@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score, fbeta_score, matthews_corrcoef
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from evalign import EASTBooster, EASTClassifier, metrics
-from evalign.boosting.objective import BoostRecipe
+from evalign.boosting.score_objective import BoostRecipe
 from evalign.estimators.blend import load_model
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import fold_rows

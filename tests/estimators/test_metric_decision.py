@@ -32,7 +32,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from evalign.decision import calibrated, plug_in, tuned
 from evalign.decision.learned import DECISIONS
-from evalign.estimators.decided import MetricDecision
+from evalign.estimators.metric_decision import MetricDecision
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from evalign import metrics
-from evalign._objective import Objective
 from evalign.confusion import Confusion
 from evalign.kernels.plan import AGREEMENTS, Plan, closed_form, has_closed_form
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 
 AVERAGED = [(name, average) for name in metrics.METRICS for average in metrics.AVERAGES if metrics.is_averaged(name)]

@@ -125,7 +125,7 @@ def test_the_operator_of_compiled_graphs_gives_value_gradient_and_shapes(shape, 
     with monkeypatch.context() as patch:  # the way that dynamo goes, without it
         patch.setattr(dispatch, "loss_in_graph", record)
         patch.setattr(dispatch, "is_fused_whole", lambda z: True)
-        patch.setattr("evalign._objective.is_compiling", lambda: True)
+        patch.setattr("evalign.objective.is_compiling", lambda: True)
         value = loss.objective(*loss.flat(z, y, weight)[:3], loss._temperature)
     (gradient,) = torch.autograd.grad(-1.7 * value, z)
     eager = MetricLoss("f1", backend="eager", **options).to(DEVICE)

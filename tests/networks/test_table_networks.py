@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from evalign import EASTClassifier, metrics
-from evalign._objective import Objective, cross_entropy
 from evalign.networks import Ensemble, TableEmbedding, mlp, table_network
 from evalign.networks.embedding import CategoryEmbedding, Fields, NumberEmbedding, Periodic, Piecewise
 from evalign.networks.mlp import CURVES, fields_of
+from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
 from evalign.training.batches import Rows, argmax_score

@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evalign import EASTClassifier
-from evalign._objective import Objective
 from evalign.cli.app import main
 from evalign.networks import Ensemble
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.storage import container
 from evalign.streaming.fit_stream import Stream, fit_stream, step_loss, validate

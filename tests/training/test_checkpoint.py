@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from evalign import metrics
-from evalign._objective import Objective
 from evalign.networks import mlp
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, argmax_score
 from evalign.training.in_memory import train

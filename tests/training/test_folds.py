@@ -9,9 +9,9 @@ from sklearn.datasets import load_iris, make_classification
 from sklearn.metrics import f1_score
 
 from evalign import EASTClassifier, decision, metrics
-from evalign._objective import Objective
 from evalign.estimators.network import automatic_folds
 from evalign.networks import MeanOfNetworks, mlp
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables.split import fold_rows
 from evalign.training.batches import Rows, argmax_score

@@ -9,9 +9,9 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 from torch import nn
 
 from evalign import Confusion, EASTClassifier, metrics
-from evalign._objective import Objective
 from evalign.decision import learn_rule
 from evalign.networks import mlp
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, argmax_score, predict_logits
 from evalign.training.in_memory import batch_loss, train, validate

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evalign._objective import Objective
 from evalign.networks import mlp
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows
 from evalign.training.recipes import find_recipe

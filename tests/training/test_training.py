@@ -8,8 +8,8 @@ from sklearn.metrics import f1_score
 from torch import nn
 
 from evalign import metrics
-from evalign._objective import Objective
 from evalign.networks import mlp
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, argmax_score, predict_logits
 from evalign.training.in_memory import at_stage, batch_loss, train, validate

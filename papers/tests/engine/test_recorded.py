@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from evalign import metrics
-from evalign._objective import Objective
 from evalign.networks import mlp
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, argmax_score
 from evalign.training.in_memory import InMemory, adamw, batch_loss, train
@@ -150,9 +150,9 @@ def test_uneven_rows_are_left_out_in_turn():
 @pytest.mark.parametrize("name", ["check_no_waiting", "check_moved", "check_recorded", "check_resumed"])
 def test_what_is_checked_on_a_gpu_holds_here(name, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    import check_pictures
+    import check_images
 
-    checks = {check.__name__: check for check in check_pictures.CHECKS}
+    checks = {check.__name__: check for check in check_images.CHECKS}
     assert checks[name]("cuda" if torch.cuda.is_available() else "cpu") is None
     assert len(checks) == 4
 

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign._objective import Objective
 from evalign.confusion import Confusion
 from evalign.kernels.plan import Lines
+from evalign.objective import Objective
 
 FUSED = 1 << 22  # scores in a block of the fused form, which keeps one number for each
 FUSED_STEPS = ("annealed", "linear")

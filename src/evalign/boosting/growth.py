@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from scipy.special import expit, softmax
 
-from evalign import _checks as checks
-from evalign.boosting.objective import Array, ScoreObjective, TextTrees
+from evalign import checks
+from evalign.boosting.score_objective import Array, ScoreObjective, TextTrees
 from evalign.tables.split import Division
 from evalign.training.loop import Epoch
 

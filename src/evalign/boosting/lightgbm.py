@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 import lightgbm
 import numpy as np
 
-from evalign.boosting.objective import Array, ChecksObjective, RoundObjective, TextTrees, check_objective
-from evalign.boosting.objective import cooling as cooling
+from evalign.boosting.score_objective import Array, ChecksObjective, RoundObjective, TextTrees, check_objective
+from evalign.boosting.score_objective import cooling as cooling
 
 if TYPE_CHECKING:
     from evalign.boosting.growth import Gradient, Rows, TreeOptions
@@ -153,6 +153,11 @@ class MetricLGBMClassifier(ChecksObjective, lightgbm.LGBMClassifier):
     >>> bool((model.predict(X) == y).all())
     True
     """
+
+    def _process_params(self, stage: str) -> dict[str, Any]:
+        """LightGBM's options without its default metric, which reads raw scores as probabilities and ends training."""
+        named = {"metric", "metrics", "metric_types"} & self.get_params().keys()
+        return super()._process_params(stage) | ({} if named else {"metric": "None"})
 
     def predict(self, X: Any, raw_score: bool = False, *args: Any, **options: Any) -> Any:
         """Labels; with `raw_score`, scores."""

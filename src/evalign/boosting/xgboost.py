@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xgboost
 
-from evalign.boosting.objective import Array, ChecksObjective, RoundObjective, TextTrees, check_objective
-from evalign.boosting.objective import cooling as cooling
+from evalign.boosting.score_objective import Array, ChecksObjective, RoundObjective, TextTrees, check_objective
+from evalign.boosting.score_objective import cooling as cooling
 
 if TYPE_CHECKING:
     from evalign.boosting.growth import Gradient, Rows, TreeOptions

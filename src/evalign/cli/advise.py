@@ -34,9 +34,9 @@ def command(
     """
     source = Source.of(data, given)
     source.check()
-    from evalign import _checks as checks
+    from evalign import checks
     from evalign.cli.console import Output
-    from evalign.comparison.aims import Judge
+    from evalign.comparison.goals import Judge
     from evalign.training.advice import advise
 
     settings = o.Settings.of(given, context)

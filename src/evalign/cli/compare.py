@@ -68,7 +68,7 @@ def run(
 
     from evalign.cli.run_files import finish, note_classes, note_positive
     from evalign.comparison import contenders as c
-    from evalign.comparison.aims import Judge
+    from evalign.comparison.goals import Judge
     from evalign.comparison.run import compare
     from evalign.training.recipes import find_recipe
 

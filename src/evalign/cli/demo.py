@@ -43,7 +43,7 @@ def command(
     from evalign.cli.compare import run
     from evalign.cli.console import Output
     from evalign.cli.run_files import REPORT, RunFolder, Source, load
-    from evalign.storage import write_atomically
+    from evalign.storage.atomic import write_atomically
 
     settings = o.Settings(positive=POSITIVE, preset=given["preset"], seed=given["seed"], device="cpu")
     force, quiet, json = given["force"], given["quiet"], given["json"]

@@ -70,7 +70,7 @@ def command(
 def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output, interrupt: Interrupt) -> Any:
     """Train on a table in memory; returns the model that was saved."""
     from evalign.cli import run_files as data
-    from evalign.comparison.aims import Judge
+    from evalign.comparison.goals import Judge
     from evalign.comparison.run import split
     from evalign.training.batches import default_batch_size
     from evalign.training.recipes import find_recipe

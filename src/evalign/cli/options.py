@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from evalign.comparison.aims import Aim
+    from evalign.comparison.goals import Aim
 
 MODELS = ("blend", "network", "boost", "auto")
 NETWORK_OPTIONS = ("network", "ensemble", "folds", "hidden")
@@ -116,10 +116,9 @@ class Settings:
 
     def check(self, context: typer.Context | None = None) -> None:
         """Raise for invalid options, and for options on the command line that the model does not use."""
-        from evalign import _checks as checks
-        from evalign import curves, decision, metrics
+        from evalign import checks, curves, decision, metrics
         from evalign.boosting.growth import is_installed
-        from evalign.comparison.aims import DECISIONS
+        from evalign.comparison.goals import DECISIONS
         from evalign.decision.costs import COST
         from evalign.networks.mlp import CURVES
         from evalign.training.recipes import find_recipe
@@ -176,7 +175,7 @@ class Settings:
         check_device(self.device)
 
     def aim(self) -> "Aim":
-        from evalign.comparison.aims import Aim
+        from evalign.comparison.goals import Aim
 
         return Aim(
             self.metric, self.average, self.beta, self.positive, self.subject_to, self.confidence, self.costs  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import typer
 from evalign.cli import options as o
 from evalign.cli.console import Output, until_pipe_closes
 from evalign.cli.run_files import MODEL, Reading, parts_of, read_result, split_names
-from evalign.storage import check_writable, write_atomically
+from evalign.storage.atomic import check_writable, write_atomically
 from evalign.tables.files import check_header, check_source, quoted
 
 if TYPE_CHECKING:

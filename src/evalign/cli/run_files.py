@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalign.cli.options import Settings
-from evalign.storage import check_writable, remove_staged, staged_folder, write_atomically
+from evalign.storage.atomic import check_writable, remove_staged, staged_folder, write_atomically
 from evalign.tables.files import TableError, check_header, check_source, quoted
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evalign.cli.console import Output
-    from evalign.comparison.aims import Judge
+    from evalign.comparison.goals import Judge
     from evalign.comparison.run import Comparison, Table
     from evalign.tables.profile import TableProfile
 

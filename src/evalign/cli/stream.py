@@ -14,8 +14,8 @@ from evalign.cli.console import Interrupt, Output
 from evalign.cli.options import Settings
 from evalign.cli.run_files import CHECKPOINT, RunFolder
 from evalign.comparison import contenders
-from evalign.comparison.aims import Judge
 from evalign.comparison.contenders import Contender
+from evalign.comparison.goals import Judge
 from evalign.comparison.run import Trial, judged
 from evalign.decision import Rule
 from evalign.streaming.fit_stream import Stream, fit_stream, probabilities

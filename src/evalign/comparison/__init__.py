@@ -3,8 +3,8 @@
 `compare` runs contenders over splits, `summarise` averages its rows.
 """
 
-from evalign.comparison.aims import Aim, Judge
 from evalign.comparison.contenders import Contender
+from evalign.comparison.goals import Aim, Judge
 from evalign.comparison.run import Comparison, Table, compare, evaluate, split
 from evalign.comparison.significance import standard_error, summarise
 

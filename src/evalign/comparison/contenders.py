@@ -13,9 +13,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils import check_random_state
 from threadpoolctl import threadpool_limits
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign.boosting.growth import LIBRARIES, find_library
-from evalign.comparison.aims import DECISIONS, Judge
+from evalign.comparison.goals import DECISIONS, Judge
 from evalign.estimators.base import MetricClassifier
 from evalign.estimators.blend import EASTBlend
 from evalign.estimators.boosted import EASTBooster

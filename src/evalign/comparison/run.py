@@ -12,8 +12,8 @@ from sklearn.metrics import precision_recall_curve
 from sklearn.utils import _safe_indexing
 
 from evalign import metrics
-from evalign.comparison.aims import Aim, Judge
 from evalign.comparison.contenders import Contender, HeldOut, PerLabel
+from evalign.comparison.goals import Aim, Judge
 from evalign.decision import Rule
 from evalign.estimators.base import MetricClassifier
 from evalign.tables.split import Codes, Floats, indicator, rarest_label, split_rows

@@ -12,11 +12,29 @@ from evalign.decision.learned import calibrated, joint_rule, learn_rule, tuned
 from evalign.decision.out_of_core import learn_from_batches
 from evalign.decision.plug_in import expected_confusion, plug_in
 from evalign.decision.rule import REJECTED, Rule
+from evalign.decision.rule_report import RuleReport, evaluate_rule
 from evalign.decision.shift import Reference, Shift, find_shift
-from evalign.decision.worth import Worth, assess
 
 __all__ = [
-    "REJECTED", "Constraint", "Reference", "Rule", "Shift", "Worth", "assess", "calibrated", "expected_confusion",
-    "find_shift", "fit_temperature", "joint_rule", "json_schema", "learn_from_batches", "learn_rule", "numpy_source",
-    "parse_constraint", "parse_constraints", "plug_in", "tuned", "unit_weights",
+    "REJECTED",
+    "Constraint",
+    "Reference",
+    "Rule",
+    "RuleReport",
+    "Shift",
+    "calibrated",
+    "evaluate_rule",
+    "expected_confusion",
+    "find_shift",
+    "fit_temperature",
+    "joint_rule",
+    "json_schema",
+    "learn_from_batches",
+    "learn_rule",
+    "numpy_source",
+    "parse_constraint",
+    "parse_constraints",
+    "plug_in",
+    "tuned",
+    "unit_weights",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import betaincinv
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign.confusion import Confusion
 from evalign.decision.calibration import balanced_folds
 from evalign.decision.constraints import FLAGGED, Constraint

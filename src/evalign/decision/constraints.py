@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from evalign import _checks as checks
-from evalign import metrics
+from evalign import checks, metrics
 from evalign.confusion import Confusion
 from evalign.metrics import Average, Beta, MetricFunction
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign.confusion import Confusion
 from evalign.decision.calibration import fit_calibration
 from evalign.decision.rule import REJECTED, Floats, Labels, Rule, as_held_out

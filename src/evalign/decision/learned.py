@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import expit
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign.decision.calibration import Calibration, balanced_folds, fit_calibration
 from evalign.decision.certified import certified_rule, check_confidence
 from evalign.decision.plug_in import (

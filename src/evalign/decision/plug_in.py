@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign.confusion import Confusion
 from evalign.decision.calibration import helpful_temperature, probability_floor, temperature_of
 from evalign.decision.rule import (

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from evalign import _checks as checks
+from evalign import checks
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -313,11 +313,11 @@ class Rule:
         return np.where(best < self.reject - TIE, REJECTED, decisions)
 
     def report(self, probabilities: Any, target: Any, metric: Any = None, **options: Any) -> Any:
-        """Intervals of threshold, metric and constraints on labelled rows; see `assess`.
+        """Intervals of threshold, metric and constraints on labelled rows; see `evaluate_rule`.
 
         `print(rule.report(p, y))` is text, `rule.report(p, y).html()` a page with a picture.
         """
-        assert Rule.reporter is not None  # set by evalign.decision.worth, which the package imports
+        assert Rule.reporter is not None  # set by evalign.decision.rule_report, which the package imports
         return Rule.reporter(self, probabilities, target, metric, **options)
 
     def to_json(self) -> dict[str, Any]:

@@ -24,12 +24,11 @@ from sklearn.utils.validation import (
 )
 from threadpoolctl import threadpool_limits
 
-from evalign import _checks as checks
-from evalign import decision, metrics
+from evalign import checks, decision, metrics
 from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.decision.costs import cost_metric
-from evalign.estimators.deciding import Deciding
+from evalign.estimators.decision_mixin import Deciding
 from evalign.estimators.explain import EXPLAINED, Explaining
 from evalign.estimators.planning import OnEpoch, few_threads, loud
 from evalign.metrics import MetricFunction
@@ -45,6 +44,7 @@ from evalign.tables.split import (
     indicator,
     is_multilabel,
     rarest_label,
+    scaled_weights,
 )
 
 Arrays = dict[str, torch.Tensor]
@@ -387,8 +387,9 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
             check_consistent_length(X, labels)
             self.classes_, codes = np.unique(labels, return_inverse=True)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
+        weight = scaled_weights(weight, float(np.count_nonzero(weight)))
         if self.class_weight is not None:
-            weight = weight * compute_sample_weight(self.class_weight, labels)
+            weight = scaled_weights(weight * compute_sample_weight(self.class_weight, labels), weight.sum())
         if self.confidence is not None:
             weight = decision.unit_weights(weight)
         if self.multilabel_:

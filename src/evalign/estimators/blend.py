@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign.boosting.growth import LIBRARIES, is_installed
 from evalign.estimators import planning
 from evalign.estimators.base import Arrays, MetricClassifier
@@ -25,7 +25,6 @@ from evalign.estimators.forest import EASTForest
 from evalign.estimators.linear import EASTLinear
 from evalign.estimators.network import EASTClassifier
 from evalign.estimators.planning import PRESETS, OnEpoch, Preset, Shape, TimeBudget, clock, few_threads, side_by_side
-from evalign.estimators.repeated import RepeatedRows
 from evalign.metrics import MetricFunction
 from evalign.storage import container
 from evalign.tables import TableEncoder
@@ -119,9 +118,6 @@ class EASTBlend(MetricClassifier):
     log-loss, shrunk towards equal weights where rows are few) and then the decision. Members train on cross-entropy:
     beside a good decision rule, training on the metric has no measurable gain (docs/research/metric_training.md).
 
-    If many rows of a table repeat, and their labels agree better than the members predict, the prediction of a new row
-    that repeats one combines its labels with the members' prediction (`estimators.repeated`).
-
     Parameters
     ----------
     metric and the other parameters of every classifier: see `MetricClassifier`.
@@ -141,9 +137,9 @@ class EASTBlend(MetricClassifier):
     n_jobs: with two cores or more, the network trains beside the other members.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `weights_` (by member), `members_` (those with a
-    weight, fitted), `repeated_` (`RepeatedRows`, or None where rows do not repeat), `decision_`, `history_` (of the
-    members, one after the other), `encoder_` and `temperature_` (of the first member that has one), and after `fit`
-    only `held_out_predictions_`. `leaderboard()` has what each member is worth.
+    weight, fitted), `decision_`, `history_` (of the members, one after the other), `encoder_` and `temperature_` (of
+    the first member that has one), and after `fit` only `held_out_predictions_`. `leaderboard()` has what each member
+    is worth.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -330,9 +326,7 @@ class EASTBlend(MetricClassifier):
                     raise KeyboardInterrupt
                 cheap = make_member("linear", self._shared(data.seed), {"strength": 0.2, "iterations": 20})
                 fitted, seconds["linear"] = {"linear": cheap.fit_prepared(data)}, 0.0
-        mean = self._weighted(fitted, seconds)
-        self.repeated_ = RepeatedRows.learn(data, mean)
-        return mean
+        return self._weighted(fitted, seconds)
 
     def _weighted(self, fitted: dict[str, Any], seconds: Mapping[str, float]) -> Floats:
         """Choose weights, keep the members that have one, and return what their mean says of the held-out rows."""
@@ -363,10 +357,8 @@ class EASTBlend(MetricClassifier):
     # -- the fitted blend ---------------------------------------------------------------------------------------
 
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
-        """The weighted mean of the members', but for rows that repeat those of training."""
         p = [member._probabilities(X, fold) for member in self.members_.values()]
-        mean = blended(p, [self.weights_[name] for name in self.members_])
-        return mean if self.repeated_ is None or fold is not None else self.repeated_.recalled(X, mean)
+        return blended(p, [self.weights_[name] for name in self.members_])
 
     @property
     def encoder_(self) -> Any:
@@ -380,15 +372,11 @@ class EASTBlend(MetricClassifier):
 
     def _content(self) -> tuple[Arrays, dict[str, Any]]:
         arrays, members = container.packed(self.members_)
-        recalled, repeated = container.packed({} if self.repeated_ is None else {"repeated": self.repeated_})
-        own = {"weights": self.weights_, "members": members, "leaderboard": self.leaderboard_, "repeated": repeated}
-        return arrays | recalled, own
+        return arrays, {"weights": self.weights_, "members": members, "leaderboard": self.leaderboard_}
 
     def _set_content(self, arrays: Arrays, fitted: dict[str, Any]) -> None:
         self.weights_, self.leaderboard_ = fitted["weights"], fitted["leaderboard"]
         self.members_ = container.unpacked(CLASSES, arrays, fitted["members"])
-        repeated = container.unpacked({"repeated": RepeatedRows}, arrays, fitted.get("repeated", {}))
-        self.repeated_ = repeated.get("repeated")
 
 
 def load_model(path: str | Path) -> MetricClassifier:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign.boosting.growth import (
     LIBRARIES,
     Grown,
@@ -18,7 +18,7 @@ from evalign.boosting.growth import (
     grow_on_metric,
     prior_scores,
 )
-from evalign.boosting.objective import BoostRecipe, ScoreObjective, cooling, find_recipe
+from evalign.boosting.score_objective import BoostRecipe, ScoreObjective, cooling, find_recipe
 from evalign.decision import Rule
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.planning import OnEpoch

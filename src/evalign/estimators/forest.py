@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesClassifier
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.planning import OnEpoch
 from evalign.tables.encode import TreeTable

@@ -12,7 +12,7 @@ from scipy.special import softmax
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.explain import log_loss
 from evalign.estimators.planning import OnEpoch

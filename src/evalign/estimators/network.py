@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from evalign import _checks as checks
-from evalign import metrics
-from evalign._objective import Objective
+from evalign import checks, metrics
 from evalign.decision import Rule
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.planning import OnEpoch
 from evalign.networks.mlp import CURVES, SHARING, MeanOfNetworks, Network, Sharing, fields_of, table_network
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
 from evalign.tables.columns import Numeric

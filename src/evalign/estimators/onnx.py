@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from evalign.decision.export import with_decision
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 from evalign.tables import TableEncoder
 from evalign.tables.columns import BOUND, NumberColumn
 
 if TYPE_CHECKING:
-    from evalign.estimators.decided import MetricDecision
+    from evalign.estimators.metric_decision import MetricDecision
     from evalign.estimators.network import EASTClassifier
 
 

@@ -21,7 +21,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from evalign.accumulation import Accumulation, RandomState
 from evalign.integrations.tracking import Tracker
 from evalign.losses import MetricLoss
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 
 LOSS_FILE, SCHEDULE_FILE = "metric_loss.safetensors", "metric_schedule.json"
 

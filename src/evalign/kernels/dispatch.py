@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from evalign._checks import is_transformed
+from evalign.checks import is_transformed
 from evalign.confusion import Confusion
 from evalign.kernels.cpu import compilation
 from evalign.kernels.plan import (

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evalign._checks import sum_by_label
+from evalign.checks import sum_by_label
 from evalign.kernels.plan import Counts, FivePoints, Settings, Slopes
 
 CHUNK = 1 << 20  # entries worked on at once: a few buffers of this size stay in a core's cache

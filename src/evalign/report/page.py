@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import t as student_t
 
 from evalign import metrics
-from evalign.comparison.aims import Judge, as_confusion
+from evalign.comparison.goals import Judge, as_confusion
 from evalign.comparison.run import Comparison, line_title
 from evalign.comparison.significance import Line, interval, resampled_matrices, resampled_scores, summarise
 from evalign.report import plots
@@ -103,7 +103,7 @@ def class_rows(comparison: Comparison) -> list[int]:
 def metric_title(judge: Judge) -> str:
     """The metric in a reader's words.
 
-    >>> from evalign.comparison.aims import Aim
+    >>> from evalign.comparison.goals import Aim
     >>> metric_title(Judge(Aim("f1"), ["no", "yes"])), metric_title(Judge(Aim("mcc"), [0, 1, 2]))
     ("F1 of 'yes'", 'MCC')
     """

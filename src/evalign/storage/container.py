@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 
 VERSION = 1
 Model = TypeVar("Model")

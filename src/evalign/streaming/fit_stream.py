@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from evalign._checks import represents, safe_divide
-from evalign._objective import Objective, cross_entropy
+from evalign.checks import represents, safe_divide
 from evalign.confusion import Confusion
 from evalign.distributed import Sync, all_summed, resolve
 from evalign.estimators.network import EASTClassifier
+from evalign.objective import Objective, cross_entropy
 from evalign.streaming.source import Chunk, ParquetRows, Parts, RowGroup, gathered, own_rank, rank_count
 from evalign.streaming.statistics import Survey, labels_of, survey
 from evalign.tables.files import TableError

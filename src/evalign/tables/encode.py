@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 from sklearn.exceptions import NotFittedError
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign.tables.columns import (
     NUMERIC,
     AnyColumn,

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evalign import _checks as checks
-from evalign import metrics
+from evalign import checks, metrics
 from evalign.confusion import Confusion
 from evalign.memory import ROWS_OF_RAREST
 from evalign.metrics import Average, Beta

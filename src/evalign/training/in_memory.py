@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evalign._objective import Objective, cross_entropy
 from evalign.confusion import Task
+from evalign.objective import Objective, cross_entropy
 from evalign.training.batches import Batches, Rows, Score, Term, Watch, flat, predict_logits, probabilities_of
 from evalign.training.checkpoint import Checkpoint, identify
 from evalign.training.loop import Epoch, OnEpoch, Run, Values, run_stages

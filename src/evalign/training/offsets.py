@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from evalign._objective import Objective
 from evalign.confusion import Confusion, Task
+from evalign.objective import Objective
 from evalign.training.batches import Rows, Term, flat, predict_logits, probabilities_of
 from evalign.training.recipes import Stage
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from evalign import _checks as checks
+from evalign import checks
 
 if TYPE_CHECKING:
     from evalign.training.loop import Epoch

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from evalign._checks import safe_divide
-from evalign._objective import Objective, cross_entropy
+from evalign.checks import safe_divide
 from evalign.confusion import Task
 from evalign.networks.mlp import MeanOfNetworks
+from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
 from evalign.tables.packed import Table, release_memory
 from evalign.tables.split import Codes, Division, Floats

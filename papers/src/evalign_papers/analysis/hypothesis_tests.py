@@ -8,7 +8,7 @@ from typing import NamedTuple
 from scipy.stats import ttest_ind_from_stats
 from statsmodels.stats.multitest import multipletests
 
-from evalign.comparison.significance import corrected_error, paired_p, two_sided_p
+from evalign.comparison.significance import corrected_error, two_sided_p
 
 PRINTED_TRIALS = 10  # of every printed mean that has a deviation (BtG Sec. 5, EAST Sec. E.1)
 TEST_TO_TRAIN = 0.20 / 0.64  # rows of an honest split; without the validation rows, which is the cautious choice
@@ -67,7 +67,8 @@ def over_splits(
     gaps = [ours[split] - theirs[split] for split in sorted(ours.keys() & theirs.keys())]
     if len(gaps) < 2:
         return None
-    return Comparison(fmean(gaps), corrected_error(gaps, test_to_train), paired_p(gaps, test_to_train))
+    error = corrected_error(gaps, test_to_train)
+    return Comparison(fmean(gaps), error, two_sided_p(fmean(gaps), error, len(gaps) - 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

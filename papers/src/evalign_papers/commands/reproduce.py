@@ -95,7 +95,7 @@ def command(
     Complete cells are not run again. Data sets found neither in --data-dir nor in $EVALIGN_DATA are downloaded from
     their source or from OpenML if possible. --list and --report download nothing.
     """
-    from evalign._checks import check_choice
+    from evalign.checks import check_choice
     from evalign.cli.console import Output
     from evalign_papers.engine.printed import all_tables, find_papers, load_table, writable_papers
     from evalign_papers.engine.scheduler import ENGINES
@@ -137,7 +137,7 @@ def select(
     papers: Path, tables: "list[Table]", protocols: tuple[str, ...], datasets: list[str] | None, rows: list[str] | None
 ) -> "list[Cell]":
     """Select the requested cells of tables, each once; an unknown name is an error."""
-    from evalign._checks import check_choice
+    from evalign.checks import check_choice
     from evalign_papers.engine.cells import cells_of
 
     for name in datasets or ():

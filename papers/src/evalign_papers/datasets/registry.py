@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evalign._checks import check_choice
+from evalign.checks import check_choice
 from evalign_papers.datasets.dataset import PROTOCOLS, Card, Dataset, File, Protocol, check_dataset
 from evalign_papers.datasets.folders import Store, open_places
 from evalign_papers.datasets.sources import (

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign._checks import check_choice, check_number
+from evalign.checks import check_choice, check_number
 from evalign_papers.datasets.dataset import PROTOCOLS, DataError, Dataset, Protocol
 
 FIFTH = 0.2

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from evalign._checks import check_choice
+from evalign.checks import check_choice
 from evalign.metrics import METRICS
 from evalign.training.recipes import Stage
 from evalign_papers.datasets.dataset import Protocol

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from evalign._objective import Objective
 from evalign.confusion import Task
+from evalign.objective import Objective
 from evalign.training.batches import Rows, Term
 from evalign.training.in_memory import InMemory, adamw, batch_loss
 from evalign.training.loop import Replay, Run

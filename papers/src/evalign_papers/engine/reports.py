@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 from evalign_papers.engine.config import Config, as_content, read_config, strict
 
 Scores = dict[str, dict[str, float]]  # decision -> metric -> value

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evalign._objective import Objective
 from evalign.confusion import Task
 from evalign.networks import mlp
+from evalign.objective import Objective
 from evalign.training.batches import Rows, predict_logits
 from evalign.training.in_memory import InMemory, train
 from evalign_papers.datasets import Dataset, Split, splits

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from evalign._checks import safe_divide
-from evalign._objective import Objective
+from evalign.checks import safe_divide
 from evalign.metrics import resolve
+from evalign.objective import Objective
 from evalign.steps import StepChoice, linear, sigmoid
 from evalign.training.batches import Term
 from evalign_papers.engine.config import Method

@@ -10,7 +10,7 @@ longer matches it and is refused.
 import argparse
 import itertools
 
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 from evalign_papers.engine.config import read_config, to_json
 from evalign_papers.plans import image_plans, table_plans
 

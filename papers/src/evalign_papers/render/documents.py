@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 from evalign_papers.analysis.filled import SUFFIX, Measured, fill, largest_budget, measure, read_report
 from evalign_papers.analysis.hypothesis_tests import over_splits
 from evalign_papers.engine.printed import load_table

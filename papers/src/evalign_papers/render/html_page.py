@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from evalign.storage import write_atomically
+from evalign.storage.atomic import write_atomically
 from evalign_papers.analysis.distance import VERDICTS
 from evalign_papers.analysis.facts import Fact, count_facts
 from evalign_papers.analysis.filled import FilledTable, fill

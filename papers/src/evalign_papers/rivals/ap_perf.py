@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign_papers.rivals.ap_perf_game import METRICS, Metric, adversary
 from evalign_papers.rivals.inputs import flat
 

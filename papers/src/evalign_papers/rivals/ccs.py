@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 
-from evalign import _checks as checks
+from evalign import checks
 
 Floats = NDArray[np.float64]
 Indicators = NDArray[np.int64]

@@ -7,9 +7,8 @@ Table 1. Multiclass problems take the softmax form, binary and multilabel ones t
 import torch
 from torch import Tensor, nn
 
-from evalign import _checks as checks
-from evalign import _objective as objective
-from evalign._checks import safe_divide
+from evalign import checks, objective
+from evalign.checks import safe_divide
 from evalign.confusion import TASKS, Task
 from evalign_papers.rivals.inputs import Labels, PerClass, class_counts, flat, vector_of, weight_of_labels
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evalign import _checks as checks
-from evalign._checks import safe_divide
+from evalign import checks
+from evalign.checks import safe_divide
 from evalign.confusion import TASKS, Task
 from evalign_papers.rivals.inputs import flat, weighted_mean
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign.confusion import TASKS, Task
 from evalign_papers.rivals.inputs import PerClass, classes_of, flat, vector_of, weighted_mean
 

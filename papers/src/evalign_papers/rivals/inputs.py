@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign import _checks as checks
-from evalign._checks import counting_dtype, safe_divide
+from evalign import checks
+from evalign.checks import counting_dtype, safe_divide
 from evalign.confusion import Task
 
 IGNORED = -100

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evalign import _checks as checks
-from evalign import _objective as objective
+from evalign import checks, objective
 from evalign.confusion import Task
 from evalign_papers.rivals.inputs import PerClass, classes_of, counts_of, flat, vector_of, weight_of_labels
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from evalign import _checks as checks
-from evalign._checks import safe_divide
+from evalign import checks
+from evalign.checks import safe_divide
 from evalign.confusion import Task
 from evalign_papers.rivals.inputs import flat, weighted_mean
 

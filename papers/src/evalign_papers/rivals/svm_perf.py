@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from evalign import _checks as checks
+from evalign import checks
 from evalign_papers.rivals.cutting_planes import Floats, Violated, minimise
 
 Loss = Literal["f1", "fbeta", "error", "roc"]

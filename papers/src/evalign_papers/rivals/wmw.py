@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from evalign import _checks as checks
-from evalign._checks import safe_divide
+from evalign import checks
+from evalign.checks import safe_divide
 from evalign_papers.rivals.inputs import flat
 
 Reduction = Literal["sum", "mean"]

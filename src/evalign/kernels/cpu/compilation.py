@@ -33,7 +33,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
-from evalign import _checks
+from evalign import checks
 
 MODES = ("background", "wait", "off")
 COMMAND = "from evalign.kernels.cpu.compilation import compile_all; compile_all()"
@@ -59,7 +59,7 @@ def wait() -> bool:
 def mode() -> str:
     """The mode set in the environment; an error unless it is one of `MODES`."""
     chosen = os.environ.get("EVALIGN_COMPILE", MODES[0])
-    _checks.check_choice("EVALIGN_COMPILE", chosen, MODES)
+    checks.check_choice("EVALIGN_COMPILE", chosen, MODES)
     return chosen
 
 

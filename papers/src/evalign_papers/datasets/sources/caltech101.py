@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from evalign._checks import check_number
+from evalign.checks import check_number
 from evalign_papers.datasets.dataset import Card, Dataset, File, Protocol, Version
 from evalign_papers.datasets.folders import Store
 from evalign_papers.datasets.image_files import Pictures, read_folder, read_npz, skipped_note

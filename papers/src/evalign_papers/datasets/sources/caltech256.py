@@ -1,6 +1,6 @@
 """Caltech-256: photographs of 256 kinds of objects and clutter, read from the unpacked archive."""
 
-from evalign._checks import check_number
+from evalign.checks import check_number
 from evalign_papers.datasets.dataset import Card, Dataset, File, Protocol, Version
 from evalign_papers.datasets.folders import Store
 from evalign_papers.datasets.image_files import read_folder, skipped_note

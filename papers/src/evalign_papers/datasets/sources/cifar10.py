@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign._checks import check_choice
+from evalign.checks import check_choice
 from evalign_papers.datasets.dataset import Card, DataError, Dataset, File, Protocol, Version
 from evalign_papers.datasets.folders import Found, Store, reading
 from evalign_papers.datasets.image_files import Pixels, read_npz

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evalign._checks import check_choice, check_number
+from evalign.checks import check_choice, check_number
 from evalign_papers.datasets.dataset import Card, DataError, Dataset, File, Graphs, Protocol, Version
 from evalign_papers.datasets.folders import Store, reading
 from evalign_papers.datasets.table_source import parquet

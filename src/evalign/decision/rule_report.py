@@ -46,7 +46,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Worth:
+class RuleReport:
     """Report of a rule on labelled rows; `str` is text, `html` a self-contained page.
 
     `gain` is the lead over `argmax`, the largest probability (of several labels, all those of 1/2 or more), also of
@@ -148,11 +148,11 @@ def _marks(threshold: Estimate) -> str:
     )
 
 
-def assess(
+def evaluate_rule(
     rule: Rule, probabilities: Any, target: Any, metric: str | MetricFunction | None = None, *,
     average: Average | None = None, beta: Beta | None = None, subject_to: Any = None, learn: Learner | None = None,
     random_state: int = 0,
-) -> Worth:  # fmt: skip
+) -> RuleReport:  # fmt: skip
     """Estimate threshold, metric and constraints of a rule on labelled rows, with 95 % intervals by the bootstrap.
 
     Use rows that the rule was not learned from. `metric` and `subject_to` default to the rule's own. The interval of
@@ -162,7 +162,7 @@ def assess(
     >>> rng = np.random.default_rng(0)
     >>> y = (rng.random(400) < 0.2).astype(int)
     >>> p = expit(rng.normal(2.0 * y - 2.0, 1.0))
-    >>> worth = assess(calibrated(p, y, "f1"), p, y)
+    >>> worth = evaluate_rule(calibrated(p, y, "f1"), p, y)
     >>> worth.value.low < worth.value.value < worth.value.high
     True
     >>> print(str(worth).splitlines()[0])
@@ -205,7 +205,7 @@ def assess(
     gain, sign = ours - theirs, -1 if costs else 1
     value, argmax = (Estimate.of(sign * scores[0], sign * scores[1:]) for scores in (ours, theirs))
     coverage = None if rule.reject is None else Estimate.of(decided_share[0], decided_share[1:])
-    return Worth(
+    return RuleReport(
         rule, len(y), problem.name, value, argmax, Estimate.of(gain[0], gain[1:]), constraints, threshold, coverage,
         curve,
     )  # fmt: skip
@@ -291,4 +291,4 @@ def _curve(problem: Problem, p: Floats, y: Labels, random: np.random.Generator) 
     return np.stack([grid, values, low, high], axis=1)
 
 
-Rule.reporter = staticmethod(assess)  # for `Rule.report`, which cannot import this module
+Rule.reporter = staticmethod(evaluate_rule)  # for `Rule.report`, which cannot import this module

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evalign import _checks as checks
-from evalign import decision, metrics
+from evalign import checks, decision, metrics
 from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.decision.costs import Costs, cheapest, cost_metric

@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score, log_loss, matthews_corrcoef, roc_auc_score
 from evalign import MetricLoss, metrics
 from evalign.boosting import gradients
 from evalign.boosting.gradients import Table, metric_gradient
-from evalign.boosting.objective import RoundCounter, ScoreObjective, cooling
+from evalign.boosting.score_objective import RoundCounter, ScoreObjective, cooling
 
 
 def table(task, n=60, classes=4, seed=0):
@@ -116,7 +116,7 @@ def test_memory_of_the_gradient_is_not_an_autograd_graph_of_the_table(monkeypatc
         rows.append((len(logits), logits.requires_grad))
         return count(self, logits, *rest)
 
-    monkeypatch.setattr("evalign._objective.Objective.confusion", counting)
+    monkeypatch.setattr("evalign.objective.Objective.confusion", counting)
     scores, y, _ = table("multiclass", n=100_000)
     objective = ScoreObjective("f1", step="sigmoid").objective
     metric_gradient(objective, Table(torch.from_numpy(scores), torch.from_numpy(y), torch.ones(len(y))), 0.2)

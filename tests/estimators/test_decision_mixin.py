@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from evalign import MetricDecision
-from evalign.estimators.deciding import FeatureView
+from evalign.estimators.decision_mixin import FeatureView
 
 
 def rows(rng, n, share):

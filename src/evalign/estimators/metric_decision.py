@@ -27,7 +27,7 @@ from sklearn.utils.validation import (
 from evalign import metrics
 from evalign.confusion import Confusion
 from evalign.decision.rule import Floats, Rule
-from evalign.estimators.deciding import Deciding
+from evalign.estimators.decision_mixin import Deciding
 from evalign.metrics import MetricFunction
 from evalign.tables.split import indicator
 

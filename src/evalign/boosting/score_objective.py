@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign import _checks, steps
-from evalign._objective import Objective, cross_entropy
+from evalign import checks, steps
 from evalign._options import LossOptions
 from evalign.boosting.gradients import Bend, Table, compiled_derivatives, has_compiled_form, metric_gradient
 from evalign.confusion import Confusion
 from evalign.metrics import MetricFunction
+from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
 
 
@@ -72,7 +72,7 @@ def find_recipe(recipe: str | BoostRecipe) -> BoostRecipe:
     """
     if isinstance(recipe, BoostRecipe):
         return recipe
-    _checks.check_choice("recipe", recipe, RECIPES)
+    checks.check_choice("recipe", recipe, RECIPES)
     return RECIPES[recipe]
 
 
@@ -154,9 +154,9 @@ def cooling(start: float = 0.2, end: float = 0.05, rounds: int = 200) -> Callabl
     >>> [round(falls(r), 3) for r in range(4)]
     [0.2, 0.1, 0.05, 0.05]
     """
-    _checks.check_temperature(start)
-    _checks.check_temperature(end)
-    _checks.check_number("rounds", rounds, low=1)
+    checks.check_temperature(start)
+    checks.check_temperature(end)
+    checks.check_number("rounds", rounds, low=1)
     return lambda number: start * (end / start) ** min(1.0, number / max(1, rounds - 1))
 
 
@@ -208,15 +208,15 @@ class ScoreObjective:
     ) -> None:
         given = LossOptions(metric, anchor=anchor, **options)
         task = given.task
-        _checks.check_number("metric_weight", metric_weight, low=0.0)
-        _checks.check_number("floor", floor, low=0.0)
-        _checks.check_number("damping", damping, low=0.0)
+        checks.check_number("metric_weight", metric_weight, low=0.0)
+        checks.check_number("floor", floor, low=0.0)
+        checks.check_number("damping", damping, low=0.0)
         if anchor == 0 and metric_weight == 0:
             raise ValueError("anchor or metric_weight must be above 0, got 0 for both; nothing would be learned")
         if curvature is not None:
-            _checks.check_number("curvature", curvature, low=0.0, open_low=True)
+            checks.check_number("curvature", curvature, low=0.0, open_low=True)
         if not callable(temperature):
-            _checks.check_temperature(temperature)
+            checks.check_temperature(temperature)
         self.metric, self.task = metric, task
         self.objective = Objective.of(given)
         self.temperature, self.metric_weight = temperature, metric_weight
@@ -315,12 +315,12 @@ class ScoreObjective:
         if not callable(self.temperature):
             return self.temperature
         value = float(self.temperature(round))
-        _checks.check_temperature(value)
+        checks.check_temperature(value)
         return value
 
     def _table(self, scores: Array, y: Array, weight: Array | None) -> Table:
         z = torch.from_numpy(np.ascontiguousarray(scores))
-        _checks.check_floating("scores", z)
+        checks.check_floating("scores", z)
         flat = self.task == "binary"
         if z.dim() == 2 and z.shape[1] == 1 and flat:
             z = z[:, 0]
@@ -343,7 +343,7 @@ class ScoreObjective:
         expected = z.shape[:1] if self.task == "multiclass" else z.shape
         if labels.shape != expected:
             raise ValueError(f"labels must have shape {tuple(expected)} for these scores, got {tuple(labels.shape)}")
-        _checks.check_label_range(labels, z.shape[1] if self.task == "multiclass" else 2, None)
+        checks.check_label_range(labels, z.shape[1] if self.task == "multiclass" else 2, None)
         return labels
 
     def _weights(self, z: Tensor, labels: Tensor, weight: Array | None) -> Tensor:
@@ -351,10 +351,10 @@ class ScoreObjective:
         if weight is not None:
             given = torch.from_numpy(np.ascontiguousarray(weight)).to(z.dtype)
             given = given[:, None] if self.task == "multilabel" and given.dim() == 1 else given
-            w = w * _checks.check_weights(given.expand(w.shape), tuple(w.shape))
+            w = w * checks.check_weights(given.expand(w.shape), tuple(w.shape))
         if self.weight is not None:
             classes = 2 if self.task == "binary" else z.shape[1]
-            _checks.check_per_class("weight", self.weight, classes, number_allowed=False)
+            checks.check_per_class("weight", self.weight, classes, number_allowed=False)
             w = w * (self.weight if self.task == "multilabel" else self.weight[labels]).to(z.dtype)
         return w
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from evalign import _checks, curves, membership, metrics
+from evalign import checks, curves, membership, metrics
 from evalign._batch import FlatBatch, Sums, Weight, as_rows, confusion_mass, dense, rows_behind
-from evalign._checks import blank, counting_dtype, finite_gradient, is_soft, represents, safe_divide
 from evalign._options import Backend, LossOptions
+from evalign.checks import blank, counting_dtype, finite_gradient, is_soft, represents, safe_divide
 from evalign.confusion import Confusion, Task
 from evalign.kernels import dispatch
 from evalign.kernels.dispatch import CountsHook, column_counts, fused_loss, row_counts
@@ -284,7 +284,7 @@ class Objective:
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2
     ) -> tuple[Confusion, Tensor | None]:
         """The soft counts of a batch, and its cross-entropy if the kernel computed that too."""
-        takes = dispatch.is_fused(logits) or (self.task == "multiclass" and _checks.can_look_at(logits))
+        takes = dispatch.is_fused(logits) or (self.task == "multiclass" and checks.can_look_at(logits))
         if takes and self._may_fuse(y, weight, temperature):
             return self._fused(logits, y, weight, temperature)
         return self.confusion(logits, y, weight, temperature), None

@@ -1,6 +1,6 @@
 """Check within a minute that training on images is the same on a GPU as on a CPU.
 
-    python benchmarks/check_pictures.py --device cuda
+    python benchmarks/check_images.py --device cuda
 
 - no step waits for the GPU (torch raises if one does),
 - recorded training (CUDA graph) ends with the weights of plain training,
@@ -19,7 +19,7 @@ from bench_images import plain_step
 from torch import nn
 
 from evalign import metrics
-from evalign._objective import Objective
+from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, argmax_score
 from evalign.training.in_memory import InMemory, train

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from evalign import _checks as checks
-from evalign import metrics
+from evalign import checks, metrics
 from evalign.confusion import Confusion
 from evalign.decision.calibration import fit_calibration, sampled_rows
 from evalign.decision.constraints import parse_constraints
@@ -21,8 +20,8 @@ from evalign.decision.costs import COST, Costs, cheapest, cost_metric, mean_cost
 from evalign.decision.learned import DECISIONS, Decision, joint_rule, learn_rule
 from evalign.decision.plug_in import plug_in
 from evalign.decision.rule import REJECTED, Floats, Labels, Rule, logit
+from evalign.decision.rule_report import RuleReport, evaluate_rule
 from evalign.decision.shift import Reference, Shift, find_label_shifts, find_shift, given_shares, reweighted
-from evalign.decision.worth import Worth, assess
 from evalign.metrics import Average, MetricFunction
 from evalign.tables.split import indicator
 
@@ -270,15 +269,15 @@ class Deciding(DecisionParameters):
             raise ValueError(f"y must hold labels seen in training, got {sorted(map(str, unknown))[:5]}")
         return np.array([order[label] for label in truth], dtype=np.int64)
 
-    def report(self, X: Any, y: ArrayLike) -> Worth:
-        """Threshold, metric and constraints on labelled rows, with 95 % intervals; see `decision.assess`.
+    def report(self, X: Any, y: ArrayLike) -> RuleReport:
+        """Threshold, metric and constraints on labelled rows, with 95 % intervals; see `decision.evaluate_rule`.
 
         Use rows that were not in `fit`. Print it for text; `.html()` is a page, with a picture for two classes.
         """
         if self.costs is not None and self._costs().per_row:
             raise ValueError("report goes with costs that are numbers, got names of columns")
         p, own = self._decision_probabilities(X), self._rule_options()
-        return assess(self.decision_, p, self._codes(y), own["metric"], average=own["average"], beta=own["beta"],
+        return evaluate_rule(self.decision_, p, self._codes(y), own["metric"], average=own["average"], beta=own["beta"],
                       subject_to=own["subject_to"])  # fmt: skip
 
     # -- other class shares -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef, recall_score
 
 from evalign import decision
 from evalign.decision.rule import Rule
-from evalign.decision.worth import assess, raw_threshold
+from evalign.decision.rule_report import evaluate_rule, raw_threshold
 
 
 def rows(seed, n=600, share=0.2):
@@ -22,7 +22,7 @@ def rows(seed, n=600, share=0.2):
 def test_values_are_scikit_learns():
     p, y = rows(0)
     rule = decision.calibrated(p, y, "f1")
-    worth = assess(rule, p, y, subject_to="recall >= 0.5")
+    worth = evaluate_rule(rule, p, y, subject_to="recall >= 0.5")
     assert worth.value.value == pytest.approx(f1_score(y, rule.predict(p)))
     assert worth.argmax.value == pytest.approx(f1_score(y, p >= 0.5))
     assert worth.gain.value == pytest.approx(worth.value.value - worth.argmax.value)
@@ -40,7 +40,7 @@ def test_intervals_cover_the_value_of_the_population():
     inside = 0
     for seed in range(40):
         p, y = rows(seed + 2, n=300)
-        value = assess(rule, p, y, learn=lambda a, b: rule).value
+        value = evaluate_rule(rule, p, y, learn=lambda a, b: rule).value
         inside += value.low <= truth <= value.high
     assert inside >= 34  # 38 of 40 expected
 
@@ -48,7 +48,7 @@ def test_intervals_cover_the_value_of_the_population():
 @pytest.mark.slow
 def test_interval_of_the_threshold_covers_that_of_other_samples():
     p, y = rows(50)
-    worth = assess(decision.calibrated(p, y, "f1"), p, y)
+    worth = evaluate_rule(decision.calibrated(p, y, "f1"), p, y)
     others = [raw_threshold(decision.calibrated(*rows(seed), "f1")) for seed in range(51, 71)]
     assert np.mean([worth.threshold.low <= t <= worth.threshold.high for t in others]) >= 0.7
 
