@@ -418,7 +418,7 @@ def main() -> None:
         stored = stored[stored.error.isna()]
 
     def compared(rows: pd.DataFrame) -> pd.DataFrame:
-        return rows.query("method in @options.methods and metric == @options.metric")
+        return rows[rows.method.isin(options.methods) & (rows.metric == options.metric)]
 
     if options.summary:
         print(summary(compared(stored), common=options.methods != list(METHODS)))
