@@ -418,7 +418,8 @@ def main() -> None:
         stored = stored[stored.error.isna()]
 
     def compared(rows: pd.DataFrame) -> pd.DataFrame:
-        return rows[rows.method.isin(options.methods) & (rows.metric == options.metric)]
+        wanted: pd.DataFrame = rows[rows.method.isin(options.methods) & (rows.metric == options.metric)]
+        return wanted
 
     if options.summary:
         print(summary(compared(stored), common=options.methods != list(METHODS)))
