@@ -369,3 +369,20 @@ def test_a_batch_that_checkpoint_recomputes_is_remembered_once(dtype, reentrant)
     recomputed = trained(lambda function, w: checkpoint(function, w, use_reentrant=reentrant))
     for got, expected in zip(recomputed, plain, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("count", [3, 16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_batches_that_one_backward_pass_recomputes_are_remembered_once_each(dtype, count):
+    def trained(forward):
+        loss = MetricLoss("f1", memory=0.5)
+        weights = torch.eye(4, dtype=dtype, requires_grad=True)
+        batches = [batch("multiclass", seed=seed) for seed in range(count)]
+        whole = sum(forward(lambda w, z=z, y=y: loss(z.to(dtype) @ w, y), weights) for z, y in batches)
+        whole.backward()
+        return loss.memory.state, loss.memory.seen, weights.grad, whole.detach()
+
+    plain = trained(lambda function, w: function(w))
+    recomputed = trained(lambda function, w: checkpoint(function, w, use_reentrant=False))
+    for got, expected in zip(recomputed, plain, strict=True):
+        torch.testing.assert_close(got, expected)

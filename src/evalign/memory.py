@@ -5,6 +5,7 @@ from the batch alone. That gradient is multiplied by (R + c) / c, so that a step
 anchor keeps its weight beside the metric.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from evalign._batch import Sums
 from evalign.checks import represents, safe_divide
 
 ROWS_OF_RAREST = 100.0  # takes the bias out of the value; training did not tell it from 300 (docs/research/batches.md)
+RECALLED = 16  # batches that may wait for a backward pass that recomputes them
 SAME_TEMPERATURE = 1.25  # counts of a temperature further away than this factor are of another loss
 
 Decay = float | Literal["auto"]
@@ -29,7 +31,8 @@ class Memory(nn.Module):
     "auto" keeps `rows_of_rarest` rows of the rarest class: 1 - d = b pi / rows_of_rarest for a batch of b rows and the
     rarest share pi, and d = 0 (no memory) for a batch that holds as many by itself. Shares are those seen so far, so
     the first batches count fully. Counts taken at a temperature that differs by more than a fifth are forgotten, and a
-    batch that is not finite is not remembered. Ranks whose counts are summed first remember the same.
+    batch that is not finite is not remembered. Ranks whose counts are summed first remember the same. A batch
+    that `torch.utils.checkpoint` recomputes counts once.
 
     Parameters
     ----------
@@ -67,7 +70,8 @@ class Memory(nn.Module):
             checks.check_number("decay of a memory", decay, low=0.0, high=1.0, open_high=True)
         checks.check_number("rows_of_rarest", rows_of_rarest, low=0.0, open_low=True)
         self.decay, self.rows_of_rarest, self.rows = decay, rows_of_rarest, rows
-        self._last: Tensor | None = None  # counts of the last batch, to know it again when it is recomputed
+        # Counts of the last batches, and their sums with the memory: `checkpoint` recomputes them in the backward pass.
+        self._recent: deque[tuple[Tensor, Tensor]] = deque(maxlen=RECALLED)
         # Counts with their weight, and rows of each class: in float64, for a long sum of small batches must not stall;
         # empty until the first batch says how many classes there are.
         for name in ("state", "seen"):
@@ -84,10 +88,10 @@ class Memory(nn.Module):
         current = torch.cat([counts.detach(), sums.weight.detach().reshape(1)]).double()
         rows = rows.detach().double()
         self._make_room(current, rows)
-        if self._is_recomputed(current):
-            total = self.state.clone()
-        else:
+        total = self._recalled(current)
+        if total is None:
             total = current + self._kept(rows) * self.state
+            self._note(current, total)
             # A batch that overflowed (its step is skipped by a gradient scaler) would stay in the sums for good.
             sound = total.sum().isfinite()
             self.state.copy_(torch.where(sound, total, self.state))
@@ -108,23 +112,28 @@ class Memory(nn.Module):
         rows = counts[counts.size // 3 : 2 * counts.size // 3]
         if self.state.numel() != counts.size + 1:
             self._make_room(torch.from_numpy(vector[:-1]), torch.from_numpy(rows))
-        if self._is_recomputed(torch.from_numpy(np.append(counts, vector[-1]))):
-            share = float(self.state[-1]) / vector[-1] if vector[-1] else 1.0
-            counts[:] = self.state[:-1].numpy()
-            return share
+        weight, current = vector[-1], torch.from_numpy(np.append(counts, vector[-1]))
+        total = self._recalled(current)
+        if total is not None:
+            counts[:] = total[:-1].numpy()
+            return float(total[-1]) / weight if weight else 1.0
         decay = -1.0 if isinstance(self.decay, str) else self.decay
         state, seen = self.state.numpy(), self.seen.numpy()
-        return remember(counts, rows, vector[-1], state, seen, decay, self.rows_of_rarest)
+        factor = remember(counts, rows, weight, state, seen, decay, self.rows_of_rarest)
+        self._note(current, torch.from_numpy(np.append(counts, factor * weight)))
+        return factor
 
-    def _is_recomputed(self, current: Tensor) -> bool:
-        """Whether this is the last batch once more, as `torch.utils.checkpoint` has it in the backward pass."""
-        if torch.compiler.is_compiling():
-            return False
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward and self._last is not None and self._last.shape == current.shape:
-            return torch.allclose(self._last, current, rtol=1e-6)
-        self._last = current.detach().clone()
-        return False
+    def _recalled(self, current: Tensor) -> Tensor | None:
+        """What the counts of a batch added up to when `torch.utils.checkpoint` recomputes it; None for a new batch."""
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # not in a backward pass
+            return None
+        same = (total for seen, total in reversed(self._recent) if seen.shape == current.shape
+                and torch.allclose(seen, current, rtol=1e-6))  # fmt: skip
+        return next(same, None)
+
+    def _note(self, current: Tensor, total: Tensor) -> None:
+        if not torch.compiler.is_compiling():
+            self._recent.append((current, total))
 
     def reset(self) -> None:
         """Forget the counts, but not the class shares."""
