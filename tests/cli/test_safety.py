@@ -167,6 +167,69 @@ def test_a_kill_at_any_moment_leaves_whole_files(folder: Path, tmp_path: Path, n
     assert not list(tmp_path.rglob(".writing-*"))
 
 
+# -- files of the user ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+@pytest.mark.parametrize("name", ["payments.csv", "new_payments.csv", "model.safetensors.bak", "checkpoint-1.pt"])
+def test_demo_leaves_the_files_of_the_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, force: list[str]
+) -> None:
+    monkeypatch.setattr("evalign.cli.compare.run", lambda *arguments, **options: pytest.fail("trained"))
+    (tmp_path / name).write_text("years of work")
+    assert_refused(call("demo", "--out", tmp_path, *force), f"{tmp_path}")
+    assert content(tmp_path) == {name: b"years of work"}
+
+
+def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        assert (tmp_path / "a" / "demo" / "payments.csv").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evalign.cli.compare.run", interrupted)
+    assert call("demo", "-o", tmp_path / "a" / "demo", "-q") == (130, "", "evalign: interrupted; nothing was written\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_demo_takes_the_tables_that_an_earlier_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalign.cli.compare.run", lambda *arguments, **options: None)
+    assert call("demo", "--out", tmp_path).code == 0
+    assert call("demo", "--out", tmp_path).code == 0  # as if it had been killed
+    monkeypatch.setattr("evalign.cli.compare.run", lambda *arguments, **options: 1 / 0)
+    assert call("demo", "--out", tmp_path).code == 1
+    assert sorted(content(tmp_path)) == ["new_payments.csv", "payments.csv"]
+
+
+def test_a_stream_leaves_checkpoints_of_the_user_alone(folder: Path, tmp_path: Path) -> None:
+    pd.read_csv(folder / "train.csv").to_parquet(tmp_path / "train.parquet")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint-best.pt").write_text("years of work")
+    fit = ["fit", tmp_path / "train.parquet", "--stream", "-t", "kind", "-o", tmp_path / "run", "--epochs", "1"]
+    assert_refused(call(*fit, "--force"), "also holds 'checkpoint-best.pt'")
+    assert content(tmp_path / "run") == {"checkpoint-best.pt": b"years of work"}
+
+
+def test_predictions_do_not_go_among_the_files_to_read(folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "more").mkdir(parents=True)
+    pd.read_csv(folder / "new.csv").to_parquet(data / "new.parquet")
+    (tmp_path / "link").symlink_to(data)
+    before = content(data)
+    for source in (data, tmp_path / "link"):
+        for out in (data / "p.parquet", data / "more" / "p.csv", tmp_path / "link" / "p.parquet", data / "new.parquet"):
+            said = call("predict", folder / "run", source, "--out", out, "--force")
+            assert_refused(said, f"is in the folder to read, {source}; choose another place")
+    assert content(data) == before
+
+
+def test_compare_exits_with_3_if_a_constraint_is_not_met(folder: Path, tmp_path: Path) -> None:
+    quick = ["--splits", "1", "--model", "network", "--epochs", "1", "--hidden", "4", "--folds", "1", "-q"]
+    limits = ["--subject-to", "precision>=0.9999", "--subject-to", "recall>=0.9999"]
+    said = call("compare", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *quick, *limits)
+    assert said == (3, "", "")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["table"]
+
+
 # -- options that contradict each other -------------------------------------------------------------------------------
 
 

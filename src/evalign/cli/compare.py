@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.console import Interrupt, Listener, Output, watch_interrupt
+from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Listener, Output, watch_interrupt
 from evalign.cli.run_files import Loaded, RunFolder, Source, load
 
 NAME = "compare"
@@ -50,7 +50,9 @@ def command(
     settings.check()
     with watch_interrupt() as interrupt:
         output = Output(quiet=given["quiet"], as_json=given["json"], words=context.obj)
-        run(NAME, load(source, output.note), settings, splits, folder, output, interrupt)
+        feasible = run(NAME, load(source, output.note), settings, splits, folder, output, interrupt)
+    if not feasible:  # a note has named the nearest feasible value
+        raise typer.Exit(EXIT_INFEASIBLE)
 
 
 def run(
@@ -62,8 +64,11 @@ def run(
     output: Output,
     interrupt: Interrupt,
     rivals: Sequence[str] | None = None,
-) -> None:
-    """Compare on a loaded table and write the results; shared with `evalign demo`, which names fewer `rivals`."""
+) -> bool:
+    """Compare on a loaded table and write the results; shared with `evalign demo`, which names fewer `rivals`.
+
+    Returns whether our model's decision met the constraints in every split.
+    """
     import numpy as np
 
     from evalign.cli.run_files import finish, note_classes, note_positive
@@ -121,6 +126,7 @@ def run(
     finish(
         name, comparison, settings, facts, sizes, protocol, folder, output, decision=settings.rule, **loaded.details(),
     )  # fmt: skip
+    return all(row.feasible for row in comparison.rows if (row.contender, row.decision) == (c.OURS, settings.rule))
 
 
 def own_models(judge: Any, settings: o.Settings) -> list[Any]:

@@ -43,7 +43,8 @@ def command(
     from evalign.cli.compare import run
     from evalign.cli.console import Output
     from evalign.cli.run_files import REPORT, RunFolder, Source, load
-    from evalign.storage.atomic import write_atomically
+    from evalign.storage.atomic import created, write_atomically
+    from evalign.tables.files import TableError
 
     settings = o.Settings(positive=POSITIVE, preset=given["preset"], seed=given["seed"], device="cpu")
     force, quiet, json = given["force"], given["quiet"], given["json"]
@@ -52,15 +53,17 @@ def command(
     output, folder = Output(quiet=quiet, as_json=json, words=context.obj), RunFolder(out, also=(FILE, NEW), force=force)
     folder.check()
     settings.check()
-    with watch_interrupt() as interrupt:
-        table, new = payments(ROWS, seed=0), payments(NEW_ROWS, seed=1)
+    table, new = payments(ROWS, seed=0), payments(NEW_ROWS, seed=1)
+    tables = {out / FILE: table.to_csv(index=False), out / NEW: new.to_csv(index=False)}
+    if other := [path for path, text in tables.items() if path.exists() and path.read_bytes() != text.encode()]:
+        raise TableError(f"{other[0]} exists and is not the demo's; choose another --out")
+    with watch_interrupt() as interrupt, created(out, *tables):
         share = (table[TARGET] == POSITIVE).mean()
         output.say(
             f"Training on {ROWS:,} simulated card payments, {share:.1%} of them fraud, testing on {NEW_ROWS:,} new "
             "ones; about half a minute."
         )
-        data = write_atomically(out / FILE, table.to_csv(index=False))
-        later = write_atomically(out / NEW, new.to_csv(index=False))
+        data, later = (write_atomically(path, text) for path, text in tables.items())
         source = Source(data, TARGET, test=later)
         run(NAME, load(source, output.note), settings, splits, folder, output, interrupt, rivals=RIVALS)
     output.show(

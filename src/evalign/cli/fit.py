@@ -12,7 +12,7 @@ import typer
 
 from evalign.cli import options as o
 from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Listener, Output, watch_interrupt
-from evalign.cli.run_files import CHECKPOINT, RunFolder, Source
+from evalign.cli.run_files import CHECKPOINTS, RunFolder, Source
 
 NAME = "fit"
 ROUNDS = 1000  # maximum of boosting rounds, the end of the progress bar
@@ -51,7 +51,7 @@ def command(
     to_network = in_passes and "model" not in o.given_options(context)
     if to_network:
         settings = replace(settings, model="network")
-    folder = RunFolder(out, also=(CHECKPOINT,) if in_passes else (), force=given["force"])
+    folder = RunFolder(out, also=tuple(CHECKPOINTS.values()) if in_passes else (), force=given["force"])
     source.check()
     folder.check()
     settings.check(context)

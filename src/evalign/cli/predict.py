@@ -131,8 +131,10 @@ def check_out(out: Path | None, data: Path, folder: Path, force: bool) -> None:
         raise ValueError(f"--out must end in {', '.join(SUFFIXES)}, got {out.name!r}")
     if out.is_dir():
         raise ValueError(f"--out must be a file, {out} is a folder; choose another name")
+    if data.is_dir() and data.resolve() in out.resolve().parents:
+        raise ValueError(f"--out {out} is in the folder to read, {data}; choose another place")
     if out.exists():
-        if any(path.exists() and out.samefile(path) for path in (data, folder)) or data in out.resolve().parents:
+        if any(path.exists() and out.samefile(path) for path in (data, folder)):
             raise ValueError(f"--out {out} is the file to read; choose another name")
         if not force:
             raise ValueError(f"--out {out} exists; choose another name, or overwrite it: --force")

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 Note = Callable[[str], None]
 TEST_SIZE = 0.2
 RESULT, REPORT, MODEL = "result.json", "report.html", "model.safetensors"
-CHECKPOINT = "checkpoint"  # start of the names of files that a streaming run resumes from
+# Files that a streaming run resumes from, by contender.
+CHECKPOINTS = {name: f"checkpoint-{name}.safetensors" for name in ("ours", "cross_entropy")}
 FORMAT, VERSION = "evalign.result", 1
 
 
@@ -295,7 +296,7 @@ class RunFolder:
     """A folder that holds one run and nothing else."""
 
     def __init__(self, path: Path, *, also: tuple[str, ...] = (), force: bool = False) -> None:
-        self.path, self.known, self.force = path, (RESULT, REPORT, MODEL, "writing-", *also), force
+        self.path, self.known, self.force = path, {RESULT, REPORT, MODEL, *also}, force
 
     def check(self) -> None:
         """Raise, before any work is done, if the folder cannot be written or holds what must not be overwritten."""
@@ -308,9 +309,9 @@ class RunFolder:
         if not self.path.is_dir():
             raise TableError(f"--out must be a folder, {self.path} is a file; choose another name")
         names = sorted(entry.name for entry in self.path.iterdir())
-        # A killed process may leave the temporary file of an atomic write: a dot, the name, a random suffix.
-        foreign = [name for name in names if not name.removeprefix(".").startswith(self.known)]
-        if foreign:
+        # What a killed process may leave: a dot, the name of a file or `writing-`, and a random suffix.
+        left = (".writing-", *(f".{name}." for name in self.known))
+        if foreign := [name for name in names if name not in self.known and not name.startswith(left)]:
             raise TableError(
                 f"--out must be a new folder or one of an earlier run, {self.path} also holds "
                 f"{quoted(foreign, most=3)}; choose another one"

@@ -12,7 +12,7 @@ import pandas as pd
 from evalign.cli import run_files as data
 from evalign.cli.console import Interrupt, Output
 from evalign.cli.options import Settings
-from evalign.cli.run_files import CHECKPOINT, RunFolder
+from evalign.cli.run_files import CHECKPOINTS, RunFolder
 from evalign.comparison import contenders
 from evalign.comparison.contenders import Contender
 from evalign.comparison.goals import Judge
@@ -92,7 +92,7 @@ def _trial(
 
     quiet = output.quiet or not sys.stderr.isatty()
     fit_stream(
-        model, stream, checkpoint=folder.path / f"{CHECKPOINT}-{contender.name}.safetensors",
+        model, stream, checkpoint=folder.path / CHECKPOINTS[contender.name],
         on_epoch=None if quiet else say,
     )  # fmt: skip
     if interrupt.pressed:
@@ -134,6 +134,6 @@ def _finish(
         rows=source.rows - len(trials[0].truth), remark="The data set was read in passes. ",
         test_from=f"a hash of the row number, a share of {stream.parts.test:.3g}", split={"ranks": rank_count()},
     )  # fmt: skip
-    for file in folder.path.glob(f"{CHECKPOINT}*"):
-        file.unlink()
+    for name in CHECKPOINTS.values():
+        (folder.path / name).unlink(missing_ok=True)
     return model

@@ -34,6 +34,7 @@ class Row:
     limits: dict[str, float]  # what the constraints are about
     confusion: NDArray[np.int64]
     seconds: float
+    feasible: bool  # whether held-out rows meet the constraints
 
 
 @dataclass
@@ -55,8 +56,8 @@ class Trial:
         for name, predicted in self.predictions.items():
             matrix = judge.confusion(self.truth, predicted)
             score = -float(self.paid[name].mean()) if self.paid else judge.score(matrix)
-            who = self.contender
-            rows.append(Row(who.name, who.title, name, split, score, judge.limits(matrix), matrix, self.seconds))
+            who, limits, feasible = self.contender, judge.limits(matrix), self.rules[name].feasible
+            rows.append(Row(who.name, who.title, name, split, score, limits, matrix, self.seconds, feasible))
         return rows
 
     def precision_recall(self, judge: Judge, points: int) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ def write_atomically(path: Path, content: bytes | str) -> Path:
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
-    with _naming(path), _created(path.parent):
+    with _naming(path), created(path.parent):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -46,7 +46,7 @@ def staged_folder(folder: Path, *, last: str) -> Iterator[Path]:
     """
     with (
         _naming(folder),
-        _created(folder),
+        created(folder),
         tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as name,
     ):
         yield Path(name)
@@ -57,13 +57,16 @@ def staged_folder(folder: Path, *, last: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _created(folder: Path) -> Iterator[None]:
-    """Create a folder with its parents, and after an error remove those that were created and are empty."""
+def created(folder: Path, *files: Path) -> Iterator[None]:
+    """Create a folder with its parents; after an error remove new `files`, and new folders that are empty."""
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    new = [file for file in files if not file.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
+        for file in new:
+            file.unlink(missing_ok=True)
         for parent in made:
             if not any(parent.iterdir()):
                 parent.rmdir()
