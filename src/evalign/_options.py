@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from evalign import checks, curves, metrics
@@ -62,20 +63,41 @@ class LossOptions:
     backend: Backend = "auto"
 
     def __post_init__(self) -> None:
+        for name in OPTION_NAMES:
+            if isinstance(getattr(self, name), np.generic):
+                object.__setattr__(self, name, getattr(self, name).item())
         checks.check_choice("backend", self.backend, BACKENDS)
         checks.check_choice("task", self.task, TASKS)
         checks.check_choice("reduction", self.reduction, ["mean", "none"])
         checks.check_choice("average", self.averaging, AVERAGES)
         checks.check_temperature(self.temperature)
-        checks.check_number("anchor", self.anchor_weight, low=0.0)
+        if isinstance(self.temperature, Tensor) and self.temperature.numel() != 1:
+            raise ValueError(f"temperature must be one number, got shape {tuple(self.temperature.shape)}")
+        if isinstance(self.anchor, tuple) and len(self.anchor) != 2:
+            raise ValueError(f"anchor must be a number, or a pair of a number and a term, got {self.anchor!r}")
+        checks.check_number("anchor", self.anchor_weight, low=0.0, open_high=True)
         if not callable(self.anchor_term):
             checks.check_choice("the term of an anchor", self.anchor_term, ANCHORS)
         checks.check_number("label_smoothing", self.label_smoothing, low=0.0, high=1.0, open_high=True)
-        checks.check_number("smooth", self.smooth, low=0.0)
+        checks.check_number("smooth", self.smooth, low=0.0, open_high=True)
+        for name in ("weight", "pos_weight"):
+            checks.check_vector(name, getattr(self, name), low=0.0)
+        checks.check_vector("offset", self.offset)
+        for name, kind in {"include_background": bool, "per_image": bool, "from_logits": bool, "ignore_index": int,
+                           "class_dim": int}.items():  # fmt: skip
+            if type(getattr(self, name)) is not kind:
+                expected = "True or False" if kind is bool else "a whole number"
+                raise TypeError(f"{name} must be {expected}, got {getattr(self, name)!r}")
         resolve(self.sync, training=False)  # report a wrong value now, not at the first batch
         StepChoice(self.step, self.delta, self.k)
+        for name, steps in {"delta": ("linear", "lookup"), "k": ("sigmoid",)}.items():
+            if self.is_given(name) and self.step not in steps:
+                raise ValueError(f"{name} goes with step {' or '.join(map(repr, steps))}, got step {self.step!r}")
         if not callable(self.metric):
             self._check_metric(self.metric)
+        for name in ("average", "beta", "alpha", "at", "max_fpr", "smooth", "include_background"):
+            if callable(self.metric) and self.is_given(name):
+                raise ValueError(f"{name} goes with a metric by name; a function has to see to it by itself")
         self._check_thresholds()
         if self.pos_weight is not None and self.task == "multiclass":
             raise ValueError("pos_weight needs task='binary' or 'multilabel'; for classes use weight")
@@ -104,12 +126,12 @@ class LossOptions:
         curves.check_at(metric, self.at)
         for name in ("alpha", "max_fpr"):
             if getattr(self, name) is not None:
-                high = 1.0 if name == "max_fpr" else math.inf
-                checks.check_number(name, getattr(self, name), low=0.0, high=high, open_low=name == "max_fpr")
+                high, share = (1.0, True) if name == "max_fpr" else (math.inf, False)
+                checks.check_number(name, getattr(self, name), low=0.0, high=high, open_low=share, open_high=not share)
         if metric in curves.RANKINGS and self.average in ("micro", "weighted"):
             raise ValueError(f"{metric} has one score for each class and their plain mean; leave average out")
         for name in ("smooth", "include_background"):
-            if getattr(self, name) != LossOptions.__dataclass_fields__[name].default and not averaged:
+            if self.is_given(name) and not averaged:
                 raise ValueError(f"{name} goes with metrics that average over classes, got metric {metric!r}")
         if not self.include_background and self.task == "binary":
             raise ValueError("include_background=False needs task='multiclass' or 'multilabel'; binary scores class 1")
@@ -117,7 +139,11 @@ class LossOptions:
             raise ValueError(f"{metric} ranks the rows of one batch, which no memory can add to; give threshold=[...]")
 
     def _check_thresholds(self) -> None:
-        grid, ranking = self.thresholds, self.metric in curves.RANKINGS
+        try:
+            grid = self.thresholds
+        except (TypeError, ValueError):
+            raise TypeError(f"threshold must be a number or a sequence of numbers, got {self.threshold!r}") from None
+        ranking = self.metric in curves.RANKINGS
         if ranking and isinstance(grid, float):
             raise ValueError(f"{self.metric} has no single threshold, got {grid!r}; leave it out")
         if ranking and isinstance(grid, tuple) and self.metric != "auroc":
@@ -133,6 +159,11 @@ class LossOptions:
                 "a grid of thresholds needs task='binary' or 'multilabel'; multiclass takes one threshold or None"
             )
 
+    def is_given(self, name: str) -> bool:
+        """Whether an option differs from its default."""
+        value, default = getattr(self, name), LossOptions.__dataclass_fields__[name].default
+        return value is not default and not (isinstance(value, (int, float, str)) and value == default)
+
     @property
     def averaging(self) -> Average:
         """`average` with its default filled in."""
@@ -141,7 +172,7 @@ class LossOptions:
     @property
     def thresholds(self) -> Thresholds:
         """One threshold, a grid of them, or None for the default of the task."""
-        given = self.threshold
+        given: Any = self.threshold.tolist() if isinstance(self.threshold, (Tensor, np.ndarray)) else self.threshold
         if given is None:
             return None
         return float(given) if isinstance(given, (int, float)) else tuple(map(float, given))

@@ -5,6 +5,7 @@ cheap: on the CPU, outside of `torch.compile` and `vmap`. A look on a GPU would 
 """
 
 import difflib
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -90,12 +91,26 @@ def can_look_at(*tensors: Tensor) -> bool:
     return not torch.compiler.is_compiling() and all(t.device.type == "cpu" and not is_transformed(t) for t in tensors)
 
 
+def check_vector(name: str, value: Any, *, low: float = -math.inf, infinite: bool = False) -> None:
+    """A number or one for each class, within bounds; values on a GPU are not looked at."""
+    if value is None:
+        return
+    try:
+        vector = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must hold one number per class, got {value!r}") from None
+    if vector.dim() > 1:
+        raise ValueError(f"{name} must hold one number per class, got shape {tuple(vector.shape)}")
+    if can_look_at(vector) and vector.numel():
+        for extreme in vector.double().aminmax():
+            check_number(name, extreme.item(), low=low, open_low=low == -math.inf, open_high=not infinite)
+
+
 def check_beta(beta: Any) -> None:
     """beta >= 0, infinity included, as a number or one for each class."""
-    if beta is None or (isinstance(beta, Tensor) and not can_look_at(beta)):
-        return
-    for value in [beta] if isinstance(beta, (int, float)) else torch.as_tensor(beta).reshape(-1).tolist():
-        check_number("beta", value, low=0.0)
+    if isinstance(beta, (int, float)):  # also a part of a metric, where a tensor would cost
+        return check_number("beta", beta, low=0.0)
+    check_vector("beta", beta, low=0.0, infinite=True)
 
 
 def check_floating(name: str, x: Any) -> None:

@@ -37,7 +37,7 @@ def grid(p: Tensor, step: Step, thresholds: Sequence[float] | Tensor = BTG_GRID)
         # Filled there: a copy to the device waits for it, and cannot be recorded in a CUDA graph.
         thresholds = torch.stack([p.new_full((), threshold) for threshold in thresholds])
     taus = torch.as_tensor(thresholds, dtype=p.dtype, device=p.device)
-    return step(p, taus.reshape(-1, *([1] * p.dim())))
+    return step(p, taus.reshape(-1, *([1] * p.dim()))).expand(len(taus), *p.shape)  # steps may take no threshold
 
 
 def dynamic_threshold(p: Tensor, dim: int = 1) -> Tensor:

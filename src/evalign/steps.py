@@ -169,7 +169,7 @@ class StepChoice:
         if not callable(self.step):
             checks.check_choice("step", self.step, ["annealed", "linear", "sigmoid", "lookup", "identity"])
         checks.check_number("delta", self.delta, low=0.0, high=0.5)
-        checks.check_number("k", self.k, low=0.0, open_low=True)
+        checks.check_number("k", self.k, low=0.0, open_low=True, open_high=True)
         if self.step == "lookup":
             object.__setattr__(self, "step", LookupTable(partial(linear, delta=self.delta)))
         if self.step == "identity":
