@@ -109,8 +109,9 @@ def check_vector(name: str, value: Any, *, low: float = -math.inf, infinite: boo
 def check_beta(beta: Any) -> None:
     """beta >= 0, infinity included, as a number or one for each class."""
     if isinstance(beta, (int, float)):  # also a part of a metric, where a tensor would cost
-        return check_number("beta", beta, low=0.0)
-    check_vector("beta", beta, low=0.0, infinite=True)
+        check_number("beta", beta, low=0.0)
+    else:
+        check_vector("beta", beta, low=0.0, infinite=True)
 
 
 def check_floating(name: str, x: Any) -> None:
