@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow test-all check lint types docs bench bench-peers clean
+.PHONY: demo test test-slow test-all check lint types docs bench bench-peers peers-tabular clean
 
 demo: $(INSTALLED)
 	$(BIN)/evalign demo
@@ -45,6 +45,12 @@ bench-peers:
 	.venv-peers/bin/python -m pip install --quiet --no-deps segmentation-models-pytorch torch-btg libauc
 	.venv-peers/bin/python benchmarks/bench_peers.py
 
+# For benchmarks/bench_quality.py; AutoGluon allows no pandas 3, so constraints.txt does not apply.
+peers-tabular:
+	test -x .venv-tabular/bin/python || $(PYTHON) -m venv .venv-tabular
+	.venv-tabular/bin/python -m pip install --quiet torch==2.13.0 --editable '.[cli]' --editable papers \
+	  catboost==1.2.10 'autogluon.tabular[catboost,lightgbm]==1.6.3' pytabkit==1.7.3
+
 # constraints.txt pins the tested versions; the stamp is written last, so that an interrupted installation is repeated.
 $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -52,4 +58,4 @@ $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
 	touch $(INSTALLED)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist site
+	rm -rf .venv .venv-peers .venv-tabular .mypy_cache .ruff_cache .pytest_cache .hypothesis dist site

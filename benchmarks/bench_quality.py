@@ -4,7 +4,7 @@
     python benchmarks/bench_quality.py --summary                    # ranks and paired differences of the stored rows
     python benchmarks/bench_quality.py --summary --methods evalign CatBoost    # of splits that all of these have
     python benchmarks/bench_quality.py --data-dir DIR --metric mcc  # another metric for all; also with --summary
-    make peers-tabular                                              # an environment with CatBoost, AutoGluon, pytabkit
+    make peers-tabular              # .venv-tabular has CatBoost, AutoGluon and pytabkit, too
 
 Splits of 75/25 by class (CocktailParty: by frame), every choice inside the training part, test rows read once. The
 score is that of the metric, F1 of the rarer class or macro F1 as a rule. A rival is fitted as it comes on encoded
@@ -30,7 +30,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -191,9 +191,8 @@ METHODS: dict[str, Method] = {
 }
 NEEDS = {"LightGBM": "lightgbm", "XGBoost": "xgboost", "CatBoost": "catboost", "AutoGluon": "autogluon"}
 NEEDS |= dict.fromkeys(("TabM", "RealMLP"), "pytabkit")
-PACKAGES = {"CatBoost": ["catboost"], "AutoGluon": ["autogluon.tabular"], "TabM": ["pytabkit"], "RealMLP": ["pytabkit"]}
-PACKAGES |= {"LightGBM": ["lightgbm"], "XGBoost": ["xgboost"]}
-PACKAGES |= {method: ["lightgbm", "torch"] for method in (OURS, "evalign quick")}
+MODULES = {method: [module] for method, module in NEEDS.items()}
+MODULES |= {method: ["lightgbm", "torch"] for method in (OURS, "evalign quick")}
 
 
 def tables(folder: Path) -> list[str]:
@@ -261,7 +260,9 @@ def failure(one: tuple[Any, ...], error: BaseException) -> dict[str, Any]:
 
 def origin(method: str) -> dict[str, str]:
     """Machine, commit and versions of what ran."""
-    versions = [f"{name} {version(name)}" for name in ("scikit-learn", *PACKAGES.get(method, []))]
+    installed_by = packages_distributions()  # xgboost may come from xgboost-cpu
+    packages = [installed_by[module][0] for module in ("sklearn", *MODULES.get(method, []))]
+    versions = [f"{name} {version(name)}" for name in packages]
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores", "commit": commit(), "versions": ", ".join(versions)
     }  # fmt: skip
