@@ -361,10 +361,10 @@ def test_a_weight_of_positives_is_a_number_from_0(value):
         MetricLoss("f1", task="multilabel", pos_weight=value)
 
 
-@pytest.mark.parametrize("name", ["average", "beta", "alpha", "at", "max_fpr", "smooth", "include_background"])
+@pytest.mark.parametrize("name", ["beta", "alpha", "at", "max_fpr", "smooth", "include_background"])
 def test_a_function_takes_no_options_of_named_metrics(name):
     with pytest.raises(ValueError, match=f"{name} goes with a metric by name"):
-        MetricLoss(metrics.f1, **{name: {"average": "micro", "include_background": False}.get(name, 2.0)})
+        MetricLoss(metrics.f1, **{name: False if name == "include_background" else 2.0})
 
 
 def test_numbers_may_be_those_of_numpy():

@@ -95,7 +95,7 @@ class LossOptions:
                 raise ValueError(f"{name} goes with step {' or '.join(map(repr, steps))}, got step {self.step!r}")
         if not callable(self.metric):
             self._check_metric(self.metric)
-        for name in ("average", "beta", "alpha", "at", "max_fpr", "smooth", "include_background"):
+        for name in ("beta", "alpha", "at", "max_fpr", "smooth", "include_background"):
             if callable(self.metric) and self.is_given(name):
                 raise ValueError(f"{name} goes with a metric by name; a function has to see to it by itself")
         self._check_thresholds()
