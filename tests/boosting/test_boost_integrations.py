@@ -245,3 +245,17 @@ def test_the_area_that_boosters_stop_by_is_that_of_the_ranks():
     objective = ScoreObjective("auroc", task="binary")
     for moved in (scores, scores - 3, 0.01 * scores, scores**3):
         assert objective.score(moved, y.astype(int)) == pytest.approx(roc_auc_score(y, scores), abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_lightgbm_classifier_returns_leaves_and_contributions_as_lightgbm_does(classes):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(200, 3))
+    y = (x[:, 0] > 1).astype(int) + (classes == 3) * (x[:, 1] > 1)
+    objective = with_lightgbm.MetricObjective("f1", task="binary" if classes == 2 else "multiclass")
+    model = with_lightgbm.MetricLGBMClassifier(objective=objective, n_estimators=4, verbose=-1, n_jobs=1).fit(x, y)
+    for options in ({"pred_leaf": True}, {"pred_contrib": True}):
+        expected = model.booster_.predict(x, **options)
+        np.testing.assert_array_equal(model.predict(x, **options), expected)
+        np.testing.assert_array_equal(model.predict_proba(x, **options), expected)
+    np.testing.assert_array_equal(model.predict(x, False, 0, None, True), model.booster_.predict(x, pred_leaf=True))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score, log_loss, matthews_corrcoef, roc_auc_score
 
 from evalign import MetricLoss, metrics
+from evalign._options import LossOptions
 from evalign.boosting import gradients
 from evalign.boosting.gradients import Table, metric_gradient
 from evalign.boosting.score_objective import RoundCounter, ScoreObjective, cooling
@@ -249,3 +250,22 @@ def test_labels_that_change_between_rounds_are_seen_even_in_place(weighted):
         kept.gradient(scores, y, weight)
     with pytest.raises(ValueError, match="labels must have shape"):
         kept.gradient(scores[:50], y, weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("offset", [0.0, 1.0]), ("memory", "auto"), ("pos_weight", 2.0), ("ignore_index", 255), ("per_image", True),
+     ("class_dim", -1), ("from_logits", False), ("sync", False)],
+)  # fmt: skip
+def test_options_that_trees_cannot_follow_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} is an option of MetricLoss alone"):
+        ScoreObjective("f1", task="binary", **{name: value})
+    default = LossOptions.__dataclass_fields__[name].default
+    assert ScoreObjective("f1", task="binary", **{name: default}).task == "binary"
+
+
+def test_the_anchor_of_trees_is_cross_entropy_and_weights_are_not_negative():
+    with pytest.raises(ValueError, match="the anchor of boosted trees is cross-entropy, got 'focal'"):
+        ScoreObjective("f1", anchor=(1.0, "focal"))
+    with pytest.raises(ValueError, match=r"weight must lie in \[0, inf\), got -1"):
+        ScoreObjective("f1", weight=[1.0, -1.0])

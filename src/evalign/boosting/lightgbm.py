@@ -160,14 +160,26 @@ class MetricLGBMClassifier(ChecksObjective, lightgbm.LGBMClassifier):
         return super()._process_params(stage) | ({} if named else {"metric": "None"})
 
     def predict(self, X: Any, raw_score: bool = False, *args: Any, **options: Any) -> Any:
-        """Labels; with `raw_score`, scores."""
-        scores: Any = super().predict_proba(X, True, *args, **options)
-        return scores if raw_score else self.classes_[check_objective(self.objective).labels(scores)]
+        """Labels; with `raw_score`, `pred_leaf` or `pred_contrib` scores, leaves or contributions."""
+        found: Any = super().predict_proba(X, True, *args, **options)
+        if raw_score or _asks_for_more(*args, **options):
+            return found
+        return self.classes_[check_objective(self.objective).labels(found)]
 
     def predict_proba(self, X: Any, raw_score: bool = False, *args: Any, **options: Any) -> Any:
-        """Probabilities of every class; with `raw_score`, scores."""
-        scores: Any = super().predict_proba(X, True, *args, **options)
-        return scores if raw_score else check_objective(self.objective).class_probabilities(scores)
+        """Probabilities of every class; with `raw_score`, `pred_leaf` or `pred_contrib` as `predict`."""
+        found: Any = super().predict_proba(X, True, *args, **options)
+        if raw_score or _asks_for_more(*args, **options):
+            return found
+        return check_objective(self.objective).class_probabilities(found)
+
+
+def _asks_for_more(
+    start_iteration: int = 0, num_iteration: int | None = None, pred_leaf: bool = False, pred_contrib: bool = False,
+    *args: Any, **options: Any,
+) -> bool:  # fmt: skip
+    """Whether the options of LightGBM's `predict` ask for leaves or contributions."""
+    return pred_leaf or pred_contrib
 
 
 def _short(scores: Array) -> Array:

@@ -101,6 +101,7 @@ class RoundCounter:
 
 Array = NDArray[Any]
 Temperature = float | Callable[[int], float]
+NOT_FOR_TREES = ("offset", "memory", "pos_weight", "ignore_index", "per_image", "class_dim", "from_logits", "sync")
 CURVATURE = {"binary": 1.0, "multilabel": 1.0, "multiclass": 2.0}
 
 
@@ -176,7 +177,7 @@ class ScoreObjective:
 
     Parameters
     ----------
-    metric, and all options that are not below: as in `MetricLoss`.
+    metric, and all options that are not below: as in `MetricLoss`, whose options of batches are refused.
     temperature: of the annealed step; a number, or a function of the round such as `cooling()`.
     anchor: weight of cross-entropy. metric_weight: of the metric; 0 leaves cross-entropy alone.
     weight: one number per class; a row counts with that of its label (multilabel: a column with its own).
@@ -206,8 +207,15 @@ class ScoreObjective:
         damping: float = 1.0,
         **options: Any,
     ) -> None:
-        given = LossOptions(metric, anchor=anchor, **options)
+        given = LossOptions(metric, anchor=anchor, weight=weight, **options)
         task = given.task
+        for name in NOT_FOR_TREES:
+            if given.is_given(name):
+                raise ValueError(
+                    f"{name} is an option of MetricLoss alone: boosted trees cannot follow it, leave it out"
+                )
+        if given.anchor_term != "cross_entropy":
+            raise ValueError(f"the anchor of boosted trees is cross-entropy, got {given.anchor_term!r}")
         checks.check_number("metric_weight", metric_weight, low=0.0)
         checks.check_number("floor", floor, low=0.0)
         checks.check_number("damping", damping, low=0.0)
