@@ -146,3 +146,23 @@ def test_ranks_rank_the_rows_of_all(tmp_path):
     (first, left), (second, right) = on_ranks(part_of_ranks, 2, tmp_path)
     assert first == second == pytest.approx(loss.item())
     torch.testing.assert_close(torch.cat([left, right]), z.grad)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+@pytest.mark.parametrize("noise", [0.0, 1e-8, 1e-3])
+@pytest.mark.parametrize(("metric", "options"), [*RANKED, ("top_k_accuracy", {"at": 2})])
+def test_equal_scores_have_a_bounded_gradient_that_raises_the_metric(metric, options, noise, task):
+    if metric == "top_k_accuracy" and task != "multiclass":
+        return
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(160).reshape(40, 4) % 5 == 0  # a positive in every column
+    y = y.long() if task == "multilabel" else torch.arange(40) % 4 if task == "multiclass" else y[:, 0].long()
+    z = torch.ones(40) if task == "binary" else torch.ones(40, 4)
+    z = (z + noise * torch.randn(z.shape, generator=generator)).requires_grad_()
+    loss = MetricLoss(metric, task=task, **options)
+    (gradient,) = torch.autograd.grad(loss(z, y), z)
+    assert gradient.abs().max() < 20
+    positive = torch.nn.functional.one_hot(y) if task == "multiclass" else y
+    assert gradient[positive == 1].sum() < 0
+    before, after = loss(z, y), loss(z - 0.1 * gradient / gradient.abs().max(), y)
+    assert after < before or before == 0

@@ -17,6 +17,7 @@ from evalign.metrics import MetricFunction
 
 RANKINGS = ("auroc", "average_precision", "precision_at", "recall_at", "recall_at_precision", "top_k_accuracy")
 THRESHOLDS = 64  # soft counts are taken at so many quantiles of the positive scores
+LEAST_SPREAD = 0.1  # of scores: sigmoids that followed a smaller one would have a gradient without bound
 ENTRIES = 1 << 24  # and at fewer, where thresholds x scores would be more than this
 
 
@@ -109,9 +110,9 @@ def ranking(
 ) -> Tensor:
     """The exact metric of scores (M, L), 0/1 labels and weights, with the gradient of its soft form.
 
-    Soft counts are sums of sigmoid((z - tau) / s), s the temperature x the spread of the scores, at thresholds tau that
-    are scores themselves: quantiles of the positives for areas, and the k-th largest score for a budget. The spread is
-    a constant to derivatives.
+    Soft counts are sums of sigmoid((z - tau) / s), s the temperature x the spread of the scores, or `LEAST_SPREAD` if
+    that is more, at thresholds tau that are scores themselves: quantiles of the positives for areas, and the k-th
+    largest score for a budget. The spread is a constant to derivatives.
     """
     if metric == "top_k_accuracy":
         value, soft = _top_k(scores, y, weight, int(at or 1), temperature)
@@ -209,11 +210,12 @@ def _soft(metric: str, order: _Order, at: float | None, max_fpr: float | None, t
     mass = (hits + alarms).detach()
     centre = safe_divide((mass * z.detach()).sum(1, keepdim=True), mass.sum(1, keepdim=True))
     spread = safe_divide((mass * (z.detach() - centre) ** 2).sum(1, keepdim=True), mass.sum(1, keepdim=True)).sqrt()
-    width = (temperature * spread).clamp_min(1e-6).to(z.dtype)
+    width = (temperature * spread.clamp_min(LEAST_SPREAD)).clamp_min(1e-6).to(z.dtype)
     if metric in ("auroc", "average_precision"):
         number = max(8, min(THRESHOLDS, ENTRIES // max(1, z.numel())))
         wanted = (torch.arange(number, device=z.device) + 0.5) / number * order.tp[:, -1:]
-        place = torch.searchsorted(order.tp.contiguous(), wanted.contiguous()).clamp_max(z.shape[1] - 1)
+        own = hits.double().cumsum(1)  # of equal scores those of positives, which the gradient shall raise
+        place = torch.searchsorted(own, wanted.contiguous()).clamp_max(z.shape[1] - 1)
     elif metric == "recall_at_precision":
         assert at is not None
         precision = safe_divide(order.tp, order.tp + order.fp)
@@ -228,7 +230,9 @@ def _soft(metric: str, order: _Order, at: float | None, max_fpr: float | None, t
     tp, fp = (above * hits[:, None]).sum(2), (above * alarms[:, None]).sum(2)
     if metric == "auroc":
         limit = 1.0 if max_fpr is None else max_fpr
-        return 1 - (safe_divide(fp, negatives).clamp_max(limit) / limit).mean(1)
+        fpr = safe_divide(fp, negatives)
+        unreached = (fpr > limit).all(1, keepdim=True)  # as where all scores are equal: nothing would have a gradient
+        return 1 - (torch.where(unreached, fpr, fpr.clamp_max(limit)) / limit).mean(1)
     if metric == "average_precision":
         return safe_divide(tp, tp + fp).mean(1)
     if metric == "precision_at":
@@ -262,7 +266,7 @@ def _top_k(z: Tensor, y: Tensor, weight: Tensor, k: int, temperature: float | Te
     own = z.gather(1, y[:, None])
     rivals = z.scatter(1, y[:, None], -math.inf).topk(k, 1).values[:, -1:]
     margin = (own - rivals)[:, 0]
-    width = (temperature * z.detach().std(1)).clamp_min(1e-6)
+    width = (temperature * z.detach().std(1).clamp_min(LEAST_SPREAD)).clamp_min(1e-6)
     hit = torch.where(margin.isnan(), math.nan, (margin >= 0).to(z.dtype)).detach()
     soft = torch.sigmoid(margin.nan_to_num() / width)
     return safe_divide((weight * hit).sum(), weight.sum()), safe_divide((weight * soft).sum(), weight.sum())
