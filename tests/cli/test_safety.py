@@ -222,6 +222,11 @@ def test_predictions_do_not_go_among_the_files_to_read(folder: Path, tmp_path: P
     assert content(data) == before
 
 
+def test_compare_has_two_models(folder: Path, tmp_path: Path) -> None:
+    said = call("compare", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", "--model", "boost")
+    assert_refused(said, "--model must be one of blend, network, got 'boost'")
+
+
 def test_compare_exits_with_3_if_a_constraint_is_not_met(folder: Path, tmp_path: Path) -> None:
     quick = ["--splits", "1", "--model", "network", "--epochs", "1", "--hidden", "4", "--folds", "1", "-q"]
     limits = ["--subject-to", "precision>=0.9999", "--subject-to", "recall>=0.9999"]
@@ -249,6 +254,7 @@ def test_compare_exits_with_3_if_a_constraint_is_not_met(folder: Path, tmp_path:
         (["--task", "regression"], "--task must be classification"),
         (["--decimal", ";"], "--decimal must be . or ,"),
         (["--encoding", "klingon"], "--encoding must name a text encoding"),
+        (["--encoding", "utf-16"], "is UTF-8 text and cannot be read in another encoding"),
     ],
 )
 def test_contradictions_are_refused(folder: Path, tmp_path: Path, options: list[str], words: str) -> None:

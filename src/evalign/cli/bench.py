@@ -21,7 +21,10 @@ OURS, CONTROL = "ours", "cross-entropy again"
 def command(
     metric: Annotated[str, typer.Option("--metric", "-m", help="Metric of the loss.")] = "f1",
     size: Annotated[
-        list[str] | None, typer.Option("--size", help="Batch size as ROWSxCLASSES; repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--size", help="Batch size as ROWSxCLASSES; repeatable. Default: three sizes.", show_default=False
+        ),
     ] = None,
     anchor: Annotated[float, typer.Option("--anchor", min=0.0, help="Weight of the cross-entropy term.")] = 0.0,
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="Timed repetitions of each loss.")] = 15,

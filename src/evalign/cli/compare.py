@@ -47,6 +47,9 @@ def command(
     folder = RunFolder(out, force=given["force"])
     source.check()
     folder.check()
+    from evalign.checks import check_choice
+
+    check_choice("--model", model, ("blend", "network"))
     settings.check()
     with watch_interrupt() as interrupt:
         output = Output(quiet=given["quiet"], as_json=given["json"], words=context.obj)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shlex
 import sys
 import webbrowser
 from pathlib import Path
@@ -67,9 +68,9 @@ def command(
         source = Source(data, TARGET, test=later)
         run(NAME, load(source, output.note), settings, splits, folder, output, interrupt, rivals=RIVALS)
     output.show(
-        f"Next:   evalign fit {data} --target {TARGET} --positive {POSITIVE} --metric precision "
+        f"Next:   evalign fit {shlex.quote(str(data))} --target {TARGET} --positive {POSITIVE} --metric precision "
         f"--subject-to 'recall >= 0.8' --confidence 0.9 --out my-run\n"
-        f"        evalign predict my-run {later} --out predictions.csv"
+        f"        evalign predict my-run {shlex.quote(str(later))} --out predictions.csv"
     )
     if show and not quiet and not json and sys.stdout.isatty() and "CI" not in os.environ:
         webbrowser.open((out / REPORT).resolve().as_uri())

@@ -31,7 +31,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print only the result, as JS
 # Name, type, panel, help, and flags that differ from --name. A default is that of `Settings`, else None or False.
 _TABLE: list[tuple[Any, ...]] = [
     ("target", str, DATA,
-     "Column of labels, or several 0/1 columns separated by commas (multilabel).", "--target", "-t"),
+     "Column of labels, or several 0/1 columns separated by commas (multilabel); double quotes keep a comma in a name.",
+     "--target", "-t"),
     ("test", Path | None, DATA, "File of test rows. Default: hold out a share of DATA."),
     ("test_size", float | None, DATA, "Share of each class held out for testing. Default: 0.2."),
     ("drop", list[str] | None, DATA, "Column to ignore; repeatable."),
@@ -172,7 +173,7 @@ class Settings:
                 raise ValueError(f"--{option} is an option of blends, got --model {self.model}; remove one of them")
             if name == "budget" and self.model != "auto":
                 raise ValueError(f"--budget is an option of --model auto, got --model {self.model}; remove one of them")
-        check_device(self.device)
+        resolve_device(self.device)
 
     def aim(self) -> "Aim":
         from evalign.comparison.goals import Aim
@@ -377,24 +378,15 @@ def _parameter(name: str, defaults: dict[str, Any]) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=ALL[name])
 
 
-def check_device(name: str) -> None:
-    """Raise unless torch knows the device and this machine has it."""
+def resolve_device(name: str) -> str:
+    """The device to compute on; "auto" is the GPU if there is one. Raise unless this machine has the device."""
     import torch
 
     if name == "auto":
-        return
+        return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError):
         found = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise ValueError(f"--device must be one this machine has ({', '.join(found)}), got {name!r}") from None
-
-
-def resolve_device(device: str) -> str:
-    """Resolve "auto" to the GPU if there is one, else the CPU."""
-    if device != "auto":
-        return device
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return name

@@ -75,7 +75,7 @@ def command(
         raise ValueError("--json leaves stdout to the result, so --out must say where predictions go; give both")
     from evalign.tables.formats import expand_dates
 
-    o.check_device(device)
+    o.resolve_device(device)
     output = Output(quiet=given["quiet"], as_json=json)
     model = load_model(folder, device)
     known = getattr(model, "feature_names_in_", ())
@@ -87,7 +87,9 @@ def command(
     formats = (trained.get("reading") or {}).get("formats")
     frame = read(data, model, targets, answers, keep or [], reading, formats, output.note)
     features = frame.drop(columns=[name for name in answers if name in frame])
-    features, extra = encoder(model).select(expand_dates(features, features=known))
+    features = expand_dates(features, features=known)
+    check_header(str(data), list(features.columns), list(known))
+    features, extra = encoder(model).select(features)
     if extra := [name for name in extra if name not in (keep or [])]:
         output.note(f"columns unknown to the model were ignored: {quoted(extra)}")
     trained_model = model

@@ -267,7 +267,8 @@ def note_positive(judge: "Judge", counts: dict[str, int], note: Note) -> None:
         return
     other, positive = judge.names
     if counts[positive] > counts[other]:
-        note(f"{positive!r} is the positive class, the more frequent one; use --positive {other} for the other")
+        wanted = f"--positive {shlex.quote(other)}"
+        note(f"{positive!r} is the positive class, the more frequent one; use {wanted} for the other")
 
 
 def note_classes(judge: "Judge", truth: Any, note: Note) -> None:

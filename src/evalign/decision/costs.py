@@ -49,7 +49,7 @@ class Costs:
         names, reject = [str(label) for label in classes], None
         for key, value in costs.items():
             if not isinstance(value, str):
-                checks.check_number(f"cost {key!r}", value)
+                checks.check_number(f"cost {key!r}", value, open_low=True, open_high=True)
                 value = float(value)
             if key == "reject":
                 if isinstance(value, str):

@@ -225,14 +225,13 @@ def text_errors(path: Path) -> Iterator[None]:
 
 def refuse_encoding(path: Path) -> NoReturn:
     """Raise an error that names the first byte that is not UTF-8."""
-    what = "is not"
     with open_bytes(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
-                what = f"has the byte 0x{line[error.start]:02x} in line {number}"
-                break
-    raise TableError(
-        f"{path} must be UTF-8 text, it {what}; save it as UTF-8, or name its encoding, e.g. --encoding cp1252"
-    ) from None
+                raise TableError(
+                    f"{path} must be UTF-8 text, it has the byte 0x{line[error.start]:02x} in line {number}; save it "
+                    "as UTF-8, or name its encoding, e.g. --encoding cp1252"
+                ) from None
+    raise TableError(f"{path} is UTF-8 text and cannot be read in another encoding; leave the encoding out") from None
