@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.metrics import precision_recall_curve, precision_score, recall_score
+from sklearn.naive_bayes import GaussianNB
 
 from browser import PROBE, browse, needs_browser
 from evalign.comparison import Aim, Comparison, Judge, Table, compare, evaluate, split
 from evalign.comparison import contenders as c
+from evalign.comparison.significance import paired_p
 from evalign.report import build_result, plots, render
 from evalign.report.page import verdict, versions
 
@@ -162,11 +164,11 @@ def test_verdict_does_not_flatter() -> None:
         result | {"table": [row("cross_entropy", 0.9, -0.15, -0.05), ours]}
     )
     assert "no rival was trained" in verdict(result | {"table": [ours, row("majority", 0.1, 0.5, 0.9)]})
-    # Over splits Student's t decides: with 2 splits it takes 12.7 standard errors, with 30 two.
-    for splits, word in ((2, "no clear difference"), (30, "better")):
-        over = row("cross_entropy", 0.7, 0, 0) | {"difference_error": 0.03, "scores": [0.7] * splits}
+    # Over splits the p value of the table decides, which knows of their overlap.
+    for p, words in ((None, "), too few"), (0.06, ", p = 0.06), no clear difference"), (0.01, ", p = 0.01), better")):
+        over = row("cross_entropy", 0.7, 0, 0) | {"difference_error": 0.01, "p": p}
         del over["difference_interval"]
-        assert f"+0.100 (standard error 0.030), {word}" in verdict(result | {"table": [ours, over]})
+        assert f"+0.100 (standard error 0.010{words}" in verdict(result | {"table": [ours, over]})
     # The strongest rival is one that keeps to the constraints.
     both = [row("cross_entropy", 0.9, -0.2, -0.1, ("precision >= 0.9",)), row("forest", 0.7, 0.05, 0.15), ours]
     assert "strongest rival (forest)" in verdict(result | {"table": both})
@@ -182,6 +184,34 @@ def test_many_classes_are_kept_readable() -> None:
     page = render(result | {"reference": ["majority", "argmax"]})
     assert "taken for" in page  # a list of confusions instead of 1600 cells
     assert page.count("<svg") == 2
+
+
+def test_names_stay_apart_where_they_are_shortened() -> None:
+    names = [f"a very long name, as some people give them, of {k}" for k in ("dogs", "cats", "emus")]
+    found = [{"column": name, "mean": 0.1, "error": 0.01} for name in names]
+    y = np.repeat(names, 10)
+    comparison = compare(np.ones((30, 1)), y, lambda judge: [c.majority(judge)], Aim("f1"), splits=1)
+    result = complete(build_result(comparison, ("majority", "argmax"), repeats=20)) | {"importance": found}
+    for svg in (plots.importance(result), plots.class_scores(result)):
+        assert all(re.search(f"…[^<]*{name[-4:]}[ <]", svg) for name in names)
+    assert plots.importance(result).count('style="fill: var(--c1)') == 3  # a bar for each
+
+
+def test_the_chosen_point_has_its_interval(binary: tuple[Comparison, dict[str, Any]]) -> None:
+    result = binary[1]
+    assert "The cross is our 95 % interval." in render(result)
+    crosses = [plots.precision_recall(result | {"splits": splits}).count("LineCollection") for splits in (1, 2)]
+    assert crosses == [2, 0]
+
+
+def test_p_values_know_the_share_of_test_rows() -> None:
+    listed = [c.Contender("bayes", "bayes", lambda seed: GaussianNB(), ("argmax",))]
+    comparison = compare(
+        *load_iris(return_X_y=True), lambda judge: [*listed, c.majority(judge)], Aim("f1"), splits=5, test_size=0.5
+    )
+    [row] = [r for r in build_result(comparison, ("bayes", "argmax"))["table"] if r["contender"] == "majority"]
+    ours = [r.score for r in comparison.rows if r.contender == "bayes"]
+    assert row["p"] == paired_p(np.subtract(ours, row["scores"]), test_to_train=1.0)
 
 
 # -- in a browser -----------------------------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ class Comparison:
     trials: list[Trial] = field(default_factory=list)
     splits: int = 0
     interrupted: bool = False
+    test_share: float = 0.2  # of the rows of a split
 
     def add(self, trials: Sequence[Trial]) -> None:
         """Take the trials of one more split."""
@@ -236,6 +237,7 @@ def compare(
     table, comparison = Table(X, y if judge.multilabel else np.asarray(y)), Comparison(judge)
     for number in range(splits):
         parts = split(table, test_size, seed + number) if test is None else (table, Table(*test))
+        comparison.test_share = len(parts[1]) / (len(parts[0]) + len(parts[1]))
         trials: list[Trial] = []
         try:
             for contender in listed:

@@ -11,7 +11,6 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
-from scipy.stats import t as student_t
 
 from evalign import metrics
 from evalign.comparison.goals import Judge, as_confusion
@@ -49,7 +48,7 @@ def build_result(
 
     With one split intervals come from resampling test rows, with more the standard error from the splits.
     """
-    judge, lines = comparison.judge, summarise(comparison.rows, reference)
+    judge, lines = comparison.judge, summarise(comparison.rows, reference, test_size=comparison.test_share)
     lines.sort(key=lambda line: bool(judge.missed(line.limits)))  # a score bought by missing a constraint is no rival
     table = [_entry(line, judge) for line in lines]
     if comparison.splits == 1:
@@ -308,10 +307,10 @@ def _gap(row: dict[str, Any], sign: int = 1) -> str:
         low, high = row["difference_interval"]
         clear, noise = low > 0 or high < 0, f"95 % interval {signed(low)} to {signed(high)}"
     else:
-        error = row["difference_error"] or 0.0
-        # Student's t: two standard errors of five splits are not 95 %.
-        clear = abs(gap) > float(student_t.ppf(0.975, len(row["scores"]) - 1)) * error
-        noise = f"standard error {error:.3f}"
+        noise, p = f"standard error {row['difference_error'] or 0.0:.3f}", row["p"]
+        if p is None:
+            return f"{signed(gap)} ({noise}), too few splits to test"
+        clear, noise = p < 0.05, f"{noise}, p = {p:.2g}"
     word = ("better" if sign * gap > 0 else "worse") if clear else "no clear difference"
     return f"{signed(gap)} ({noise}), {word}"
 
@@ -366,7 +365,8 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     rejects = "reject" in (result["settings"].get("costs") or {})  # rules that leave rows out stand on no curve
     if result["curves"] and not rejects:
-        caption = f"Test rows. Curves are what any threshold could reach, marks where each rule stands.{first}"
+        cross = " The cross is our 95 % interval." if one else first
+        caption = f"Test rows. Curves are what any threshold could reach, marks where each rule stands.{cross}"
         found.append(("Precision against recall", plots.precision_recall(result), caption))
     if result["task"] != "binary":
         caption = "Precision and recall of every class, rare classes first; test rows in brackets, 95 % intervals."
@@ -393,8 +393,8 @@ def matrix(confusion: Sequence[Sequence[int]], title: str, classes: Sequence[str
     """Counts with the share of their row for shading; of very many classes only the most frequent confusions."""
     if len(classes) <= MOST_CELLS:
         rows = [
-            {"name": name, "cells": [(n, n / max(1, sum(line))) for n in line], "total": sum(line)}
-            for name, line in zip(classes, confusion, strict=True)
+            {"name": name, "cells": [(n, n / max(1, sum(line))) for n in line]}
+            for name, line in zip(plots.shortened(classes, 16), confusion, strict=True)
         ]
         return {"title": title, "rows": rows, "pairs": None}
     pairs = [

@@ -94,6 +94,7 @@ def scores(result: dict[str, Any]) -> str:
                 axes.plot(row["scores"], [y] * len(row["scores"]), "|", color=tint, markersize=7, alpha=0.55)
         axes.set_yticks(range(len(table)), titles)
         axes.set(xlabel=result["metric"]["title"], ylim=(-0.6, len(table) - 0.4))
+        axes.locator_params(axis="x", nbins=6)
         axes.grid(axis="y", visible=False)
         return to_svg(
             figure, f"{result['metric']['title']} of every contender with its interval; the table has numbers"
@@ -101,8 +102,9 @@ def scores(result: dict[str, Any]) -> str:
 
 
 def precision_recall(result: dict[str, Any]) -> str:
-    """Two classes: curves on the test rows, with the points that decision rules chose."""
+    """Two classes: curves on the test rows, with the points that decision rules chose; of one split our interval."""
     tints = palette(result)
+    own = next(rule for rule in result["per_class"] if [rule["contender"], rule["decision"]] == result["reference"])
     with drawing("trade-off", WIDTH, 4.9) as figure:
         axes = figure.add_subplot()
         for i, curve in enumerate(result["curves"]):
@@ -114,7 +116,11 @@ def precision_recall(result: dict[str, Any]) -> str:
                 axes.plot(recall, precision, MARKERS.get(name, "o"), color=tint, markersize=8 if chosen else 5.5,
                           zorder=above)  # fmt: skip
                 if chosen:
-                    axes.plot(recall, precision, "o", markersize=16, markerfacecolor="none", markeredgecolor=INK)
+                    axes.plot(recall, precision, "o", markersize=16, markerfacecolor="none", markeredgecolor=INK,
+                              clip_on=False)  # fmt: skip
+                if chosen and result["splits"] == 1:
+                    axes.hlines(precision, *own["recall"][1][1:], color=INK, linewidth=1, zorder=4)
+                    axes.vlines(recall, *own["precision"][1][1:], color=INK, linewidth=1, zorder=4)
         _decision_marks(axes, [name for curve in result["curves"] for name in curve["points"]])
         figure.legend(loc="outside lower center", ncols=2)  # below the axes, where it hides no curve
         axes.set(xlabel="recall", ylabel="precision", xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
@@ -125,20 +131,21 @@ def class_scores(result: dict[str, Any]) -> str:
     """More classes: precision and recall of every class under each of the rules shown in detail, rare classes first."""
     rows, names, tints = result["class_rows"], result["classes"], palette(result)
     order = sorted(range(len(names)), key=lambda k: rows[k])[:MOST_CLASSES]
+    titles, shown = shortened([rule["title"] for rule in result["per_class"]], 40), shortened(names, 16)
     with drawing("classes", WIDTH, 1.1 + 0.32 * len(order)) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, score in ((left, "precision"), (right, "recall")):
-            for shift, rule in enumerate(result["per_class"]):
+            for shift, (rule, title) in enumerate(zip(result["per_class"], titles, strict=True)):
                 y = [i + 0.16 * (shift - (len(result["per_class"]) - 1) / 2) for i in range(len(order))]
                 values = [rule[score][k] for k in order]
                 tint = tints.get(rule["contender"], OTHER)
                 axes.hlines(y, [v[1] for v in values], [v[2] for v in values], color=tint, linewidth=1.2, alpha=0.6)
                 axes.plot([v[0] for v in values], y, MARKERS.get(rule["decision"], "o"), color=tint, markersize=4.5,
-                          label=_short(rule["title"], 40))  # fmt: skip
-            axes.set(xlabel=score, xlim=(-0.04, 1.04), xticks=(0, 0.5, 1))
+                          label=title)  # fmt: skip
+            axes.set(xlabel=score, xlim=(-0.04, 1.04), ylim=(len(order) - 0.5, -0.5))
+            axes.set_xticks((0, 0.5, 1), ("0", "0.5", "1"))
             axes.grid(axis="y", visible=False)
-        left.set_yticks(range(len(order)), [f"{_short(names[k], 16)} ({rows[k]})" for k in order])
-        left.invert_yaxis()
+        left.set_yticks(range(len(order)), [f"{shown[k]} ({rows[k]})" for k in order])
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
         return to_svg(figure, "Precision and recall of every class with 95 % intervals, rare classes first")
@@ -199,8 +206,9 @@ def importance(result: dict[str, Any]) -> str:
     rows = sorted(result["importance"], key=lambda row: -row["mean"])[:MOST_CLASSES]
     with drawing("importance", WIDTH, 0.8 + 0.27 * len(rows)) as figure:
         axes = figure.add_subplot()
-        axes.barh([_short(row["column"], 28) for row in rows], [row["mean"] for row in rows],
-                  xerr=[row["error"] for row in rows], color=TINTS[0], ecolor=INK, height=0.6)  # fmt: skip
+        axes.barh(range(len(rows)), [row["mean"] for row in rows], xerr=[row["error"] for row in rows],
+                  color=TINTS[0], ecolor=INK, height=0.6)  # fmt: skip
+        axes.set_yticks(range(len(rows)), shortened([row["column"] for row in rows], 28))
         axes.invert_yaxis()
         change = "rise" if result["metric"].get("lower_is_better") else "loss"
         axes.set(xlabel=f"{change} of {result['metric']['title']} when the column is shuffled")
@@ -219,7 +227,7 @@ def shares(shift: dict[str, Any], order: Sequence[int]) -> str:
             axes.plot(now[k], y, "o", color=TINTS[0], markersize=6, label="now" if not y else None)
             axes.plot(before[k], y, "o", markersize=9, markerfacecolor="none", markeredgecolor=INK,
                       label="in training" if not y else None)  # fmt: skip
-        axes.set_yticks(range(len(order)), [_short(str(shift["classes"][k]), 28) for k in order])
+        axes.set_yticks(range(len(order)), shortened([str(shift["classes"][k]) for k in order], 28))
         axes.set(xlabel="share of the rows", xlim=(-0.02, 1.02), ylim=(len(order) - 0.4, -0.6))
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside lower center", ncols=2)
@@ -249,5 +257,18 @@ def _interval(row: dict[str, Any]) -> tuple[float, float]:
     return row["score"] - error, row["score"] + error
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def shortened(names: Sequence[str], most: int) -> list[str]:
+    """Names of at most `most` letters, or of up to 40 where the names could not be told apart.
+
+    >>> shortened(["a", "class of cats", "class of dogs"], 6)
+    ['a', '… cats', '… dogs']
+    """
+
+    def start(name: str, size: int) -> str:
+        return name if len(name) <= size else name[: size - 1] + "…"
+
+    def end(name: str, size: int) -> str:
+        return name if len(name) <= size else "…" + name[1 - size :]
+
+    tried = ([cut(name, size) for name in names] for size in range(most, max(most, 40) + 1) for cut in (start, end))
+    return next((short for short in tried if len(set(short)) == len(names)), [start(name, most) for name in names])
