@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-BELOW = ("XGBoost", "logistic regression")  # labels that would cross those of others
+PLACES = {"XGBoost": (-7, 3), "logistic regression": (7, -13)}  # of labels that would cross those of others
 
 
 def main(source: Path, picture: Path) -> None:
@@ -28,9 +28,9 @@ def main(source: Path, picture: Path) -> None:
         own = method.startswith("evalign")
         tint = "#0b62c4" if own else "#5b6473"
         axes.plot(seconds[method], ranks[method], "o", color=tint, markersize=9 if own else 6)
-        label = method if own else f"{method}, tuned"
+        label, place = method if own else f"{method}, tuned", PLACES.get(method, (7, 3))
         axes.annotate(
-            label, (seconds[method], ranks[method]), xytext=(7, -13 if method in BELOW else 3),
+            label, (seconds[method], ranks[method]), xytext=place, ha="left" if place[0] > 0 else "right",
             textcoords="offset points", color=tint, fontweight="bold" if own else "normal", fontsize=9,
         )  # fmt: skip
     axes.set_ylim(ranks.max() + 0.3, ranks.min() - 0.4)  # the best on top
