@@ -226,3 +226,12 @@ def test_the_lookup_step_is_close_to_the_linear_one():
         assert table.item() == pytest.approx(
             metric_loss(z, y, "f1", task=task, step="linear", threshold=0.5).item(), abs=0.02
         )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("gap", [85.0, 90.0, 95.0, 100.0, 120.0])
+@pytest.mark.parametrize("average", ["macro", "weighted"])
+def test_a_class_that_is_all_but_ruled_out_has_a_finite_gradient(average, gap, backend):
+    z = torch.tensor([[0.0, 0.0, -gap]]).repeat(4, 1).requires_grad_()
+    MetricLoss("precision", average=average, backend=backend)(z, torch.tensor([0, 1, 2, 0])).backward()
+    assert z.grad.isfinite().all()

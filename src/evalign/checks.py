@@ -242,13 +242,14 @@ def check_binary_values(target: Tensor, ignore_index: int) -> bool:
 
 
 def safe_divide(a: Tensor, b: Tensor, *, at_zero: float | Tensor = 0.0) -> Tensor:
-    """a / b, and `at_zero` where b is 0.
+    """a / b, and `at_zero` where b is 0, or so near it that the slope of the quotient would overflow.
 
     >>> safe_divide(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]), at_zero=1.0)
     tensor([0.5000, 1.0000])
     """
     # Masking the result alone still sends nan back through the untaken branch, so the denominator is masked too.
-    empty = b == 0
+    limits = torch.finfo(b.dtype)
+    empty = b.abs() < limits.tiny / limits.eps
     return torch.where(empty, at_zero, a / torch.where(empty, 1.0, b))
 
 
