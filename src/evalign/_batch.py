@@ -1,4 +1,4 @@
-"""Flatten a batch as a user has it into the arrays that `Objective` takes, after checking it; sums of such batches."""
+"""Check and flatten a user's batch into the arrays that `Objective` takes; sums of such batches."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,9 +20,9 @@ class FlatBatch(NamedTuple):
     """Logits (M, C), (M,) or (M, L), valid labels, and the weight of every label, 0 where it is ignored.
 
     Images may keep the form (N, C, S), with labels (N S,) or shares (N, C, S), or (N, L, S) for all three; see `rows`.
-    A weight that is a number says both: labels equal to it do not count, all others count 1. Labels are whole numbers,
-    or shares: (M, C) of every class, (M,) or (M, L) of a yes. `smoothing_weights` are the weight of every row without
-    that of its class, and those of the classes, which smoothed cross-entropy takes apart.
+    A number as `weight` is the label to ignore; all others have weight 1. Labels are whole numbers, or probabilities:
+    (M, C) of every class, (M,) or (M, L) of the positive answer. `smoothing_weights` are the rows' weights without
+    those of their classes, and the classes' weights: smoothed cross-entropy needs them separately.
     """
 
     logits: Tensor
@@ -48,7 +48,7 @@ class FlatBatch(NamedTuple):
 
 
 def dense(y: Tensor, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Labels that are all valid, and the weight of every one, for logits of a dtype.
+    """Valid labels, and the weight of each, for logits of a dtype.
 
     >>> dense(torch.tensor([2, -100]), -100, torch.float32)
     (tensor([2, 0]), tensor([1., 0.]))

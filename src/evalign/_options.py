@@ -97,7 +97,7 @@ class LossOptions:
             self._check_metric(self.metric)
         for name in ("beta", "alpha", "at", "max_fpr", "smooth", "include_background"):
             if callable(self.metric) and self.is_given(name):
-                raise ValueError(f"{name} goes with a metric by name; a function has to see to it by itself")
+                raise ValueError(f"{name} goes with a metric by name; a function must handle it itself")
         self._check_thresholds()
         if self.pos_weight is not None and self.task == "multiclass":
             raise ValueError("pos_weight needs task='binary' or 'multilabel'; for classes use weight")

@@ -35,11 +35,11 @@ class Schedule:
 
 
 class Geometric(Schedule):
-    """T_k = T_0 r^k, cooled when a temperature has nothing more to give (EAST Sec. 4.3).
+    """T_k = T_0 r^k, cooled when the loss at a temperature stops improving (EAST Sec. 4.3).
 
-    Call `step` with the validation loss after every epoch. Inside a temperature, `patience` epochs without a
-    new best end it; then T is multiplied by `rate`, and the search for a best starts anew. When `max_stale`
-    temperatures in a row have not brought a new overall best, or T falls below `minimum`, it is `finished`.
+    Call `step` with the validation loss after every epoch. At one temperature, `patience` epochs without a new best end
+    it; then T is multiplied by `rate`, and the search for a best restarts. When `max_stale` temperatures in a row have
+    not brought a new overall best, or T falls below `minimum`, it is `finished`.
 
     >>> from evalign import MetricLoss
     >>> loss = MetricLoss("f1")
@@ -71,7 +71,7 @@ class Geometric(Schedule):
         self.stale = 0
 
     def step(self, validation_loss: float) -> bool:
-        """Take note of one epoch's validation loss; True if it cooled. A nan never counts as a best."""
+        """Record one epoch's validation loss; True if it cooled. A nan never counts as a best."""
         if self.finished:
             return False
         value = float(validation_loss)
@@ -113,7 +113,7 @@ class _Interpolated(Schedule, ABC):
         return self.taken >= self.steps
 
     def step(self, validation_loss: float | None = None) -> bool:
-        """Move on by one; True if the temperature changed. The validation loss is taken for symmetry only."""
+        """Advance by one; True if the temperature changed. The validation loss is ignored."""
         if self.finished:
             return False
         self.taken += 1

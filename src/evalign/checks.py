@@ -1,7 +1,7 @@
 """Input checks with their messages (what was expected, what came, what to do), and arithmetic that stays finite.
 
-Shapes and dtypes are checked always, since that is free. Values are looked at only where looking is
-cheap: on the CPU, outside of `torch.compile` and `vmap`. A look on a GPU would stop its queue.
+Shapes and dtypes are checked always, since that is free. Values are read only where that is cheap: on the CPU, outside
+of `torch.compile` and `vmap`. Reading them on a GPU would synchronise it.
 """
 
 import difflib
@@ -61,7 +61,7 @@ def check_number(
     open_low: bool = False,
     open_high: bool = False,
 ) -> None:
-    """A number within bounds; a tensor's values are not looked at."""
+    """A number within bounds; a tensor's values are not read."""
     if isinstance(value, Tensor):
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -82,7 +82,7 @@ def check_threshold(threshold: Any) -> None:
 
 
 def is_transformed(x: Tensor) -> bool:
-    """Whether `vmap`, `grad` or forward-mode differentiation is at work; no public function tells."""
+    """Whether `vmap`, `grad` or forward-mode differentiation is active; no public function says so."""
     return torch._C._functorch.is_functorch_wrapped_tensor(x) or forward_ad._current_level >= 0
 
 
@@ -92,7 +92,7 @@ def can_look_at(*tensors: Tensor) -> bool:
 
 
 def check_vector(name: str, value: Any, *, low: float = -math.inf, infinite: bool = False) -> None:
-    """A number or one for each class, within bounds; values on a GPU are not looked at."""
+    """A number or one for each class, within bounds; values on a GPU are not read."""
     if value is None:
         return
     try:
@@ -183,14 +183,14 @@ def check_probabilities(p: Tensor, *, sum_to_one: bool, name: str = "probabiliti
 
 
 def check_not_probabilities(logits: Tensor) -> None:
-    """Softmax outputs passed as logits would train, badly and without a word.
+    """Refuse softmax outputs passed as logits, which would train badly without an error.
 
     Only a batch that lies on the simplex and inside it everywhere is refused: real logits never do that.
-    The first rows decide whether the rest is looked at, so that logits cost nothing to check.
+    The first rows decide whether the others are read, so that checking logits costs nothing.
     """
     if not can_look_at(logits) or logits.shape[0] < 2 or logits.numel() == 0:
         return
-    # Almost always a few entries of one row tell, by a tenth of the calls that the rest takes.
+    # A few entries of one row almost always suffice, with a tenth of the calls.
     few_of_one: tuple[int | slice, ...] = (0, slice(8), *(0,) * (logits.dim() - 2))
     few = logits.detach()[few_of_one].tolist()
     if any(not 0 <= p <= 1 for p in few) or (len(few) == logits.shape[1] and abs(sum(few) - 1) > 1e-3):

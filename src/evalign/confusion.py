@@ -276,8 +276,8 @@ class Confusion:
     ) -> "Confusion":
         """Soft counts for every threshold of a grid: membership (G, ...) as `membership.grid` makes it.
 
-        Multiclass membership (G, N, C, ...) is read one class against the rest, since a class's share at its
-        own threshold says nothing of the others: the result is multilabel, with one problem per class.
+        Multiclass membership (G, N, C, ...) is read one class against the rest, since a class's share at its own
+        threshold says nothing about the others: the result is multilabel, with one problem per class.
 
         >>> Confusion.soft_grid(torch.tensor([[0.2, 0.9], [0.1, 0.6]]), torch.tensor([0, 1]), "binary").tp
         tensor([[0.8000, 0.9000],

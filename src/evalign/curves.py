@@ -16,7 +16,7 @@ from evalign.confusion import Confusion
 from evalign.metrics import MetricFunction
 
 RANKINGS = ("auroc", "average_precision", "precision_at", "recall_at", "recall_at_precision", "top_k_accuracy")
-THRESHOLDS = 64  # soft counts are taken at so many quantiles of the positive scores
+THRESHOLDS = 64  # quantiles of the positive scores at which soft counts are taken
 LEAST_SPREAD = 0.1  # of scores: sigmoids that followed a smaller one would have a gradient without bound
 ENTRIES = 1 << 24  # and at fewer, where thresholds x scores would be more than this
 
@@ -214,7 +214,7 @@ def _soft(metric: str, order: _Order, at: float | None, max_fpr: float | None, t
     if metric in ("auroc", "average_precision"):
         number = max(8, min(THRESHOLDS, ENTRIES // max(1, z.numel())))
         wanted = (torch.arange(number, device=z.device) + 0.5) / number * order.tp[:, -1:]
-        own = hits.double().cumsum(1)  # of equal scores those of positives, which the gradient shall raise
+        own = hits.double().cumsum(1)  # of equal scores those of positives, which the gradient should raise
         place = torch.searchsorted(own, wanted.contiguous()).clamp_max(z.shape[1] - 1)
     elif metric == "recall_at_precision":
         assert at is not None

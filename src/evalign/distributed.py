@@ -65,7 +65,7 @@ SyncChoice = bool | Literal["auto"] | Sync
 
 
 def resolve(sync: SyncChoice, *, training: bool) -> Sync | None:
-    """What an option `sync` asks for in training or outside of it; None for no sum at all.
+    """The sum over ranks that the option `sync` requests, in training or outside of it; None for none.
 
     Outside of training only True sums: ranks often validate different numbers of batches, or one of them alone, and
     would wait for each other forever.
@@ -103,9 +103,9 @@ _found = 0  # how many there were
 def refuse_join() -> None:
     """An error inside `DistributedDataParallel.join()`: a rank that has ended answers messages of DDP alone.
 
-    The sizes of its answers and of our counts differ, and the process group aborts the process. Nothing tells of a
-    join but the modules that are in one. They are looked for, which takes milliseconds, at the first message, at ever
-    longer distances after it, and when one of them is gone.
+    The sizes of its answers and of our counts differ, and the process group aborts the process. Only the modules in a
+    join reveal it. Finding them takes milliseconds, so they are searched for at the first message, at growing intervals
+    after it, and when one of them is gone.
     """
     global _found
     call = next(_calls)

@@ -131,7 +131,7 @@ class MetricLoss(nn.Module):
     @signature_of(LossOptions)
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
-        # A tensor, not a number: a compiled graph is then not built anew for every temperature.
+        # A tensor, not a number: a compiled graph is then not rebuilt for every temperature.
         self.register_buffer("_temperature", torch.tensor(0.2, dtype=torch.float64))
         self.memory = None
         self._adopt(LossOptions(*args, **options), OPTION_NAMES)

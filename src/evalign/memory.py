@@ -20,7 +20,7 @@ from evalign.checks import represents, safe_divide
 
 ROWS_OF_RAREST = 100.0  # takes the bias out of the value; training did not tell it from 300 (docs/research/batches.md)
 RECALLED = 16  # batches that may wait for a backward pass that recomputes them
-SAME_TEMPERATURE = 1.25  # counts of a temperature further away than this factor are of another loss
+SAME_TEMPERATURE = 1.25  # counts taken at a temperature further away than this factor belong to another loss
 
 Decay = float | Literal["auto"]
 

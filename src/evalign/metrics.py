@@ -323,7 +323,7 @@ def _mean(
     c: Confusion, scores: Tensor, mask: Tensor | None, weight: Tensor | None = None, *, defined: bool = False
 ) -> Tensor:
     """Mean over classes that are in the mask and defined; nan if none is defined, 0 if the mask is empty."""
-    if defined and mask is not None and weight is None:  # known without a look: a third of the operations
+    if defined and mask is not None and weight is None:  # reads no values: a third of the operations
         kept = mask.to(scores.dtype)
         return safe_divide((kept * scores).sum(-1), kept.sum(-1))
     # A score that is undefined is left out; one that is nan because its counts are (a network diverged) is not.

@@ -2,7 +2,7 @@
 
 `logits` are (M, C) for multiclass, (M,) for binary and (M, L) for multilabel problems; `y` holds labels that
 are all valid, `weight` the weight of every label (0 where it was ignored), both (M,) or (M, L); soft labels of classes
-are (M, C). A weight that is a number says both: labels equal to it do not count, and all others count 1.
+are (M, C). A number as weight is the label to ignore; all others have weight 1.
 """
 
 import math
@@ -50,7 +50,7 @@ class Objective:
     smooth: float = 0.0
     include_background: bool = True
     anchor_term: str = "cross_entropy"
-    # What every batch asks, and the plans of earlier ones.
+    # Derived once, for every batch; and the launch plans of earlier batches.
     _fusible: bool = field(init=False, repr=False, compare=False)
     _closed: bool = field(init=False, repr=False, compare=False)
     _taus: tuple[float, ...] = field(init=False, repr=False, compare=False)
@@ -69,7 +69,7 @@ class Objective:
 
     @classmethod
     def of(cls, options: LossOptions) -> "Objective":
-        """The objective that checked options describe; a module as the anchor is the caller's to add."""
+        """The objective that checked options describe; an anchor that is a module is added by the caller."""
         term = options.anchor_term
         beta: Any = options.beta
         if beta is not None and not isinstance(beta, (int, float)):

@@ -35,7 +35,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Pull:
-    """The value of 1 - M, and what it asks of the counts: its derivative by each."""
+    """The value of 1 - M, and its derivative by each count."""
 
     value: Tensor
     tp: Tensor

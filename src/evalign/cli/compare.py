@@ -145,7 +145,7 @@ def own_models(judge: Any, settings: o.Settings) -> list[Any]:
 
 
 def stock_libraries(judge: Any, note: Any) -> list[Any]:
-    """LightGBM and XGBoost as they come; a note says which are not installed."""
+    """LightGBM and XGBoost with their defaults; a note names those that are not installed."""
     from evalign.boosting.growth import is_installed
     from evalign.comparison import contenders as c
 

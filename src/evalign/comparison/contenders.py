@@ -201,7 +201,7 @@ OURS, OURS_BOOSTED, OURS_BLENDED = "ours", "ours_boosted", "ours_blended"
 class Contender:
     """A classifier to compare, and the decision rules to give it.
 
-    `make(seed)` returns an estimator with `fit` and `predict_proba`; one that does not hold rows out by itself is
+    `make(seed)` returns an estimator with `fit` and `predict_proba`; one that holds no rows out itself is
     wrapped in `HeldOut`. `title` is for readers.
     """
 
@@ -247,7 +247,7 @@ def cross_entropy(judge: Judge, *, rival_of: str | Recipe = "anchored", **option
 
 
 def as_long_as(recipe: Recipe) -> Recipe:
-    """Cross-entropy for as many epochs as a recipe may take: else longer training would pass for a better loss.
+    """Cross-entropy for as many epochs as a recipe may take, so that longer training cannot pass for a better loss.
 
     >>> as_long_as(find_recipe("paper")).epochs
     1000

@@ -224,7 +224,7 @@ def compare(
 
     With `test` given the test rows are the same in every split, which then is another seed only. `on_step` is told
     who starts on which split, and returns what to call after every epoch. Ctrl-C ends the comparison with the
-    splits that are complete; `interrupted` tells of a Ctrl-C that training took as its end.
+    splits that are complete; `interrupted` is True if Ctrl-C ended a training early.
 
     >>> from sklearn.datasets import load_iris
     >>> from evalign.comparison import contenders

@@ -135,7 +135,7 @@ def learn_from_batches(
 
     `source`, `target` and `sample_weight` as in `Batches`; the others as in `plug_in` and `calibrated`. "plug_in" needs
     no labels. Two classes: the rule of the whole, with probabilities rounded where more than a million differ. More
-    classes: the plug-in rule of the whole as for large arrays, where no row is moved by itself; "auto" calibrates on a
+    classes: the plug-in rule of the whole as for large arrays, without moving single rows; "auto" calibrates on a
     sample of 8 million probabilities first. Constraints of more than two classes need the rows in memory.
 
     >>> rng = np.random.default_rng(0)

@@ -120,8 +120,8 @@ def find_shift(
     """Test whether new rows have other class shares than the held-out ones, and estimate them.
 
     1. Held-out labels calibrate the probabilities: q.
-    2. Did the mean of q change? A permutation test of Hotelling's T^2: exact, whatever the calibration is worth. At
-       level 0.02: shares that are learned anew without a change cost more than a small change that is overlooked.
+    2. Did the mean of q change? A permutation test of Hotelling's T^2: exact, however poor the calibration. At level
+       0.02: correcting for a change that did not happen costs more than overlooking a small one.
     3. If so, the new shares by EM (Saerens 2002), with a Dirichlet prior about the old ones, and by least squares
        from the confusion matrix of argmax (Lipton 2018) as a cross-check; intervals by the bootstrap.
     4. Do the features confirm it? Held-out probabilities come from models of folds, and their means may differ from
@@ -351,7 +351,8 @@ def _fit(
         names: Sequence[Any] = range(q.shape[1])
     else:
         old, others, distance, what = reference.features, view, _height, "feature"
-        # A column with one value but for a few rows says nothing, and its distances are too coarse to compare.
+        # A column with a single value in all but a few rows is uninformative, and its distances are too coarse to
+        # compare.
         told = [j for j in range(old.shape[1]) if _varied(old[:, j])]
         old, others = old[:, told], others[:, told]
         names = [j if columns is None else columns[j] for j in told]

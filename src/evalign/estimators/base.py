@@ -69,7 +69,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     n_jobs: cores that `fit` uses; -1 is all.
     verbose: 1 shows progress.
 
-    Multilabel y of 0/1 (n, L): a model for each label on common folds, and thresholds that are decided together. The
+    Multilabel y of 0/1 (n, L): a model for each label on common folds, and thresholds that are chosen jointly. The
     columns of a data frame name the labels: "recall['spam'] >= 0.9".
     """
 
@@ -91,7 +91,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
 
     @abstractmethod
     def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
-        """Train a model for each fold; return what each says of the rows it held out, (n, C), fold after fold."""
+        """Train a model for each fold; return predictions of the rows that it held out, (n, C), fold after fold."""
 
     @abstractmethod
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
@@ -123,7 +123,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         `on_epoch` is called with every `Epoch` (of trees: every round). Ctrl-C, or an `on_epoch` that raises
         KeyboardInterrupt, ends training and keeps the best so far.
         """
-        self._check_options()  # before the table is looked at
+        self._check_options()  # before the table is read
         data = self._prepare(X, y, sample_weight)
         with nullcontext() if self.n_jobs == -1 else few_threads(self.cores):
             self.fit_prepared(data, on_epoch)
@@ -223,10 +223,9 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     def predict_jointly(self, X: Any) -> NDArray[Any]:
         """Labels of all rows at once, by the plug-in rule of these rows' probabilities.
 
-        A rule learned in `fit` expects new rows to resemble the held-out ones, which say little about a class with
-        five of them; the probabilities of the new rows themselves tell which are likely to be of that class. The
-        label of a row depends on the rows beside it, so pass all rows in one call. Where there is evidence that class
-        shares changed, and nothing else, the rule is that of `adapt(X)`.
+        Five held-out rows of a class say little about where to cut; the probabilities of the new rows show which are
+        likely to be of that class. A row's label then depends on the other rows of the call, so pass all rows at once.
+        Where there is evidence that class shares changed, and nothing else, the rule is that of `adapt(X)`.
         """
         return self.decide(self.predict_proba(X), jointly=True, X=X)
 
@@ -402,7 +401,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
             raise ValueError(f"y must hold at least two classes with a positive weight, got {seen} class (one class)")
 
     def _rule(self, held_out: HeldOutPredictions) -> Rule:
-        """The rule that `decision` asks for, learned from held-out predictions."""
+        """The rule that `decision` names, learned from held-out predictions."""
         if self.decision == "plug_in" and self.subject_to is None and self.costs is None:
             return self._plug_in(held_out.probabilities, held_out.weight)
         return self._learned_rule(held_out.probabilities, held_out.labels, held_out.weight, held_out.costs)
@@ -417,7 +416,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
 
     @property
     def _training_metric(self) -> str | MetricFunction:
-        """The metric; of costs their mean, in units of the largest one, as cross-entropy may stand beside it."""
+        """The metric; of costs their mean in units of the largest one, which suits a cross-entropy anchor."""
         if self.costs is None:
             return self.metric
         return cost_metric(self.cost_matrix_ / max(float(np.abs(self.cost_matrix_).max()), 1e-300))

@@ -100,7 +100,7 @@ def make_member(name: str, shared: Mapping[str, Any], given: Mapping[str, Any]) 
 
 
 def fit(X: Any, y: ArrayLike, metric: str | MetricFunction = "f1", **options: Any) -> "EASTBlend":
-    """Fit the classifier to reach for: `EASTBlend(metric, **options).fit(X, y)`.
+    """Fit the default classifier: `EASTBlend(metric, **options).fit(X, y)`.
 
     >>> from sklearn.datasets import load_iris
     >>> model = fit(*load_iris(return_X_y=True), metric="mcc", preset="quick", random_state=0)
@@ -278,7 +278,7 @@ class EASTBlend(MetricClassifier):
         return planned
 
     def _lanes(self, planned: Mapping[str, tuple[Any, float]]) -> list[list[str]]:
-        """Members that train one after the other, beside those of the other lane: the slowest one against the rest."""
+        """Two lanes of members that train in parallel: the slowest one, and the others one after the other."""
         names = list(planned)
         if self.cores < 2 or len(names) < 2:
             return [names]
@@ -329,7 +329,7 @@ class EASTBlend(MetricClassifier):
         return self._weighted(fitted, seconds)
 
     def _weighted(self, fitted: dict[str, Any], seconds: Mapping[str, float]) -> Floats:
-        """Choose weights, keep the members that have one, and return what their mean says of the held-out rows."""
+        """Choose weights, keep the members that have one, and return their mean predictions of the held-out rows."""
         held_out = {name: member.held_out_predictions_ for name, member in fitted.items()}
         first, p = next(iter(held_out.values())), {name: own.probabilities for name, own in held_out.items()}
         weights = [1 / len(p)] * len(p)

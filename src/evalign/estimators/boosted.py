@@ -26,7 +26,7 @@ from evalign.storage import container
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import Floats, HeldOutPredictions, TrainingRows
 
-FEW = 5  # held-out rows: decided otherwise all one way, a sign test could not tell them from chance (2 x 2^-5 > 0.05)
+FEW = 5  # rows: even if a rule improves all five, a sign test cannot tell that from chance (2 x 2^-5 > 0.05)
 MARGIN = 1e-4  # of the metric, below which two rules are one
 MONITORS = ("score", "loss", "entropy")
 SHARES = (1.0, 0.5)  # of columns a tree, to choose from

@@ -79,7 +79,7 @@ class Explaining:
         """How much the held-out metric falls when a column is shuffled among the held-out rows of a fold.
 
         `X` is the table that `fit` was given; None is the sample of it that was kept. Rows are predicted by the model
-        of the fold that held them out. `rows` bounds how many are looked at, `repeats` is how often a column is
+        of the fold that held them out. `rows` bounds how many are used, `repeats` is how often a column is
         shuffled. The mean and the standard deviation are returned, largest mean first.
         """
         held_out, generator = self._held_out(), np.random.default_rng(random_state)

@@ -78,7 +78,7 @@ class TreeArrays:
         return total / len(self.roots)
 
     def check(self, columns: int) -> None:
-        """Refuse arrays that point outside of themselves, or backwards, where a row would never arrive."""
+        """Refuse arrays with positions out of range, or backwards, on which a row would loop forever."""
         inner = np.flatnonzero(self.feature != LEAF)
         places = np.stack([self.left[inner], self.right[inner]])
         leaf = self.left[self.feature == LEAF]

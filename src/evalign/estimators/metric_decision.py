@@ -168,7 +168,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         return float(metrics.resolve(self.metric, average=self.average or "macro", beta=self._beta)(c))
 
     def get_metadata_routing(self) -> MetadataRouter:
-        """The classifier's `fit` gets what it asks for."""
+        """The classifier's `fit` gets what it requests."""
         mapping = MethodMapping().add(caller="fit", callee="fit")
         return MetadataRouter(owner=self).add_self_request(self).add(estimator=self.estimator, method_mapping=mapping)
 

@@ -143,7 +143,7 @@ class EASTClassifier(MetricClassifier):
         return p
 
     def _train_folds(self, data: TrainingRows, recipe: Recipe, on_epoch: OnEpoch | None) -> Floats:
-        """Train a network for every division; returns what each says of the rows that it held out."""
+        """Train a network for every division; returns each one's predictions of the rows that it held out."""
         folded = FoldedRows.of(partial(self._encoded, data), data.codes, data.divisions, self.torch_device)
         size = folded.batch_size(self._batch_size(recipe, len(folded.train[0])))
         recipe = recipe.for_rows(len(folded.train[0]), size)
@@ -159,7 +159,7 @@ class EASTClassifier(MetricClassifier):
         return trained.held_out
 
     def _encoded(self, data: TrainingRows, places: Codes) -> Table:
-        """Rows of the table as a network takes them. On a CPU they are kept short; a GPU has room to spare."""
+        """Rows of the table as a network takes them. Packed on a CPU, to save memory."""
         rows = data.rows[places]
         if self.torch_device.type == "cpu":
             packed: Table = self.encoder_.packed(data.X, rows=rows)

@@ -1,8 +1,9 @@
 """Hugging Face's Trainer: metric losses whose gradient accumulation is exact, and a callback that anneals.
 
-The Trainer's traps, as its source has them: a loss given as `compute_loss_func` is taken to be divided by the number
-of items of all micro-batches already, and is not divided by the accumulation steps; and with several processes it is
-multiplied by their number. `MetricTrainer` computes its own loss, and `loss_function` divides as the Trainer expects.
+The Trainer has two traps: it takes a loss given as `compute_loss_func` as already divided by the number of items of all
+micro-batches, and does not divide it by the accumulation steps; and with several processes it is multiplied by their
+number. `MetricTrainer` computes its own loss, and `loss_function` divides as the Trainer expects.
+
 Heads for tokens return (N, T, C): where logits start with the shape of the labels, their classes are read from the last
 dimension.
 """
@@ -128,7 +129,7 @@ class MetricTrainer(Trainer):
 
 
 class AnnealingCallback(TrainerCallback):
-    """Shows every evaluation's loss to a schedule of `annealing`; for a Trainer of one's own.
+    """Shows every evaluation's loss to a schedule of `annealing`; for your own Trainer.
 
     >>> from evalign.annealing import Geometric
     >>> loss = MetricLoss("f1")
@@ -151,7 +152,7 @@ class AnnealingCallback(TrainerCallback):
 
 
 def loss_function(loss: MetricLoss) -> Callable[..., Tensor]:
-    """A `compute_loss_func` for a Trainer of one's own: `Trainer(..., compute_loss_func=loss_function(loss))`.
+    """A `compute_loss_func` for your own Trainer: `Trainer(..., compute_loss_func=loss_function(loss))`.
 
     Every micro-batch counts with its share of the labels, so that accumulation gives the mean over micro-batches. That
     is not the metric of all of them together; `MetricTrainer` has that.

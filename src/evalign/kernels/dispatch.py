@@ -361,6 +361,6 @@ class LaunchPlanCache(dict[BatchKey, LaunchPlan]):
         return LaunchPlanCache, ()
 
     def add(self, key: BatchKey, plan: LaunchPlan) -> None:
-        if len(self) >= CACHED_PLANS:  # batches of ever new sizes must not fill the memory
+        if len(self) >= CACHED_PLANS:  # batches whose sizes keep changing must not fill the memory
             self.clear()
         self[key] = plan

@@ -38,8 +38,8 @@ class Piecewise(nn.Module):
     `edges` of a column with more than `bins` + 1 are thinned evenly, and a column with few values has an edge at each
     of them. Bins that a column lacks are 0.
 
-    DIFFERS: in the paper the outer bins go on beyond the last training value; here they end, so that one wild number
-    cannot outvote all other columns.
+    DIFFERS: in the paper the outer bins go on beyond the last training value; here they end, so that one extreme value
+    cannot dominate all other columns.
 
     >>> Piecewise([(0.0, 1.0, 3.0)], bins=3)(torch.tensor([[[2.0]]]))
     tensor([[[1.0000, 0.5000, 0.0000]]])
@@ -68,7 +68,7 @@ class Piecewise(nn.Module):
 class Periodic(nn.Module):
     """x -> cos(2 pi c x), sin(2 pi c x) of learned frequencies c, (M, n, 1) -> (M, n, 2 waves).
 
-    At first c is normal with deviation `scale`: how wiggly a column's curve may be.
+    Initially c is normal with standard deviation `scale`: the larger, the faster a curve may oscillate.
 
     >>> Periodic(columns=1, waves=4)(torch.zeros(1, 1, 1)).abs().tolist()
     [[[1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]]]
@@ -87,7 +87,7 @@ class Periodic(nn.Module):
 class NumberEmbedding(nn.Module):
     """relu(a x + b + W curve(x)) of every column by itself, (n, M) -> (n, M width).
 
-    W is 0 at first for bins, so that training starts from straight lines and bends them where it pays.
+    W starts at 0 for bins, so that training starts from straight lines.
     """
 
     def __init__(self, curve: Piecewise | Periodic, columns: int, width: int) -> None:
@@ -110,8 +110,8 @@ class NumberEmbedding(nn.Module):
 class CategoryEmbedding(nn.Module):
     """A learned vector for every category, (n, levels) of 0 and 1 -> (n, columns width).
 
-    A column without any 1 holds a category that training did not have: it gets the mean vector of its column. At first
-    vectors are normal with deviation `start`, which is small: one says nothing until rows have taught it something.
+    A column without any 1 holds a category that training did not have: it gets the mean vector of its column. Vectors
+    start normal with standard deviation `start`, small so that an untrained one has little effect.
 
     >>> embedding = CategoryEmbedding([2, 3], width=4)
     >>> known, unseen = embedding(torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0]])).detach().split(4, 1)
@@ -137,7 +137,7 @@ class CategoryEmbedding(nn.Module):
 
 
 class TableEmbedding(nn.Module):
-    """Numbers and categories as curves and vectors, beside all columns that are no categories, (n, F) -> (n, `width`).
+    """Numbers and categories as curves and vectors, beside all columns that are not categories, (n, F) -> (n, `width`).
 
     >>> fields = Fields(5, numbers=(1,), edges=((-1.0, 0.0, 1.0),), categories=((2, 5),))
     >>> embedding = TableEmbedding(fields, "piecewise", width=8)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from evalign.comparison.run import TITLES
 
 INK, GRID = "#010203", "#020304"
-# Stand-ins for the page's colours --c1 to --c8: ours first, a neutral grey last, for whatever has none of its own.
+# Stand-ins for the page's colours --c1 to --c8: ours first, a neutral grey last, for everything else.
 TINTS = tuple(f"#03040{i}" for i in range(1, 9))
 OTHER = TINTS[-1]
 _CSS = {INK: "currentColor", GRID: "var(--grid)"} | {tint: f"var(--c{i})" for i, tint in enumerate(TINTS, 1)}

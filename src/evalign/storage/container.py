@@ -139,7 +139,7 @@ def _checksum(arrays: dict[str, torch.Tensor], text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's; whatever else is refused by name."""
+    """NumPy's numbers as Python's; other types are refused by name."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

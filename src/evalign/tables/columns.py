@@ -59,7 +59,7 @@ def column_kind(column: Column, label: Label) -> Kind:
         return "text"
     if dtype.kind in NUMPY_KINDS:
         return NUMPY_KINDS[dtype.kind]
-    # Period and interval dtypes say "O" too, and only their own name tells them from Python objects.
+    # Period and interval dtypes say "O" too, and only their name distinguishes them from Python objects.
     inferred = NUMPY_REFUSED.get(dtype.kind) or infer_dtype(column, skipna=True)
     if inferred in REFUSED:
         what, remedy = REFUSED[inferred]

@@ -215,7 +215,8 @@ def read_table(
     no value. Text that holds numbers or dates is converted where its format is certain; `decimal` settles it,
     `formats` repeats what `frame.attrs["formats"]` of the training table says, and `note` is called with a sentence
     about each conversion. `labels` is a column in which different spellings of a number (1, 01) stay apart, and in
-    which None, NA and the like are classes if the others are words; there only `missing_labels` mean no value.
+    which words such as None and NA are classes if all other values are words; there only `missing_labels` mean no
+    value.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "people.csv")

@@ -233,7 +233,7 @@ class TrainingRows:
         return HeldOutPredictions(p, labels[at], weight, self.rows[at], fold, costs)
 
     def sample(self, places: Codes, folds: int, fraction: float) -> Self:
-        """Some of the distinct rows, divided anew."""
+        """Some of the distinct rows, with a new division."""
         codes, weight = self.codes[places], self.weight[places]
         labels = None if self.labels is None else self.labels[places]
         costs = None if self.costs is None else self.costs[places]

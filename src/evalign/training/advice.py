@@ -105,7 +105,7 @@ def _typical(shares: Tensor, recall: float) -> Tensor:
     """Shares of a classifier that finds `recall` of the rarest class, and more of the others.
 
     C_ij = (1 - recall) t_i t_j / (1 - min t) off the diagonal: errors in proportion to both classes, and every class
-    predicted as often as it comes.
+    predicted as often as it occurs.
     """
     matrix = (1 - recall) / (1 - shares.min()) * torch.outer(shares, shares)
     matrix.fill_diagonal_(0.0)

@@ -88,7 +88,7 @@ class Checkpoint:
         for i, parameter in enumerate(source.network.parameters()):
             state = _part(arrays, f"optimiser.{i}.")
             if state:
-                # In the parameter's own memory order, which a fused optimiser asks of its averages.
+                # In the parameter's own memory order, which a fused optimiser requires of its averages.
                 averages = {name: torch.empty_like(parameter).copy_(state[name]) for name in ("exp_avg", "exp_avg_sq")}
                 source.optimiser.state[parameter] = {"step": state["step"].to(device), **averages}
         _set_random_states(source, _part(arrays, "random."))

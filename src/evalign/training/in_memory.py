@@ -46,7 +46,7 @@ def batch_loss(
     task: Task = "multiclass",
     offset: Tensor | None = None,
 ) -> Tensor:
-    """1 - soft metric + anchor x cross-entropy of one batch, in float32 whatever the network runs in."""
+    """1 - soft metric + anchor x cross-entropy of one batch, in float32 whatever the network's dtype is."""
     with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
         logits = network(batch.x)
     logits = logits if logits.dtype == torch.float64 else logits.float()

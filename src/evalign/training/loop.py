@@ -60,7 +60,7 @@ class Controller:
     """Follows one stage of one trial: `step` takes an epoch's validation values and says if they are the best.
 
     The stage's `monitor` names the value that picks the weights to keep; the same value, as the paper has it,
-    tells when a temperature has nothing more to give.
+    says when a temperature stops improving.
     """
 
     def __init__(self, stage: Stage) -> None:

@@ -15,7 +15,7 @@ class Stage:
     """One phase of training with its own optimiser: 1 - soft metric (if `metric`) + `anchor` x cross-entropy.
 
     `epochs` bounds the stage. `patience` epochs without a better validation value end it, or, with a cooling `rate`,
-    end one temperature; `cool_to` instead cools over `epochs` by the schedule `cooling`, whatever validation says.
+    end one temperature; `cool_to` instead cools over `epochs` by the schedule `cooling`, independent of validation.
     `decay` "cosine" takes the learning rate to 0 over `epochs`. `monitor` names the validation value that chooses the
     weights to keep; "last" keeps the last epoch.
 
@@ -38,7 +38,7 @@ class Stage:
     max_stale: int = 3
     step: str = "annealed"
     weight_decay: float = 1e-2
-    stop_at: int | None = None  # ends after that many epochs and keeps the last, whatever validation says
+    stop_at: int | None = None  # ends after that many epochs and keeps the last
     offset: float = 0.0
 
 

@@ -1,7 +1,7 @@
 """Weights, dropout masks and AdamW of several networks trained as one; on a CPU by a hand-written backward pass.
 
 Autograd under `vmap` spends more time on bookkeeping than on arithmetic at the batch sizes of small tables, and
-allocates every intermediate tensor anew, which fragments the heap.
+allocates every intermediate tensor again, which fragments the heap.
 """
 
 import copy
