@@ -79,6 +79,8 @@ def test_costs_with_a_constraint():
         ({"fpp": 1}, "cost must be one of"),
         ({("fine", "cow"): 1}, "class of a cost"),
         ({"reject": "amount"}, "is a number"),
+        ({1: 5.0}, "keys of costs"),
+        ({("fine", "fraud", "fine"): 5.0}, "keys of costs"),
     ],
 )
 def test_wrong_costs(costs, message):

@@ -130,3 +130,14 @@ def test_report_counts_rejected_rows_at_their_cost(table):
     assert "share of rows decided" in str(worth)
     with pytest.raises(ValueError, match="names of columns"):
         EASTLinear("cost", costs={"fp": 1, "fn": "amount"}, random_state=0).fit(X, y).report(X, y)
+
+
+def test_a_rejected_row_differs_from_the_class_minus_one(table):
+    X, y = table
+    costs = {"fp": 1, "fn": 1, "reject": 0.2}
+    names = MetricDecision(LogisticRegression(), "cost", costs=costs).fit(X, y)
+    signs = MetricDecision(LogisticRegression(), "cost", costs=costs).fit(X, np.where(y == "fraud", 1, -1))
+    expected = [{"fine": -1, "fraud": 1}.get(label) for label in names.predict(X)]
+    assert signs.predict(X).tolist() == expected
+    assert None in expected
+    assert signs.score(X, np.where(y == "fraud", 1, -1)) == names.score(X, y)

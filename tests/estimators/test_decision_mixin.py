@@ -103,7 +103,7 @@ def test_certificates_after_adapting():
 def test_errors(model):
     with pytest.raises(ValueError, match="got neither"):
         model.adapt()
-    with pytest.raises(ValueError, match="'spam', but the classes are fine, fraud"):
+    with pytest.raises(ValueError, match="must be one of fine, fraud, got 'spam'"):
         model.adapt(prevalence={"spam": 0.1})
     for wrong in ({"fraud": 1.2}, {"fraud": -0.1}, {"fraud": 0.3, "fine": 0.3}):
         with pytest.raises(ValueError, match="shares must be"):

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_iris, make_multilabel_classification
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
@@ -22,6 +23,7 @@ from sklearn.model_selection import (
     train_test_split,
 )
 from sklearn.multiclass import OneVsRestClassifier
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -358,3 +360,79 @@ def test_report_knows_labels_and_the_positive_class(two_classes):
         pytest.approx(recall_score(names[2000:], predicted, pos_label="fraud"))
     ]
     assert worth.threshold.low <= worth.threshold.value <= worth.threshold.high
+
+
+class OtherOrder(ClassifierMixin, BaseEstimator):
+    """A classifier whose `classes_` are not sorted, as of some wrappers of other libraries."""
+
+    def fit(self, X, y):
+        self.inner_ = LogisticRegression().fit(X, y)
+        self.classes_ = self.inner_.classes_[::-1]
+        return self
+
+    def predict_proba(self, X):
+        return self.inner_.predict_proba(X)[:, ::-1]
+
+
+@pytest.mark.parametrize("prefit", [False, True])
+def test_classes_may_come_in_any_order(prefit, two_classes):
+    X, y = two_classes
+    model = OtherOrder().fit(X, y) if prefit else OtherOrder()
+    folds = "prefit" if prefit else 5
+    reversed_order = MetricDecision(model, "f1", pos_label=1, folds=folds).fit(X, y)
+    sorted_order = MetricDecision(LogisticRegression().fit(X, y), "f1", folds=folds).fit(X, y)
+    assert reversed_order.decision_ == sorted_order.decision_
+    assert (reversed_order.predict(X) == sorted_order.predict(X)).all()
+
+
+def test_folds_of_several_labels_are_stratified():
+    """Rows sorted by label: contiguous folds would hold out all rows of a label at once."""
+    rng = np.random.default_rng(0)
+    y = (rng.random((600, 2)) < [0.2, 0.3]).astype(int)
+    y = y[np.lexsort(-y.T)]
+    X = rng.normal(size=(600, 2)) + 2 * y
+    model = MetricDecision(MultiOutputClassifier(LogisticRegression()), "f1").fit(X, y)
+    assert model.decision_.value > 0.55  # about that of rows in random order
+
+
+def test_columns_in_another_order_adapt_alike():
+    rng = np.random.default_rng(0)
+    y = (rng.random(800) < 0.2).astype(int)
+    X = pd.DataFrame({"low": rng.normal(size=800) + 2 * y, "high": 100 + rng.normal(size=800) + 2 * y})
+    inner = make_pipeline(make_column_transformer((StandardScaler(), ["low", "high"])), LogisticRegression())
+    model = MetricDecision(inner, "f1").fit(X, y)
+    new = pd.concat([X[y == 1]] * 3 + [X[y == 0]])
+    expected = model.adapt(new).shift_
+    assert expected.kind == "shares"
+    assert model.adapt(new.assign(more=1)[["more", "high", "low"]]).shift_ == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"subject_to": "recall['cow'] >= 0.9"}, "the class in"),
+        ({"subject_to": "mcc >= 0.5", "confidence": 0.9}, "no exact bound"),
+        ({"average": "binary"}, "needs two classes"),
+        ({"metric": "fbeta", "beta": [1.0, 2.0]}, "one for each of 4 classes, got 2"),
+        ({"metric": "fbeta", "beta": [1.0] * 5}, "one for each of 4 classes, got 5"),
+    ],
+)
+def test_wrong_goals_are_refused_before_training(options, message, four_classes):
+    class Untouched(LogisticRegression):
+        def fit(self, X, y):
+            raise AssertionError("trained")
+
+    with pytest.raises(ValueError, match=message):
+        MetricDecision(Untouched(), **options).fit(*four_classes)
+
+
+def test_labels_that_are_floats_go_by_their_number(two_classes):
+    X, y = two_classes
+    whole, floats = (MetricDecision(GaussianNB(), "accuracy", subject_to="recall[1] >= 0.97") for _ in range(2))
+    whole.fit(X, y + 1), floats.fit(X, y + 1.0)
+    assert floats.decision_ == whole.decision_
+    assert floats.adapt(prevalence={2: 0.3}).decision_ == whole.adapt(prevalence={2: 0.3}).decision_
+    betas = [MetricDecision(GaussianNB(), "fbeta", average="macro", beta=b) for b in ({1: 2.0}, [2.0, 1.0])]
+    assert len({model.fit(X, y + 1.0).decision_ for model in betas}) == 1
+    beta = MetricDecision(GaussianNB(), "fbeta", beta=np.int64(2)).fit(X, y)
+    assert beta.decision_ == MetricDecision(GaussianNB(), "fbeta", beta=2).fit(X, y).decision_

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from evalign import checks, decision, metrics
 from evalign.confusion import Confusion
 from evalign.decision import Rule
+from evalign.decision.constraints import class_betas, class_index
 from evalign.decision.costs import Costs, cheapest, cost_metric
 from evalign.decision.rule import REJECTED
 from evalign.metrics import Average, MetricFunction
@@ -62,12 +63,12 @@ class Judge:
                 raise ValueError("a positive label goes with one target, got several; leave it out")
             if len(in_order) != 2:
                 raise ValueError(f"a positive label goes with two classes, got {len(in_order)}; leave it out")
-            index = _index_of(aim.positive, in_order, "the positive label")
+            index = class_index(aim.positive, in_order.tolist(), "the positive label")
             self.positive = in_order.tolist()[index]
             self.order = np.array([1 - index, index])
         self.classes = in_order[self.order]
         self.average: Average = aim.average or ("binary" if self.binary else "macro")
-        self.beta = self._beta()
+        self.beta = class_betas(aim.beta, self.classes.tolist(), self.order)
         self.subject_to = list(aim.subject_to)
         self.constraints = decision.parse_constraints(self.subject_to, self.classes.tolist())
         self.costs = None if aim.costs is None else Costs.of(aim.costs, self.classes.tolist())
@@ -185,17 +186,6 @@ class Judge:
         size = len(self.classes)
         return cost_metric(np.zeros((size, size)) if self.costs.per_row else self.costs.matrix())
 
-    def _beta(self) -> float | list[float] | None:
-        beta = self.aim.beta
-        if beta is None or isinstance(beta, (int, float)):
-            return beta
-        if not isinstance(beta, Mapping):
-            return [float(b) for b in np.asarray(beta, dtype=float)[self.order]]
-        values = np.ones(len(self.classes))
-        for label, value in beta.items():
-            values[_index_of(label, self.classes, "a label of beta")] = value
-        return [float(value) for value in values]
-
 
 def as_confusion(matrix: NDArray[Any], *, multilabel: bool = False) -> Confusion:
     """A matrix of counts (..., C, C) as a `Confusion`; multilabel (..., L, 2, 2)."""
@@ -206,10 +196,3 @@ def as_confusion(matrix: NDArray[Any], *, multilabel: bool = False) -> Confusion
         )
     tp = cells.diagonal(dim1=-2, dim2=-1)
     return Confusion(tp, cells.sum(-1), cells.sum(-2), cells.sum((-2, -1)), matrix=cells)
-
-
-def _index_of(label: Any, classes: NDArray[Any], what: str) -> int:
-    """Where a label stands, which a command line has as text."""
-    names = [str(name) for name in classes.tolist()]
-    checks.check_choice(what, str(label), names)
-    return names.index(str(label))

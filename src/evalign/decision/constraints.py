@@ -1,12 +1,13 @@
 """Constraints of a decision: "recall >= 0.9", "recall['fraud'] >= 90%", "flagged <= 200"."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, floor, isfinite
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from evalign import checks, metrics
@@ -61,11 +62,13 @@ class Constraint:
         """The same constraint with the label replaced by its index in `classes`."""
         if self.label is None:
             return self
-        names = [str(label) for label in classes]
-        if str(self.label) not in names and isinstance(self.label, int) and self.label < len(names):
-            return self  # an index
-        checks.check_choice(f"the class in {str(self)!r}", str(self.label), names)
-        return replace(self, label=names.index(str(self.label)), class_name=self.label)
+        try:
+            index = class_index(self.label, classes, f"the class in {str(self)!r}")
+        except ValueError:
+            if isinstance(self.label, int) and self.label < len(classes):
+                return self  # an index
+            raise
+        return replace(self, label=index, class_name=self.label)
 
     def resolve(self, *, average: Average, beta: Beta | None) -> MetricFunction:
         """The constrained metric as a function of a Confusion."""
@@ -76,6 +79,32 @@ class Constraint:
             return metrics.resolve(self.metric, average=average, beta=beta)
         options = {} if beta is None else {"beta": beta}
         return partial(label_score, metric=metrics.METRICS[self.metric], label=self.label, options=options)
+
+
+def class_index(label: Any, classes: Sequence[Any], what: str) -> int:
+    """Index of a label in `classes`, by its text; 1 and 1.0 name the same class.
+
+    >>> class_index("2", [1.0, 2.0], "label")
+    1
+    """
+    names, text = [str(name) for name in classes], str(label)
+    if text not in names:
+        text = next((name for name in names if name.removesuffix(".0") == text.removesuffix(".0")), text)
+    checks.check_choice(what, text, names)
+    return names.index(text)
+
+
+def class_betas(beta: Any, classes: Sequence[Any], order: Any) -> float | list[float] | None:
+    """A beta for each of `classes`: given by label (1 for the others), or as numbers of which `order` are taken."""
+    if beta is None or (np.ndim(beta) == 0 and not isinstance(beta, Mapping)):
+        return None if beta is None else float(beta)
+    if isinstance(beta, Mapping):
+        by_index = {class_index(label, classes, "label of beta"): float(value) for label, value in beta.items()}
+        return [by_index.get(k, 1.0) for k in range(len(classes))]
+    values = np.asarray(beta, dtype=np.float64)
+    if values.shape != (len(classes),):
+        raise ValueError(f"beta must be one number, or one for each of {len(classes)} classes, got {values.size}")
+    return [float(value) for value in values[order]]
 
 
 def label_score(c: Confusion, *, metric: Any, label: int, options: dict[str, Any]) -> Tensor:

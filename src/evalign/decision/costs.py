@@ -12,6 +12,7 @@ from torch import Tensor
 from evalign import checks
 from evalign.confusion import Confusion
 from evalign.decision.calibration import fit_calibration
+from evalign.decision.constraints import class_index
 from evalign.decision.rule import REJECTED, Floats, Labels, Rule, as_held_out
 from evalign.metrics import MetricFunction
 
@@ -46,7 +47,7 @@ class Costs:
                 raise ValueError(f"costs must be finite numbers of shape {(size, size)}, got shape {matrix.shape}")
             return cls(tuple(tuple(row) for row in matrix.tolist()))
         entries: list[list[float | str]] = [[0.0] * size for _ in range(size)]
-        names, reject = [str(label) for label in classes], None
+        reject = None
         for key, value in costs.items():
             if not isinstance(value, str):
                 checks.check_number(f"cost {key!r}", value, open_low=True, open_high=True)
@@ -64,9 +65,9 @@ class Costs:
                 checks.check_choice("cost", key, (*_CELLS, "reject"))
                 i, j = _CELLS[key]
             else:
-                for label in key:
-                    checks.check_choice("class of a cost", str(label), names)
-                i, j = (names.index(str(label)) for label in key)
+                if not isinstance(key, tuple) or len(key) != 2:
+                    raise ValueError(f"keys of costs are 'fp', 'fn', 'reject' or pairs (true, decided), got {key!r}")
+                i, j = (class_index(label, classes, "class of a cost") for label in key)
             entries[i][j] = value
         return cls(tuple(map(tuple, entries)), reject)
 

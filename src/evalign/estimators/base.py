@@ -341,6 +341,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
             labels = labels[rows]
             codes = rarest_label(labels)
         self._check_classes(codes)
+        self._check_goal()
         costs = self._costs() if self.costs is not None else None
         table = costs.rows(_safe_indexing(X, rows)) if costs is not None and costs.per_row else None
         if costs is not None:  # mean over the rows of each true class
@@ -376,8 +377,6 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
             self.classes_ = np.asarray(y.columns) if hasattr(y, "columns") else np.arange(labels.shape[1])
             if self.costs is not None or self.class_weight is not None:
                 raise ValueError("costs and class_weight go with one label a row, got y of several; leave them out")
-            if self.average == "binary":
-                raise ValueError("average='binary' needs two classes, got y of several labels; use 'macro' or 'micro'")
             codes = np.unique(labels, axis=0, return_inverse=True)[1].ravel()
         else:
             labels = column_or_1d(y, warn=True)

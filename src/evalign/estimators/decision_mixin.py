@@ -15,12 +15,14 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from evalign import checks, metrics
 from evalign.confusion import Confusion
 from evalign.decision.calibration import fit_calibration, sampled_rows
-from evalign.decision.constraints import parse_constraints
+from evalign.decision.certified import check_confidence
+from evalign.decision.constraints import class_betas, class_index, parse_constraints
 from evalign.decision.costs import COST, Costs, cheapest, cost_metric, mean_cost
 from evalign.decision.learned import DECISIONS, Decision, joint_rule, learn_rule
 from evalign.decision.plug_in import plug_in
 from evalign.decision.rule import REJECTED, Floats, Labels, Rule, logit
 from evalign.decision.rule_report import RuleReport, evaluate_rule
+from evalign.decision.search.problem import Problem
 from evalign.decision.shift import Reference, Shift, find_label_shifts, find_shift, given_shares, reweighted
 from evalign.metrics import Average, MetricFunction
 from evalign.tables.split import indicator
@@ -101,7 +103,7 @@ class DecisionParameters:
     confidence: None meets constraints on held-out rows; 0.9 certifies them for new rows with probability 0.9.
     costs: of metric "cost": a matrix by true and decided class in the order of `classes_`, or a mapping with keys
         "fp", "fn", "tp", "tn" or (true, decided) labels, whose values are numbers or columns of X; the key "reject" is
-        the cost of a row that is not decided, whose label is then None or, for numbers, -1.
+        the cost of a row that is not decided, whose label is then -1, or None where labels are text or -1 is one.
     random_state: seed of everything random.
     """
 
@@ -166,7 +168,8 @@ class Deciding(DecisionParameters):
         labels = np.asarray(self._decision_classes()[decisions])
         rejected = decisions == REJECTED
         if rejected.any():
-            labels = labels.astype(object) if labels.dtype.kind not in "if" else labels.copy()
+            own = labels.dtype.kind in "if" and REJECTED not in self.classes_  # -1 may be a class
+            labels = labels.copy() if own else labels.astype(object)
             labels[rejected] = None if labels.dtype == object else REJECTED
         return labels
 
@@ -176,15 +179,7 @@ class Deciding(DecisionParameters):
 
     @property
     def _beta(self) -> float | list[float] | None:
-        if self.beta is None or isinstance(self.beta, (int, float)):
-            return self.beta
-        if not isinstance(self.beta, Mapping):
-            return [float(b) for b in np.asarray(self.beta, dtype=float)[self.class_order]]
-        by_name = {str(label): label for label in self.classes_.tolist()}
-        for label in self.beta:
-            checks.check_choice("label of beta", str(label), by_name)
-        given = {str(label): float(value) for label, value in self.beta.items()}
-        return [given.get(str(label), 1.0) for label in self.classes_[self.class_order].tolist()]
+        return class_betas(self.beta, self._decision_classes().tolist(), self.class_order)
 
     def _costs(self) -> Costs:
         """Costs with classes in the order of the rule; a matrix is given in the order of `classes_`."""
@@ -205,15 +200,25 @@ class Deciding(DecisionParameters):
             "subject_to": limits and parse_constraints(limits, self._decision_classes().tolist()),
         }  # fmt: skip
 
-    def _learned_rule(self, p: Floats, labels: Labels, weight: Floats | None, row_costs: Floats | None = None) -> Rule:
-        """Rule learned from held-out rows as `decision` says; `row_costs` (n, C, C) if costs are columns."""
+    def _check_goal(self) -> None:
+        """Refuse constraints and options that do not go with the classes, before any training."""
         if self.costs is not None:
             own = self._costs()
             if self.subject_to is None:
-                table = own.matrix() if row_costs is None else row_costs
-                return cheapest(p, labels, table, reject=own.reject, sample_weight=weight)
+                return
             if own.per_row or own.reject is not None:
                 raise ValueError("constraints go with one matrix of costs for all rows, without rejection")
+        options = self._rule_options()
+        problem = Problem.of(p=np.zeros((1, len(self.classes_))), **options)
+        if self.confidence is not None:
+            check_confidence(problem, np.ones(1), self.confidence)
+
+    def _learned_rule(self, p: Floats, labels: Labels, weight: Floats | None, row_costs: Floats | None = None) -> Rule:
+        """Rule learned from held-out rows as `decision` says; `row_costs` (n, C, C) if costs are columns."""
+        if self.costs is not None and self.subject_to is None:
+            own = self._costs()
+            table = own.matrix() if row_costs is None else row_costs
+            return cheapest(p, labels, table, reject=own.reject, sample_weight=weight)
         options = self._rule_options()
         rule = learn_rule(self.decision, p, labels, confidence=self.confidence, sample_weight=weight, **options)
         return rule if self.costs is None else replace(rule, value=-(rule.value or 0.0))  # maximised: minus the cost
@@ -328,8 +333,11 @@ class Deciding(DecisionParameters):
         return adapted
 
     def _find_shift(self, p: Any, X: Any, *, intervals: bool) -> Shift:
+        known = getattr(self, "feature_names_in_", None)
+        if known is not None and hasattr(X, "columns") and list(X.columns) != list(known):
+            X = X[list(known)]
         features = None if self.view_ is None or X is None else self.view_(X)
-        columns = None if self.view_ is None else self.view_.names(getattr(self, "feature_names_in_", None))
+        columns = None if self.view_ is None else self.view_.names(known)
         names = self._decision_classes().tolist()
         find = find_label_shifts if self.multilabel_ else find_shift
         return find(self.reference_, p, features, classes=names, columns=columns, intervals=intervals)
@@ -388,10 +396,8 @@ class Deciding(DecisionParameters):
             raise TypeError(
                 f"prevalence maps labels to shares, like {{'fraud': 0.02}}, got {type(prevalence).__name__}"
             )
-        names = {str(label): k for k, label in enumerate(self._decision_classes().tolist())}
-        if unknown := [str(label) for label in prevalence if str(label) not in names]:
-            raise ValueError(f"prevalence names the class {unknown[0]!r}, but the classes are {', '.join(names)}")
-        given = {names[str(label)]: float(share) for label, share in prevalence.items()}
+        names = self._decision_classes().tolist()
+        given = {class_index(label, names, "label of prevalence"): float(share) for label, share in prevalence.items()}
         left = 1 - (max if self.multilabel_ else sum)(given.values())
         others = [k for k in range(len(names)) if k not in given]
         valid = all(share >= 0 for share in given.values()) and left >= -1e-9  # False for nan, too

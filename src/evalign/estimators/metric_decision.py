@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
-from sklearn.model_selection import KFold, ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit, check_cv
+from sklearn.model_selection import ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit, check_cv
 from sklearn.utils import _safe_indexing, assert_all_finite, get_tags, indexable
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
 from sklearn.utils.metaestimators import available_if
@@ -29,7 +30,7 @@ from evalign.confusion import Confusion
 from evalign.decision.rule import Floats, Rule
 from evalign.estimators.decision_mixin import Deciding
 from evalign.metrics import MetricFunction
-from evalign.tables.split import indicator
+from evalign.tables.split import indicator, rarest_label
 
 FOLDS = 5
 
@@ -51,7 +52,8 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     estimator: a classifier with `predict_proba`; for multilabel `y` (n, L) one that takes it, such as a forest.
     metric: a name in `metrics.METRICS`, a function of a `Confusion`, or "cost" with `costs`.
     average, beta, pos_label, decision, subject_to, confidence, costs: as in `DecisionParameters`.
-    folds: None is 5 stratified folds; an int, a splitter or a list of splits as in scikit-learn; a number between 0
+    folds: None is 5 stratified folds; an int, a splitter or a list of splits as in scikit-learn (groups:
+        `list(GroupKFold().split(X, y, groups))`); a number between 0
         and 1 holds out this share of the rows and fits the classifier on the others only; "prefit" uses the fitted
         estimator and takes all rows as held out. A certificate is exact for the last two. For folds the final
         classifier is another one than those that were certified; on real tables constraints were kept as often
@@ -100,6 +102,12 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         splits = None if isinstance(self.folds, str) else self._splits(X, y)
         if splits is None:
             check_is_fitted(self.estimator)
+        if self.multilabel_:
+            self.classes_ = np.arange(y.shape[1]) if names is None else np.asarray(names)
+        else:
+            self._set_classes(np.unique(y) if splits is not None else self.estimator.classes_)
+        self._check_goal()
+        if splits is None:
             self.estimator_ = self.estimator
         elif _is_share(self.folds) and splits:  # held-out rows stay out: what was certified is what is used
             train = splits[0][0]
@@ -107,12 +115,8 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
             self.estimator_ = clone(self.estimator).fit(_safe_indexing(X, train), _safe_indexing(y, train), **own)
         else:
             self.estimator_ = clone(self.estimator).fit(X, y, **fit_params)
-        if self.multilabel_:
-            self.classes_: NDArray[Any] = np.arange(y.shape[1]) if names is None else np.asarray(names)
-        else:
-            self.classes_ = np.asarray(self.estimator_.classes_)
-            if len(self.classes_) < 2:
-                raise ValueError(f"y must hold at least two classes, got {self.classes_.tolist()} only")
+        if not self.multilabel_:
+            self._set_classes(self.estimator_.classes_)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
@@ -120,7 +124,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Labels by the rule; a rejected row gets None, or -1 if labels are numbers."""
+        """Labels by the rule; of a rejected row -1, or None where labels are text or -1 is one."""
         return self._labels(self._decided(self._decision_probabilities(X), X))
 
     def predict_jointly(self, X: Any) -> NDArray[Any]:
@@ -195,6 +199,11 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
                 f"'prefit', got {folds!r}"
             )
 
+    def _set_classes(self, classes: Any) -> None:
+        self.classes_ = np.asarray(classes)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y must hold at least two classes, got one class, {self.classes_.tolist()}")
+
     def _fit_params(self, weight: Floats | None, params: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments of the classifier's `fit`."""
         from sklearn import get_config
@@ -219,7 +228,8 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         p, rows = self._held_out(X, y, fit_params, splits)
         target = y[rows]
         if not self.multilabel_:
-            known = np.isin(target, self.classes_)
+            target = pd.Index(self._decision_classes()).get_indexer(target)
+            known = target >= 0
             if _is_share(self.folds):  # the only row of a class may be held out
                 p, rows, target = p[known], rows[known], target[known]
             elif not known.all():
@@ -227,7 +237,6 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
                     "y holds labels that the fitted estimator does not know; fit it again, without folds='prefit'"
                 )
             p = p[:, self.class_order]
-            target = np.argsort(self.class_order)[np.searchsorted(self.classes_, target)]
         own = None if weight is None else weight[rows]
         if self.decision != "argmax":
             self._keep_reference(p, target, own, lambda some: _safe_indexing(X, rows[some]))
@@ -261,18 +270,19 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     def _splits(self, X: Any, y: NDArray[Any]) -> list[tuple[Any, Any]]:
         if self.folds is not None and not _is_share(self.folds):
             return list(check_cv(self.folds, y, classifier=True).split(X, y))
-        rows, counts = np.zeros(len(y)), np.unique(y, return_counts=True)[1]
+        codes = rarest_label(y) if self.multilabel_ else y
+        rows, counts = np.zeros(len(y)), np.unique(codes, return_counts=True)[1]
         if self.folds is not None:
             stratified = not self.multilabel_ and counts.min() > 1
             kind = StratifiedShuffleSplit if stratified else ShuffleSplit
             return list(kind(1, test_size=float(self.folds), random_state=self.random_state).split(rows, y))
-        folds = min(FOLDS, len(y) if self.multilabel_ else int(counts.max()))
+        folds = min(FOLDS, int(counts.max()))
         if folds < 2:
             return []
         with warnings.catch_warnings():
             # A class with fewer rows than folds is missing from some of them.
             warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-            return list((KFold if self.multilabel_ else StratifiedKFold)(folds).split(rows, y))
+            return list(StratifiedKFold(folds).split(rows, codes))
 
 
 def _warn_if_uncalibrated(p: Floats, target: NDArray[np.int64], weight: Floats | None) -> None:
@@ -334,5 +344,5 @@ def _probabilities(estimator: Any, X: Any, classes: NDArray[Any], *, multilabel:
     if np.array_equal(estimator.classes_, classes):
         return p
     full = np.zeros((len(p), len(classes)))
-    full[:, np.searchsorted(classes, estimator.classes_)] = p
+    full[:, pd.Index(classes).get_indexer(estimator.classes_)] = p
     return full
