@@ -79,7 +79,7 @@ def test_a_killed_run_goes_on_from_its_last_epoch_and_ends_as_if_nothing_had_hap
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     checkpoint = tmp_path / "checkpoint.safetensors"
     fitted(write(tmp_path / "one", people(600)), checkpoint)
-    with pytest.raises(ValueError, match=r"belongs to a training with rows \[600, .*remove the file to start anew"):
+    with pytest.raises(ValueError, match=r"belongs to a training with rows \[600, .*remove the file to start over"):
         fitted(write(tmp_path / "two", people(610)), checkpoint)
 
 

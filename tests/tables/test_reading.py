@@ -225,7 +225,7 @@ GOOD = parquet(pa.table({"a": [1, 2], "b": ["x", "y"]}))
 EMPTY = "is empty; a header and rows are expected"
 NO_ROWS = "has a header but no rows; is it the right file?"
 QUOTE = "ends inside of a quoted entry; close the quote or remove it"
-NOT_GZIP = "is not a gzip file or is damaged; compress it anew"
+NOT_GZIP = "is not a gzip file or is damaged; compress it again"
 MEND = "; correct it, or quote entries that hold the delimiter"
 AS_UTF8 = "; save it as UTF-8, or name its encoding, e.g. --encoding cp1252"
 

@@ -584,7 +584,7 @@ def test_damaged_json_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         TableEncoder.from_json(damaged(**change))
     if "damaged" in message:
-        with pytest.raises(ValueError, match=r"^the table encoder is damaged \(.*\); save it anew$"):
+        with pytest.raises(ValueError, match=r"^the table encoder is damaged \(.*\); save it again$"):
             TableEncoder.from_json(damaged(**change))
 
 

@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_told(tmp_path):
     killed_at(tmp_path / "c", 2)
     content = (tmp_path / "c").read_bytes()
     (tmp_path / "c").write_bytes(content[:-100])
-    with pytest.raises(ValueError, match="remove it to start anew"):
+    with pytest.raises(ValueError, match="remove it to start over"):
         run(tmp_path / "c")
     (tmp_path / "c").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match="checksum"):

@@ -358,10 +358,7 @@ def finish(
     estimator: Any = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Write result, report and the `estimator`, if any, print the table and return the result.
-
-    `decision` is that of the reference row.
-    """
+    """Write result, report and the `estimator`, if any, and print the table; `decision` is the reference row's."""
     from evalign.cli.console import as_table
     from evalign.report import build_result, render
     from evalign.report.page import headline, verdict, versions

@@ -187,7 +187,7 @@ def find_shift(
         kind = "other"
         reason = (
             f"The new rows are not a mixture of the held-out classes (p = {p_fit:.3g}; {worst}), so a change of class "
-            "shares alone cannot be corrected: decisions stay as they were. Label some new rows, or train anew."
+            "shares alone cannot be corrected: decisions stay as they were. Label some new rows, or train again."
         )
     elif changed and (few or total < EACH * size):
         kind = "other"

@@ -249,4 +249,4 @@ def _opened(file: Path) -> Any:
         return pa.parquet.ParquetFile(file, buffer_size=READ_AHEAD, pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise TableError(f"{file} is not a Parquet file or is damaged ({reason}); write it anew") from None
+        raise TableError(f"{file} is not a Parquet file or is damaged ({reason}); write it again") from None

@@ -213,9 +213,9 @@ class TableEncoder:
             columns = [column_from_json(column) for column in data["columns"]]
             names = None if data["names"] is None else [str(name) for name in data["names"]]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"the table encoder is damaged ({error}); save it anew") from None
+            raise ValueError(f"the table encoder is damaged ({error}); save it again") from None
         if not columns or (names is not None and len(set(names)) != len(columns)):
-            raise ValueError(f"the table encoder is damaged ({len(columns)} columns, other names); save it anew")
+            raise ValueError(f"the table encoder is damaged ({len(columns)} columns, other names); save it again")
         encoder.set_columns(names, columns)
         return encoder
 

@@ -217,7 +217,7 @@ def text_errors(path: Path) -> Iterator[None]:
     except UnicodeError:
         refuse_encoding(path)
     except (gzip.BadGzipFile, zlib.error, EOFError):
-        raise TableError(f"{path} is not a gzip file or is damaged; compress it anew") from None
+        raise TableError(f"{path} is not a gzip file or is damaged; compress it again") from None
     except (csv.Error, ValueError, OSError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise TableError(f"{path} cannot be read as a table ({reason}); check its quotes") from None

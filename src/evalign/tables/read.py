@@ -262,7 +262,7 @@ def read_arrow(path: Path, columns: Sequence[str] | None, read: Any) -> pd.DataF
         kind = {"json lines": "a file of JSON lines"}.get(
             file_format(path)[0], f"a {file_format(path)[0].title()} file"
         )
-        raise TableError(f"{path} is not {kind} or is damaged ({reason}); write it anew") from None
+        raise TableError(f"{path} is not {kind} or is damaged ({reason}); write it again") from None
     return frame
 
 
@@ -310,7 +310,7 @@ def read_excel(
                 frame[labels] = pd.read_excel(book, na_values=list(missing_labels), dtype=kept, **options)[labels]
     except Exception as error:  # openpyxl raises whatever a damaged archive happens to trigger
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise TableError(f"{path} is not an Excel workbook or is damaged ({reason}); save it anew") from None
+        raise TableError(f"{path} is not an Excel workbook or is damaged ({reason}); save it again") from None
     if len(names) > 1:
         note(f"{path.name} has {len(names)} sheets; the first, {names[0]!r}, was read")
     frame.columns = [

@@ -64,13 +64,13 @@ class Checkpoint:
         try:
             arrays, content = container.read(self.path, FORMAT)
         except ValueError as error:
-            raise ValueError(f"training cannot resume from {self.path} ({error}); remove it to start anew") from None
+            raise ValueError(f"training cannot resume from {self.path} ({error}); remove it to start over") from None
         for name, value in self.identity.items():
             found = content["run"].get(name)
             if found != value:
                 raise ValueError(
                     f"{self.path} belongs to a training with {name} {found!r}, this one has {value!r}; "
-                    "pass that value, or remove the file to start anew"
+                    "pass that value, or remove the file to start over"
                 )
         source.network.load_state_dict(_part(arrays, "network."))
         run.begin(int(content["stage"]))

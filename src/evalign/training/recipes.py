@@ -149,8 +149,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "anchored_offset",
-            "For networks that can fit every training row, which leaves a metric of those rows nothing to say: class "
-            "offsets, found from the metric's gradient at the validation confusion matrix and found anew half way, "
+            "For networks that fit every training row, so that a metric of those rows has no gradient left: class "
+            "offsets, estimated from the metric's gradient at the validation confusion matrix and again half way, "
             "keep the classes open that the metric gains most from.",
             (
                 CROSS_ENTROPY,
