@@ -153,7 +153,7 @@ class MetricLoss(nn.Module):
                 self.temperature = value
             else:
                 self.__dict__[name] = value
-        if callable(options.anchor_term) and "anchor" in names:  # a module follows to a device, and has parameters
+        if callable(options.anchor_term) and "anchor" in names:  # a module moves with the loss, and has parameters
             term: Any = options.anchor_term if isinstance(options.anchor_term, nn.Module) else None
             super().__setattr__("anchor_module", term)
 
@@ -262,7 +262,7 @@ class MetricLoss(nn.Module):
         return resolve(self.sync, training=self.training and torch.is_grad_enabled())
 
     def _counts_alone_matter(self, sample_weight: Tensor | None, memory: Memory | None) -> bool:
-        """Whether tp, actual and predicted of every class are all that ranks and memory need to know of a batch."""
+        """Whether ranks and memory need only tp, actual and predicted of every class of a batch."""
         weighted = self.weight is not None or sample_weight is not None or self.pos_weight is not None
         return self.task != "multilabel" and (memory is None or (memory.labels is None and not weighted))
 
@@ -333,7 +333,7 @@ def _module_anchor(options: LossOptions, input: Tensor, target: Tensor) -> Tenso
 
 
 def _between(vector: NDArray[np.float64], *, ranks: Sync | None, memory: Memory | None) -> tuple[float, float]:
-    """What happens between the counts of a batch and the metric of them, in place; the factors of their slopes."""
+    """Add the counts of other ranks and of the memory to a batch's, in place; return the factors of their slopes."""
     by_ranks = 1.0 if ranks is None else ranks.add_up(vector)
     return by_ranks * (1.0 if memory is None else memory.remember(vector)), by_ranks
 

@@ -187,8 +187,8 @@ class Memory(nn.Module):
 def _scaled_to(sums: Sums, labels: Tensor, rows: float | None) -> Sums:
     """The counts as they would be with `labels` label counts: each class's rows keep the rates that they have.
 
-    tp_k keeps its share of the labels of k, fp_k its share of all others. A class that no label was seen of has no
-    rates, and stays absent.
+    tp_k keeps its share of the labels of k, fp_k its share of all others. A class without any label has no rates, and
+    stays absent.
     """
     c = sums.confusion
     if labels.numel() != c.num_classes:

@@ -290,7 +290,7 @@ def cross_fit(
     start = prior_scores(total)
     history: list[Epoch] = []
     best, kept, chunk = math.inf, 0, 1
-    mark, marked = math.inf, 0  # loss and number of the last round that was clearly better
+    mark, marked = math.inf, 0  # loss and number of the last round that improved clearly
     with _growing(x, codes, divisions, options, categorical, library, start) as (pool, folds):
         try:
             while len(history) < rounds and len(history) - marked < patience:

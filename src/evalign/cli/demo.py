@@ -36,7 +36,7 @@ def command(
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open the report, when run in a terminal.")] = True,
     **given: Any,
 ) -> None:
-    """Find frauds among simulated card payments: our default against what people use.
+    """Find frauds among simulated card payments: the default classifier against common baselines.
 
     Compares the blend with logistic regression, a random forest and LightGBM, each with default settings and with a
     tuned threshold. Writes the tables, report.html and result.json to the --out folder. Takes about half a minute.

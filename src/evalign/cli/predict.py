@@ -189,7 +189,7 @@ def encoder(model: Any) -> Any:
 
 
 def describe_shift(shift: Any, before: Any, now: Any, data: Path) -> dict[str, Any]:
-    """What was found about the class shares of DATA, and how many rows of each class were decided before and now."""
+    """Describe the class shares of DATA, and how many rows of each class are predicted with and without adapting."""
     import numpy as np
 
     def counts(decisions: Any) -> dict[str, int]:

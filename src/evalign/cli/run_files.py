@@ -44,7 +44,7 @@ class Reading:
         return cls(given["decimal"], tuple(given["na"] or ()), given["encoding"])
 
     def otherwise(self, other: dict[str, Any]) -> "Reading":
-        """With what `to_json` wrote for another file, where nothing is given."""
+        """These options, with those that `to_json` wrote for another file where none is given."""
         return Reading(
             self.decimal or other.get("decimal"), self.na or tuple(other.get("na", ())),
             self.encoding or other.get("encoding"),

@@ -1,4 +1,4 @@
-"""The metric that contenders are compared by, with its options, applied to labels of any kind."""
+"""The metric by which contenders are compared, with its options, for labels of any kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -129,7 +129,7 @@ class Judge:
         return np.array([self.score(matrix) for matrix in confusions])
 
     def limits(self, confusion: NDArray[Any]) -> dict[str, float]:
-        """What each constraint is about, on a matrix of counts: {"precision >= 0.9": 0.87}."""
+        """The value that each constraint limits, on a matrix of counts: {"precision >= 0.9": 0.87}."""
         c = self.counts(confusion)
         return {text: float(f(c)) for text, f in zip(self.aim.subject_to, self._limits, strict=True)}
 
@@ -165,7 +165,7 @@ class Judge:
         return rule.predict(p, costs=self.cost_table(X) if rule.kind == "row_costs" else None)
 
     def decisions(self, names: Sequence[str]) -> list[str]:
-        """Those of these decision rules that make a difference: expected costs have one."""
+        """The given decision rules that apply: of costs only "argmax" and "auto"."""
         return [name for name in names if self.costs is None or name in ("argmax", "auto")]
 
     def cost_table(self, X: Any) -> Floats:

@@ -16,7 +16,7 @@ from scipy.stats import t as student_t
 from evalign.comparison.run import Row
 from evalign.tables.split import Codes, Floats
 
-FEWEST_SPLITS = 5  # for a p value; with fewer, hardly any difference could be significant
+FEWEST_SPLITS = 5  # for a p value; with fewer, hardly any difference can be significant
 CELLS = 2**22  # of matrices held at once, 32 MB
 Scorer = Callable[[NDArray[np.int64]], Floats]  # matrices (K, C, C) -> (K,) or (K, C)
 

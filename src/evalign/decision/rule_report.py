@@ -49,8 +49,8 @@ class Estimate:
 class RuleReport:
     """Report of a rule on labelled rows; `str` is text, `html` a self-contained page.
 
-    `gain` is the lead over `argmax`, the largest probability (of several labels, all those of 1/2 or more), also of
-    "cost", where less is better. `coverage` is the share of rows that a rule with `reject` decides. The interval of
+    `gain` is the lead over `argmax`, the largest probability (of several labels, all those of 1/2 or more), also for
+    "cost", where lower is better. `coverage` is the share of rows that a rule with `reject` decides. The interval of
     `threshold` is that of rules learned from resampled rows. `curve` has columns threshold, value, low and high for two
     classes: the metric of every threshold on the uncalibrated probability of class 1, with its 95 % band.
     """

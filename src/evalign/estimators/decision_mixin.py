@@ -80,7 +80,7 @@ def _is_number(column: "pd.Series[Any]") -> bool:
 
 
 def _rows_in_shares(y: Labels, shares: Floats) -> Labels:
-    """As many rows as have these class shares, each once."""
+    """The largest set of rows with these class shares, each row once."""
     counts = np.bincount(y, minlength=len(shares))
     size = (counts[shares > 0] / shares[shares > 0]).min()
     random = np.random.default_rng(0)

@@ -33,7 +33,7 @@ TREES = {"quick": 30, "default": 60, "best": 200}
 EPOCHS = {"quick": 20, "default": 60, "best": 120}
 SECONDS = {"quick": 8.0, "default": 40.0, "best": 400.0}  # of one core for boosted trees, and for the network
 MANY, LARGE = 20_000, 60_000  # rows from which there are three folds, and one where every class is frequent
-RARE = 100  # held-out rows of the rarest class, below which one division is a lottery
+RARE = 100  # held-out rows of the rarest class, below which one division is too noisy
 RESERVED = 0.08  # of a time limit, for a long step that a member has begun
 LAST_STEP = 0.1  # seconds of CPU that a member may take after its time
 FLOPS = 1.2e10  # of one core in a network's products, dropout and optimiser included
@@ -148,7 +148,7 @@ def network_seconds(shape: Shape, hidden: tuple[int, ...]) -> float:
 
 
 class TimeBudget:
-    """What is left of a time limit on a machine that does other work as well; without a limit, infinity.
+    """Time left of a limit, on a machine that may be busy with other work; infinity without a limit.
 
     `reserved` are seconds of CPU for what follows training. Deadlines are times of `time.monotonic`.
     """

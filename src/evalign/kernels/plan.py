@@ -74,7 +74,7 @@ class Settings(NamedTuple):
 
 FORMS = ("macro", "micro", "weighted", "binary", "mcc", "cohen_kappa")  # kernels take the index
 AGREEMENTS = FORMS[4:]
-# Where classes exclude each other, these are others under a name of their own.
+# With mutually exclusive classes these equal an average of another metric.
 SAME = {"accuracy": ("recall", "micro"), "balanced_accuracy": ("recall", "macro")}
 
 

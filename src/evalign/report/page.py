@@ -49,7 +49,8 @@ def build_result(
     With one split intervals come from resampling test rows, with more the standard error from the splits.
     """
     judge, lines = comparison.judge, summarise(comparison.rows, reference, test_size=comparison.test_share)
-    lines.sort(key=lambda line: bool(judge.missed(line.limits)))  # a score bought by missing a constraint is no rival
+    # A score reached by missing a constraint does not compete.
+    lines.sort(key=lambda line: bool(judge.missed(line.limits)))
     table = [_entry(line, judge) for line in lines]
     if comparison.splits == 1:
         _add_intervals(table, comparison, reference, repeats, seed)
@@ -285,7 +286,7 @@ def verdict(result: dict[str, Any]) -> str:
         begin += f" and {'misses' if ours['missed'] else 'meets'} its constraints on the test rows ({values})"
     if not rivals:
         return f"{begin}; no rival was trained to compare it with."
-    # A rival that misses a constraint has bought its score with it.
+    # A rival that misses a constraint does not compete.
     sign = -1 if result["metric"].get("lower_is_better") else 1
     best = max(rivals, key=lambda row: (not row["missed"], sign * row["score"]))
     usual = [row for row in rivals if (row["contender"], row["decision"]) == ("cross_entropy", "argmax")]
@@ -363,7 +364,7 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
             "the majority class is in the table only.",
         )
     ]
-    rejects = "reject" in (result["settings"].get("costs") or {})  # rules that leave rows out stand on no curve
+    rejects = "reject" in (result["settings"].get("costs") or {})  # rules that reject rows are not points of a curve
     if result["curves"] and not rejects:
         cross = " The cross is our 95 % interval." if one else first
         caption = f"Test rows. Curves are what any threshold could reach, marks where each rule stands.{cross}"
@@ -421,7 +422,7 @@ def signed(value: float | None) -> str:
 
 
 def flat(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Settings as text, those left at None out."""
+    """Settings as text, without those left at None."""
 
     def text(value: Any) -> str:
         if isinstance(value, dict):

@@ -135,7 +135,7 @@ def validate(
     return {"loss": float(loss), "entropy": float(entropy), "score": float(score)}, matrix
 
 
-EPOCHS = 40  # at least, so that there is something to choose from, and to go on from
+EPOCHS = 40  # at least, to have epochs to choose from and to resume from
 
 
 def epoch_updates(rows: int, batch_size: int) -> int:
@@ -246,8 +246,7 @@ def fit_stream(
 ) -> EASTClassifier:
     """Fit `model` as its options say, reading the rows in passes; the same on all ranks.
 
-    Where `fit` differs: rows that are equal are not counted as one, validation rows are not taken by class, and there
-    are no folds.
+    Unlike `fit`, it does not merge equal rows, stratify the validation rows or train folds.
     """
     recipe = model.checked_recipe()
     if model.folds not in (1, "auto"):

@@ -228,7 +228,7 @@ class ParquetRows:
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """The Parquet files at a path; hidden ones and what Spark writes beside them (`_SUCCESS`) are no data."""
+    """The Parquet files at a path; hidden files and what Spark writes beside them (`_SUCCESS`) are skipped."""
     if not path.is_dir():
         if path.suffix.lower() not in PARQUET:
             raise TableError(f"only Parquet is read in passes, got {path}; convert it, or leave --stream out")

@@ -248,7 +248,7 @@ class Statistics:
         return encoder
 
     def profile(self, labels: Counter[Any]) -> TableProfile:
-        """Profile of the training rows; of numbers only whether they differ, and nothing about equal rows."""
+        """Profile of the training rows: numbers are only checked for constants, and equal rows are not counted."""
         columns = []
         for name in self.features:
             found, kind = self.summaries.get(name), self.kinds.get(name, "empty")

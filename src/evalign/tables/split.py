@@ -41,7 +41,7 @@ def distinct_rows(X: Any, labels: Codes, weight: Floats) -> tuple[Codes, Floats]
 def scaled_weights(weight: Floats, total: float) -> Floats:
     """Weights as they are if all are whole numbers, which count copies; else scaled to the sum `total`.
 
-    Penalties and leaf sizes are measured in rows, so that a model would otherwise depend on the unit of the weights.
+    Penalties and leaf sizes are measured in rows, so a model would otherwise depend on the unit of the weights.
 
     >>> scaled_weights(np.array([2.0, 4.0]), 2.0), scaled_weights(np.array([0.002, 0.004]), 3.0)
     (array([2., 4.]), array([1., 2.]))

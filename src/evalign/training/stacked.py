@@ -93,8 +93,8 @@ def train_trials(
     """Train every trial by its recipe; returns the best weights and the history of each.
 
     `make_network` is called once per trial after seeding with the trial's seed; with `task` "binary" it has one output
-    for every label of a row, which may have several, as the pairs of a graph. `objective` may be any other loss of the
-    same form. On a GPU a step is recorded once and replayed, and one generator draws the dropout of all trials.
+    for every label of a row, which may have several, as the pairs of a graph. `objective` may be any loss of the same
+    signature. On a GPU a step is recorded once and replayed, and one generator draws the dropout of all trials.
     `options` are those of `Stack`; the others those of `training.loop.run_stages`.
     """
     stack = Stack(make_network, rows, trials, objective, score, **options)
@@ -310,7 +310,7 @@ class FoldedRows:
     ) -> "FoldedRows":
         """Encode the rows; `encode` maps positions to columns on the device.
 
-        A row whose weights in training and validation differ, as those of heavy rows do, is there once for each.
+        A row whose weights in training and validation differ, as those of heavy rows do, is stored once for each.
         """
         trained, held_out = np.zeros(len(labels)), np.zeros(len(labels))
         for division in divisions:
@@ -378,7 +378,7 @@ def train_folds(
         shown = [0]
 
         def listen(member: int, epoch: Epoch) -> None:
-            if on_epoch is not None and epoch.epoch > shown[0]:  # all began together, so that their epochs agree
+            if on_epoch is not None and epoch.epoch > shown[0]:  # all started together, so their epochs agree
                 shown[0] = epoch.epoch
                 on_epoch(epoch)
 

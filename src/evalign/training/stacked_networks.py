@@ -45,7 +45,7 @@ class SharedDropout(nn.Module):
 class BatchedMLP:
     """a_l = ReLU(a_(l-1) W_l^T + b_l) m_l for S networks, m_l a mask that holds 0 or 1 / (1 - rate); last layer linear.
 
-    Only a_l is stored: where it is 0 the gradient is 0, be it dropped or negative. The backward pass overwrites a_l
+    Only a_l is stored: where it is 0 the gradient is 0, whether dropped or negative. The backward pass overwrites a_l
     with the gradient by it. `names` are the linear layers, `dropouts` the dropout layers between them.
     """
 

@@ -276,7 +276,7 @@ def mean_of_quotients(
         guesses += chosen * guess
         rates += tl.where((label == 0.0) & (count > 0.0), guess / tl.where(count > 0.0, count, 1.0), 0.0)
         shares += share
-        # A class that does not count does not count where its score is nan either.
+        # A class that does not count is skipped even where its score is nan.
         scores += tl.where(share == 0.0, 0.0, share * score)
         plain += score
     if PER_LABEL:

@@ -99,7 +99,7 @@ class LossPlan:
 
         For compiled graphs, which do not allow that an operator keeps memory: the workspace is a new one.
         """
-        with torch.cuda.device(self.device):  # -1 is none
+        with torch.cuda.device(self.device):  # -1: none
             loss, saved = self.new_loss(), self.new_saved()
             counters, floats, *_ = new_workspace(z.device, self.counters, self.size)
             self.front(*_pointers(z, y, weight, temperature), floats, counters, floats, loss, saved)

@@ -31,7 +31,7 @@ def saved_offset(d):
 
 @triton.jit
 def _pieces(z, rows, inside, counts, d, stride, PIECES: tl.constexpr, WIDTH: tl.constexpr):
-    """The logits of rows, -inf beyond the classes. A row that does not count is one of zeros, whatever was in it."""
+    """The logits of rows, -inf beyond the classes. A row that does not count is all zeros, whatever it holds."""
     lane = tl.arange(0, WIDTH)[None, :]
     start = z + rows[:, None] * stride + lane
     found = ()
@@ -54,7 +54,7 @@ def _zeros(PIECES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _first_two(xs, PIECES: tl.constexpr):
-    """The largest entry of every row and the second largest: every thread has two of its own."""
+    """The largest and second largest entry of every row; every thread keeps its own two."""
     best = xs[0]
     runner_up = tl.full(best.shape, float("-inf"), tl.float32)
     for k in tl.static_range(1, PIECES):
@@ -143,7 +143,7 @@ def loss_kernel(
         four = tl.where(lane == 3, total_h[:, None], four)
         tl.store(stats + 4 * rows[:, None] + lane, four, mask=inside[:, None] & (lane < 4))
         if LOSSES:
-            # Read once more: to find it in the tile would take longer.
+            # Read again: finding it in the tile would take longer.
             target = tl.load(z + rows * stride + label, mask=weight != 0.0, other=0.0).to(tl.float32) - largest
             if SMOOTHING:
                 totals_z = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -257,7 +257,7 @@ def tile_gradient_kernel(
 
 @triton.jit
 def _inside(j, d, EVEN: tl.constexpr):
-    """j < d, which is no question where blocks divide d."""
+    """j < d, which always holds where blocks divide d."""
     return (j >= 0) if EVEN else (j < d)
 
 
