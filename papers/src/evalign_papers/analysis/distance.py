@@ -1,7 +1,7 @@
 """Distance of a measured number from the printed one, by an equivalence test that includes the variance over splits.
 
-"No clear difference" is not "reached": ten noisy trials differ clearly from nothing. A number is near or far only if
-the data show it, and undecided otherwise.
+"No clear difference" does not mean "reached": with ten noisy trials hardly any difference is clear. A number is near or
+far only if the data show it, and undecided otherwise.
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,9 @@ def distance(
 
     Two one-sided tests (Schuirmann 1987): within a margin where the whole 90 % interval of the difference is inside it,
     beyond it where the whole interval is outside. The standard error is that of two independent means. Where the trials
-    of both share one split and differ in initial weights only (`one_split`), a mean of them still has the variance of
-    one split in it, ours and theirs: it is taken from `over_splits`, trials on fresh splits. Half a unit of the printed
-    mean's last place speaks for neither side: it is added to the upper bound and taken off the lower one.
+    of both share one split and differ in initial weights only (`one_split`), the mean of either still has the variance
+    of one split, estimated from `over_splits`, trials on fresh splits. Half a unit of the printed mean's last place is
+    rounding: it is added to the upper bound and subtracted from the lower one.
 
     >>> distance((0.70, 0.01), [0.701, 0.702, 0.699, 0.70, 0.698, 0.70]).verdict
     'within .02'
@@ -57,7 +57,7 @@ def distance(
     mean, deviation = printed
     own = variance(ours)
     parts = [(own / n, n - 1)]
-    if deviation is None:  # one run: a draw from where ours come from
+    if deviation is None:  # one run: one more draw like ours
         parts.append((own, n - 1))
     else:
         parts.append((max(deviation, 0.5 * 10.0 ** -decimals[1]) ** 2 / PRINTED_TRIALS, PRINTED_TRIALS - 1))

@@ -11,7 +11,7 @@ from statsmodels.stats.multitest import multipletests
 from evalign.comparison.significance import corrected_error, two_sided_p
 
 PRINTED_TRIALS = 10  # of every printed mean that has a deviation (BtG Sec. 5, EAST Sec. E.1)
-TEST_TO_TRAIN = 0.20 / 0.64  # rows of an honest split; without the validation rows, which is the cautious choice
+TEST_TO_TRAIN = 0.20 / 0.64  # rows of an honest split; without the validation rows, which is conservative
 LEVEL = 0.05
 
 
@@ -33,9 +33,9 @@ def against_printed(
     """Welch's test of our trials against a printed mean and deviation of ten; None for fewer than two trials.
 
     t = d / sqrt(s1^2 / 10 + s2^2 / n). Print has few decimals, so: a printed deviation of 0.00 counts as half a unit of
-    its last place (0.005), and of the difference of means half a unit of the mean's last place is taken off before it
-    is judged, since the printed mean may have been that much nearer. Without a printed deviation the number is one run,
-    judged as one more draw from where our trials come from.
+    its last place (0.005), and half a unit of the mean's last place is subtracted from the difference of means, since
+    the printed mean is rounded. Without a printed deviation the number is one run, treated as one more draw like our
+    trials.
 
     >>> against_printed((0.63, 0.04), [0.62, 0.66, 0.59, 0.64]).p > 0.5
     True

@@ -98,7 +98,7 @@ class TableSource:
             raise DataError(f"{where} must have numbers in column {name!r} ({error}); it is damaged") from None
         if not np.isfinite(numbers).all():
             raise DataError(f"{where} lacks numbers in column {name!r}; it is damaged: get it again")
-        # Files differ in how they store 3; what is loaded must not.
+        # Files differ in how they store 3; loaded tables must not.
         return numbers.astype(np.int64) if (numbers == np.rint(numbers)).all() else numbers
 
     def _check_content(self, raw: Raw, where: str) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from evalign_papers.engine.config import Config
 from evalign_papers.engine.reports import Report
 
-UNBOUNDED = 100_000  # epochs that no run reaches: the papers stop by patience only
+UNBOUNDED = 100_000  # more epochs than any run takes: the papers stop by patience only
 TRIALS = 10
 ESTIMATORS = ("random_forest", "ccs", "svm_perf")  # rivals of which only the number of trials is printed
 PRINTED_BUDGET, RELEASED_BUDGET = "@printed", "@released"

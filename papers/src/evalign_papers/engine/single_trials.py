@@ -88,7 +88,7 @@ def train_images(
         network = image_network(config, classes, rows[0].x[:]).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     term = build_term(config.method, task)
     if isinstance(term, Objective) and isinstance(term.beta, Tensor):
-        term = replace(term, beta=term.beta.to(device))  # there once, not with every batch
+        term = replace(term, beta=term.beta.to(device))  # copied once, not with every batch
     recipe, amp = recipe_of(config, point), device.type == "cuda"
     squash = config.method.name in ("metric", "released") or bool(config.method.options.get("squash"))
     history = train(

@@ -42,7 +42,7 @@ def dataset_of(config: Config, data_dir: str | Path | None) -> Dataset:
     return _loaded(data.name, data.protocol, tuple(sorted(options.items())), data.ratio, str(data_dir or ""))
 
 
-@lru_cache(maxsize=2)  # the cells of a table come data set by data set
+@lru_cache(maxsize=2)  # a table's cells are ordered by data set
 def _loaded(name: str, protocol: Any, options: tuple[Any, ...], ratio: int | None, data_dir: str) -> Dataset:
     dataset = many_blobs() if name == BLOBS.name else load(name, data_dir or None, protocol, **dict(options))
     return dataset if ratio is None else thinned(dataset, ratio)

@@ -27,7 +27,7 @@ BATCH = 256
 TAIL_EPOCHS, TAIL_BATCH = 60, 128
 BTG_EPOCHS |= {"cifar10_transportation": 25, "cifar10_frog": 25, "cocktailparty_graph": 500}
 MACRO = {**METRIC, "average": "macro", "step": "annealed", "delta": 0.2, "threshold": None}
-STRENGTHS = {"balanced_accuracy": (1.0, 1.5, 2.0), "f1": (0.5, 1.0)}  # what the prototype found best lies inside
+STRENGTHS = {"balanced_accuracy": (1.0, 1.5, 2.0), "f1": (0.5, 1.0)}  # the best of early runs lie inside
 
 
 def yes_no(table: str, cell: str, name: str, protocol: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from evalign_papers.render.wording import NONE, measured_number, not_run, printe
 WITHOUT = "-without-"
 SHOWN = ("f1", "accuracy", "mcc")
 CURVE_EPOCHS = (1, 10, 40, 100, 300)
-LEAST = 0.0005  # an effect below is none at three decimals
+LEAST = 0.0005  # an effect below this is 0 at three decimals
 PAPERS = {"btg": "BtG", "east": "EAST", "mf": "MF"}
 KINDS = {"table": "tables", "ap_perf": "tables, AP-Perf", "batches": "synthetic tables by batch size"}
 BUDGET_COLUMNS = ("patience", "most epochs", "grid", "trials")
@@ -204,7 +204,7 @@ def _cifar10_runs(path: Path) -> list[dict[str, Any]]:
 def curves_block(benchmarks: Path | None) -> str:
     """Soft metric on training and validation rows and hard metric on validation rows, along training on CIFAR-10.
 
-    Runs of cross-entropy are left out: what they minimise is no soft metric.
+    Runs of cross-entropy are left out: they do not minimise a soft metric.
     """
     path = None if benchmarks is None else benchmarks / CIFAR10_ROWS
     if path is None or not path.exists():

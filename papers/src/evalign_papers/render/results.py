@@ -53,7 +53,7 @@ def results_blocks(papers: Path) -> dict[str, str]:
 
 
 def glance_block(contests: Sequence[tuple[str, Contender, Sequence[Duel]]]) -> str:
-    """A line for each contender and rival: on how many sets of data it is clearly better, clearly worse, neither."""
+    """A line for each contender and rival: on how many data sets it is clearly better, clearly worse, neither."""
     rows = []
     for metric, ours, found in contests:
         for rival, of_rival in tally(found).items():
@@ -105,7 +105,7 @@ def verdicts(found: Sequence[Duel]) -> list[str]:
 
 
 def check_block(filled: FilledTable, reference: str, metric: str = "f1") -> str:
-    """Means of every row on every set of data, and the difference from one row over the same splits."""
+    """Means of every row on every data set, and the difference from one row over the same splits."""
     table, [base] = filled.table, [row for row in filled.table.rows if row.label == reference]
     found = {}
     for row in table.rows:

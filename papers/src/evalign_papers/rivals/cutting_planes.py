@@ -62,7 +62,7 @@ def minimise(rows: Floats, violated: Violated, total: float, *, gap: float, max_
         best = _line_search(at, best, end, total)
         if best.objective - lower <= gap:
             break
-        # The planes' own minimum jumps about in many dimensions; a cut near the best point so far says more.
+        # The planes' own minimum jumps about in many dimensions; a cut near the best point so far is more useful.
         cut = at(0.9 * best.w + 0.1 * end.w, 0.9 * best.scores + 0.1 * end.scores)
         planes, deltas = np.vstack([planes, cut.turn @ rows]), np.append(deltas, cut.delta)
         share = simplex_maximum(total * (planes @ planes.T), deltas, np.append(share, 0.0))

@@ -2,7 +2,7 @@
 
 A pair is described as BtG's supplement (4.1.2) has it: the origin halfway between the two, the x axis from the second
 to the first, then the four others, in ascending order of their number. The authors' code swaps the two of a pair at
-random without a seed, so their table cannot be had again row for row; here the swaps come from `default_rng(0)`.
+random without a seed, so their table cannot be reproduced row for row; here the swaps come from `default_rng(0)`.
 """
 
 from itertools import combinations
