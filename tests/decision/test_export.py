@@ -105,3 +105,12 @@ def test_a_learned_rule_is_exported():
     space = {}
     exec(numpy_source(rule), space)
     np.testing.assert_array_equal(space["predict"](p), rule.predict(p))
+
+
+@pytest.mark.parametrize("change", [{"value": 1}, {"confidence": 1, "coverage": 0}, {"columns": 2.0}])
+def test_json_of_other_programs_may_write_whole_numbers_either_way(change):
+    data = Rule("threshold", 2, threshold=0.3).to_json() | change
+    jsonschema.validate(data, json_schema())
+    rule = Rule.from_json(data)
+    assert rule.predict([[0.8, 0.2], [0.6, 0.4]]).tolist() == [0, 1]
+    assert all(getattr(rule, name) == value for name, value in change.items())

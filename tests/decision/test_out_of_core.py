@@ -156,3 +156,54 @@ def test_memory_is_that_of_a_sample_not_of_all_rows(monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 * p.nbytes  # of 40 batches
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_batch_may_have_no_weight(classes):
+    p, y = rows(3000, classes)
+    weight = np.ones(3000)
+    weight[1000:2000] = 0
+    parts = [(p[i : i + 1000], y[i : i + 1000], weight[i : i + 1000]) for i in range(0, 3000, 1000)]
+    found, expected = learn_from_batches(parts, "f1"), learn_from_batches(parts[::2], "f1")
+    assert (found.predict(p) == expected.predict(p)).mean() > 0.99
+    with pytest.raises(ValueError, match="must not be 0 in all rows"):
+        learn_from_batches(parts[1:2], "f1")
+
+
+def test_certificates_count_rows_of_equal_probability():
+    p, y = rows(3000, 2)
+    p = p.round(2)
+    p[:, 0] = 1 - p[:, 1]
+    options = {"subject_to": "recall >= 0.8", "confidence": 0.9}
+    found, expected = (
+        learn_from_batches(batches(p, y), "precision", **options),
+        decision.calibrated(p, y, "precision", **options),
+    )
+    assert found.feasible
+    assert found.bounds == pytest.approx(expected.bounds)
+    assert (found.predict(p) == expected.predict(p)).all()
+    weighted = [(p, y, np.linspace(1, 2, len(p)))]
+    with pytest.raises(ValueError, match="equal weight"):
+        learn_from_batches(weighted, "precision", **options)
+
+
+def test_decisions_without_labels():
+    p, _ = rows(2000, 3)
+    assert learn_from_batches([(p, p.argmax(1))], "f1", decision="argmax").kind == "argmax"
+    with pytest.raises(ValueError, match="decision must be one of"):
+        learn_from_batches([p], "f1", decision="best")
+    with pytest.raises(ValueError, match="cannot rest on probabilities alone"):
+        learn_from_batches([rows(2000, 2)[0]], "precision", decision="plug_in", subject_to="recall >= 0.9")
+
+
+def test_columns_of_labels_and_weights_are_looked_up(tmp_path):
+    p, y = rows(500, 2)
+    frame = pd.DataFrame({"probability_0": p[:, 0], "probability_1": p[:, 1], "y": y.astype(float)})
+    frame.to_parquet(tmp_path / "part.parquet")
+    expected = learn_from_batches([(p, y)], "f1")
+    assert learn_from_batches(tmp_path, "f1", target="y") == expected
+    with pytest.raises(ValueError, match="no column 'importance' of weights"):
+        learn_from_batches(tmp_path, "f1", target="y", sample_weight="importance")
+    frame.assign(y=2.0).to_parquet(tmp_path / "part.parquet")
+    with pytest.raises(ValueError, match=r"label in column 'y' must be one of 0, 1, got '2\.0'"):
+        learn_from_batches(tmp_path, "f1", target="y")

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from evalign import checks
 from evalign.decision.calibration import SAMPLE, Calibration, fit_calibration
-from evalign.decision.constraints import parse_constraints
-from evalign.decision.learned import learn_rule
+from evalign.decision.constraints import class_index, parse_constraints
+from evalign.decision.learned import DECISIONS, learn_rule
 from evalign.decision.plug_in import gain_rule
 from evalign.decision.rule import Floats, Labels, Rule, as_labels, as_probabilities, as_weights, decide_blocks
 from evalign.decision.search.counts import ClassCounts, State
@@ -80,7 +81,11 @@ class Batches:
             for i in range(0, len(parts[0]), step):  # pieces that fit into a cache
                 own = [None if part is None else part[i : i + step] for part in (*parts, None, None)[:3]]
                 p = as_probabilities(own[0])
-                yield p, None if own[1] is None else as_labels(own[1], p, "multiclass"), as_weights(own[2], p)
+                yield (
+                    p,
+                    None if own[1] is None else as_labels(own[1], p, "multiclass"),
+                    as_weights(own[2], p, part=True),
+                )
 
     def of_columns(self, columns: dict[str, Any]) -> Batch:
         """Batch of the columns of a file."""
@@ -92,13 +97,14 @@ class Batches:
         if self.target is not None:
             if self.target not in columns:
                 raise ValueError(f"there is no column {self.target!r} of labels, only {', '.join(columns)}")
-            codes = {name.removeprefix(PREFIX): k for k, name in enumerate(names)}
+            classes = [name.removeprefix(PREFIX) for name in names]
             found, inverse = np.unique(np.asarray(columns[self.target]).astype(str), return_inverse=True)
-            if unknown := [label for label in found if label not in codes]:
-                raise ValueError(f"label {unknown[0]!r} has no column probability_{unknown[0]}")
-            labels = np.array([codes[label] for label in found], dtype=np.int64)[inverse]
+            codes = [class_index(label, classes, f"label in column {self.target!r}") for label in found.tolist()]
+            labels = np.array(codes, dtype=np.int64)[inverse]
+        if self.sample_weight is not None and self.sample_weight not in columns:
+            raise ValueError(f"there is no column {self.sample_weight!r} of weights, only {', '.join(columns)}")
         weight = None if self.sample_weight is None else columns[self.sample_weight]
-        return p, labels, as_weights(weight, p)
+        return p, labels, as_weights(weight, p, part=True)
 
     def map(self, function: Callable[[Batch], Sums]) -> Iterator[Sums]:
         """`function` of every batch; with Ray on the workers."""
@@ -136,7 +142,8 @@ def learn_from_batches(
     `source`, `target` and `sample_weight` as in `Batches`; the others as in `plug_in` and `calibrated`. "plug_in" needs
     no labels. Two classes: the rule of the whole, with probabilities rounded where more than a million differ. More
     classes: the plug-in rule of the whole as for large arrays, without moving single rows; "auto" calibrates on a
-    sample of 8 million probabilities first. Constraints of more than two classes need the rows in memory.
+    sample of 8 million probabilities first. Constraints of more than two classes need the rows in memory, and so do
+    certificates (about 50 bytes a row).
 
     >>> rng = np.random.default_rng(0)
     >>> parts = [rng.dirichlet([3.0, 1.0, 0.5], size=1000) for _ in range(3)]
@@ -146,20 +153,29 @@ def learn_from_batches(
     >>> learn_from_batches([p[:, :2] / p[:, :2].sum(1, keepdims=True) for p in parts], "f1", decision="plug_in").kind
     'threshold'
     """
+    checks.check_choice("decision", decision, DECISIONS)
     batches = Batches(source, target, sample_weight)
     known = batches.total(_shape_sums)
-    classes, labelled = len(known[0]), bool(known[3] == 0)
+    classes, total, rows, labelled = len(known[0]), float(known[1]), float(known[2]), bool(known[3] == 0)
+    if not total > 0:
+        raise ValueError("sample_weight must not be 0 in all rows; leave out rows that do not count")
     if decision != "plug_in" and not labelled:
         raise ValueError(f"decision {decision!r} needs labels in every batch; pass them, or use decision='plug_in'")
     constraints = parse_constraints(subject_to, batches.class_names) or None
     options: dict[str, Any] = {"average": average, "beta": beta, "subject_to": constraints}
     if classes == 2:
         p, y, weight = _distinct(batches)
-        labels = y if labelled else np.zeros(len(y), dtype=np.int64)
+        if confidence is not None and np.isclose(float(known[4]) * rows, total**2, rtol=1e-12):
+            # A certificate counts rows; all weigh the same.
+            times = np.rint(weight * rows / total).astype(np.int64)
+            p, y, weight = p.repeat(times, axis=0), y.repeat(times), np.ones(times.sum())
+        labels = y if labelled else None
         return learn_rule(decision, p, labels, metric, sample_weight=weight, confidence=confidence, **options)
     if subject_to is not None or confidence is not None:
         raise ValueError("constraints of more than two classes need the rows in memory; use decision.calibrated")
-    calibration = None if decision == "plug_in" else fit_calibration(*_sample(batches, float(known[2]), classes))
+    if decision == "argmax":
+        return Rule("argmax", classes)
+    calibration = None if decision == "plug_in" else fit_calibration(*_sample(batches, rows, classes))
     problem = Problem.of(metric, np.zeros((1, classes)), "multiclass", average, beta, None)
     counts = BatchedCounts(batches, calibration, classes, reads_matrix=problem.reads_matrix)
     gain, value = _best_gain(counts, problem, rounds)
@@ -169,7 +185,7 @@ def learn_from_batches(
 
 def _shape_sums(batch: Batch) -> Sums:
     p, y, weight = batch
-    return weight @ p, weight.sum(), np.asarray(float(len(p))), np.asarray(float(y is None))
+    return weight @ p, weight.sum(), np.asarray(float(len(p))), np.asarray(float(y is None)), weight @ weight
 
 
 def _distinct(batches: Batches) -> tuple[Floats, Labels, Floats]:

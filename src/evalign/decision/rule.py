@@ -83,20 +83,20 @@ def as_labels(target: Any, like: Floats, task: Task) -> Labels:
     return y.astype(np.int64)
 
 
-def as_weights(sample_weight: Any, like: Floats) -> Floats:
-    """Checked weights (n,); None is 1 for every row.
+def as_weights(sample_weight: Any, like: Floats, *, part: bool = False) -> Floats:
+    """Checked weights (n,); None is 1 for every row. In a `part` of the rows all may be 0.
 
     >>> as_weights(None, np.full((2, 2), 0.5))
     array([1., 1.])
     """
-    if len(like) == 0:
+    if len(like) == 0 and not part:
         raise ValueError("a rule is learned from at least one row of probabilities, got none")
     if sample_weight is None:
         return np.ones(len(like))
     weight = to_numpy(sample_weight).astype(np.float64)
     if weight.shape != like.shape[:1]:
         raise ValueError(f"sample_weight must have shape {like.shape[:1]}, got {weight.shape}")
-    if not (np.isfinite(weight).all() and weight.min() >= 0 and weight.sum() > 0):
+    if not (np.isfinite(weight).all() and (weight >= 0).all() and (part or weight.any())):
         raise ValueError("sample_weight must be finite, at least 0 and not all 0; leave out rows that do not count")
     return weight
 
@@ -195,6 +195,7 @@ class Rule:
             raise ValueError(f"kind of a rule must be one of {', '.join(PARAMETERS)}, got {self.kind!r}")
         if not _is_number(self.columns) or self.columns != int(self.columns) or self.columns < 1:
             raise ValueError(f"columns of a rule must be a whole number above 0, got {self.columns!r}")
+        object.__setattr__(self, "columns", int(self.columns))
         if self.kind == "threshold" and self.columns != 2:
             raise ValueError(f"a threshold rule decides between 2 columns, got {self.columns}")
         if self.multilabel and not isinstance(self.temperature, (int, float)):
@@ -343,7 +344,8 @@ class Rule:
             "at_most": int, "subject_to": list,
         }  # fmt: skip
         for name, wanted in types.items():
-            if name in given and not isinstance(given[name], wanted):
+            right = _is_number(given.get(name)) if wanted is float else isinstance(given.get(name), wanted)
+            if name in given and not right:  # JSON of other programs has 1 for 1.0
                 raise ValueError(f"{name} of a rule must be a {wanted.__name__}, got {_short(given[name])}")
         return cls(**given)
 

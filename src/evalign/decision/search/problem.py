@@ -28,7 +28,7 @@ def present_classes(actual: Floats, weight: Floats) -> Tensor:
     Without it, the recall of a class with next to no probability anywhere would weigh as much as any other's. A row
     has weight 1, or the mean weight if that is smaller (weights that add up to 1).
     """
-    row = min(1.0, float(weight[weight > 0].mean()))
+    row = min(1.0, float(weight.sum() / max(np.count_nonzero(weight), 1)))
     return torch.from_numpy(np.atleast_1d(actual > RARE * row))
 
 
