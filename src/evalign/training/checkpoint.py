@@ -57,7 +57,7 @@ class Checkpoint:
         container.write(self.path, FORMAT, plain, content)
 
     def restore(self, source: "InMemory", run: Run) -> bool:
-        """Bring source and run to where the file says they were; False where there is no file."""
+        """Restore source and run from the file; False where there is none."""
         if not self.path.exists():
             return False
         container = _container()

@@ -22,7 +22,7 @@ from evalign.training.recipes import Stage
 
 @dataclass
 class Epoch:
-    """What one epoch left behind; a row of `history_`."""
+    """Results of one epoch; a row of `history_`."""
 
     epoch: int
     stage: str
