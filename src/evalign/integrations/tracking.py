@@ -1,7 +1,8 @@
 """The exact soft and hard metric of an epoch, for all integrations.
 
 A forward hook on the loss sees every validation batch. Counts are added up, over ranks too, and the metric is applied
-once: the mean of the batches' losses would be another number.
+once: the mean of the batches' losses would be another number. Where that mean is the loss, with one metric an image or
+a module as the anchor, it is taken over rows.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ class Tracker:
         self.reset()
 
     def reset(self) -> None:
-        self.sums: Sums | None = None
+        self.sums: Sums | Tensor | None = None  # a tensor: the sum of losses and the rows behind them
         self.hard: Confusion | None = None
         self.rows: list[FlatBatch] = []  # of ranking metrics, which need all scores at once
 
@@ -59,52 +60,45 @@ class Tracker:
     @torch.no_grad()
     def add(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
         """Take note of a batch, as the loss is called with it."""
+        sums: Any = None
+        if self.loss.per_image or callable(self.loss.options.anchor_term):
+            value = self.loss.forward(input, target, sample_weight).mean()
+            sums = torch.stack([value * len(input), value.new_tensor(len(input))])
         if self.loss.objective.is_ranking:
-            flat = self.loss.flat(input, target, sample_weight)
+            flat = self.loss.flat(input, target, sample_weight).rows()
             y, weight = dense(flat.y, flat.weight, flat.logits.dtype)
             self.rows.append(FlatBatch(flat.logits.cpu(), y.cpu(), weight.cpu()))
-            return
-        sums = self.loss.sums(input, target, sample_weight).alone()
-        hard = self._hard(input, target, sample_weight)
+        else:
+            sums = self.loss.sums(input, target, sample_weight).alone() if sums is None else sums
+            hard = self._hard(input, target, sample_weight)
+            self.hard = hard if self.hard is None else self.hard + hard
         self.sums = sums if self.sums is None else self.sums + sums
-        self.hard = hard if self.hard is None else self.hard + hard
 
     def scores(self) -> dict[str, float]:
         """The loss of all batches together, and the metric of hard and of soft counts, under its name."""
-        if self.loss.objective.is_ranking:
-            return self._ranking_scores()
-        parts = [(self.sums, self.hard)]
+        parts: list[Any] = [(self.sums, self.hard, self.rows)]
         if is_up() and dist.get_world_size() > 1:  # objects, since a rank without a batch does not know any shape
-            parts = [(None, None)] * dist.get_world_size()
-            dist.all_gather_object(parts, (_portable(self.sums), _portable(self.hard)))
-        soft = [sums for sums, _ in parts if sums is not None]
-        if not soft:
-            return {}
-        total = soft[0]
-        for other in soft[1:]:
-            total = total + other
+            own = _portable(self.sums), _portable(self.hard), self.rows
+            parts = [(None, None, [])] * dist.get_world_size()
+            dist.all_gather_object(parts, own)
+        totals, hard, rows = zip(*parts, strict=True)
+        found: dict[str, float] = {}
+        objective, beta = self.loss.objective, self.loss.beta
         with torch.no_grad():
-            loss = self.loss.objective.of_sums(total, self.loss.beta)
-            score = 1 - self.loss.objective.metric_term(total.confusion, self.loss.beta)
-        found = {"loss": float(loss), f"soft_{self.name}": float(score)}
-        if (hard := self._hard_score(sum((h for _, h in parts if h is not None), start=0))) is not None:
-            found[self.name] = hard
+            if any(rows):
+                logits, y, weight = (torch.cat([row[i] for part in rows for row in part]) for i in range(3))
+                found["loss"] = float(objective(logits, y, weight, self.loss.temperature))
+                found[self.name] = 1 - float(objective.ranked(logits, y, weight))
+            total: Any = sum(part for part in totals if part is not None)
+            if isinstance(total, Tensor):
+                found["loss"] = float(total[0] / total[1])
+            elif isinstance(total, Sums):
+                found["loss"] = float(objective.of_sums(total, beta))
+                found[f"soft_{self.name}"] = 1 - float(objective.metric_term(total.confusion, beta))
+        counts: Any = sum(part for part in hard if part is not None)
+        if isinstance(counts, Confusion) and self.loss.metric != "auroc":
+            found[self.name] = float(objective.score(counts, beta))
         return dict(sorted(found.items(), key=lambda item: (item[0] != "loss", item[0])))
-
-    def _ranking_scores(self) -> dict[str, float]:
-        """The loss and the exact metric of all rows, of all ranks."""
-        rows = self.rows
-        if is_up() and dist.get_world_size() > 1:
-            parts: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(parts, rows)
-            rows = [row for part in parts for row in part]
-        if not rows:
-            return {}
-        logits, y, weight = (torch.cat([row[i] for row in rows]) for i in range(3))  # type: ignore[misc]
-        objective, temperature = self.loss.objective, self.loss.temperature
-        with torch.no_grad():
-            score = 1 - objective.ranked(logits, y, weight)
-            return {"loss": float(objective(logits, y, weight, temperature)), self.name: float(score)}
 
     def _hard(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> Confusion:
         """Counts at the labels that argmax, or the threshold (1/2 for a grid), predicts."""
@@ -130,16 +124,11 @@ class Tracker:
             _ = confusion.matrix  # built now: a sum has one only if its parts have
         return confusion
 
-    def _hard_score(self, c: Any) -> float | None:
-        if not isinstance(c, Confusion) or self.loss.metric == "auroc":
-            return None
-        return float(self.loss.objective.score(c, self.loss.beta))
-
 
 def _portable(part: Any) -> Any:
     """Without what cannot travel between processes: a matrix that was never built, and other devices."""
-    if part is None:
-        return None
+    if part is None or isinstance(part, Tensor):
+        return part if part is None else part.cpu()
     confusion = part.confusion if isinstance(part, Sums) else part
     matrix = None if confusion.built_matrix is None else confusion.built_matrix.cpu()
     vectors = {name: getattr(confusion, name).cpu() for name in ("tp", "actual", "predicted", "total")}
