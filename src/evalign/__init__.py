@@ -47,7 +47,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'evalign' has no attribute {name!r}")
     import importlib
 
-    module = importlib.import_module(f"evalign.{_FOUND_IN.get(name, name)}")
+    try:
+        module = importlib.import_module(f"evalign.{_FOUND_IN.get(name, name)}")
+    except ModuleNotFoundError as error:
+        wanted = f"evalign.{name} needs {error.name}, which is not installed; pip install 'evalign[tables]'"
+        raise ModuleNotFoundError(wanted, name=error.name) from error
     return getattr(module, name) if name in _FOUND_IN else module
 
 

@@ -3,6 +3,7 @@
 import html
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -684,6 +685,17 @@ def test_help_is_quick_and_complete(call: Call) -> None:
         assert said.code == 0
         assert f"Example: evalign {name}" in said.out
     assert "Commands" in call().out
+
+
+@pytest.mark.slow
+def test_output_that_is_closed_or_of_few_letters(folder: Path) -> None:
+    words = [sys.executable, "-m", "evalign", "advise", folder / "train.csv", "-t", "kind"]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, capture_output=True, env=ascii_only, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\xb1 0." in done.stdout  # the plus-minus sign
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_version(call: Call) -> None:

@@ -45,6 +45,8 @@ def check_words(words):
     """Raise unless a shell command can be run as it is written, by its names and options."""
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif words[0] == "source":
+        assert words[1] == ".venv/bin/activate"  # .venv is the Makefile's
     elif words[0] == "python":
         assert (ROOT / words[1]).is_file()
     elif words[:2] == ["pip", "install"]:
@@ -90,7 +92,15 @@ def test_inline_code_names_what_exists(code):
     elif " " in code and not code.startswith("("):
         check_words(shlex.split(code))
     elif not re.fullmatch(r"\(N,.*\)", code):  # a shape
-        known = {*evalign.__all__, *COMMANDS, *PRESETS, *dir(estimator_checks), *dir(evalign.EASTBlend), ".venv"}
+        known = {
+            *evalign.__all__,
+            *COMMANDS,
+            *PRESETS,
+            *dir(estimator_checks),
+            *dir(evalign.EASTBlend),
+            ".venv",
+            "evalign",
+        }
         assert code in known or shutil.which(code)
 
 
@@ -102,6 +112,24 @@ def test_the_loss_alone_imports_neither_pandas_nor_scikit_learn():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def without(package, *words):
+    """Run a Python command line where a package is not installed."""
+    hide = f"import sys, runpy; sys.modules[{package!r}] = None; sys.argv[:] = {list(words)}; "
+    run = "runpy.run_module('evalign', run_name='__main__')" if words[0] == "evalign" else words[0]
+    return subprocess.run([sys.executable, "-c", hide + run], capture_output=True, text=True, check=False)
+
+
+def test_what_to_install_is_said(tmp_path):
+    shown = without("typer", "evalign", "--version")
+    wanted = "which is not installed; pip install 'evalign"
+    assert (shown.returncode, shown.stderr) == (2, f"evalign: the command line needs typer, {wanted}[cli]'\n")
+    animals(40, 0).to_csv(tmp_path / "a.csv", index=False)
+    shown = without("pandas", "evalign", "advise", str(tmp_path / "a.csv"), "-t", "kind")
+    assert (shown.returncode, shown.stderr) == (2, f"evalign: this needs pandas, {wanted}[cli]'\n")
+    shown = without("pandas", "import evalign; evalign.EASTBlend")
+    assert shown.stderr.endswith(f"ModuleNotFoundError: evalign.EASTBlend needs pandas, {wanted}[tables]'\n")
 
 
 @pytest.mark.slow

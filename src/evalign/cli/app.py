@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 import typer
@@ -69,6 +70,11 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 wrong input, 3 a constraint that cannot be met, 130 Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started the command
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        if isinstance(stream := getattr(sys, name), TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for encodings that lack a letter
     # Read by torch's thread pool on import. Threads that spin while waiting slow a fit from seconds to minutes on a
     # busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -93,6 +99,8 @@ def _explain(error: Exception) -> NoReturn:
         context = getattr(error, "ctx", None)
         where = "evalign" if context is None else context.command_path
         _fail(f"{error.format_message().rstrip('.')}; see {where} --help", EXIT_WRONG_INPUT)
+    if isinstance(error, ModuleNotFoundError):
+        _fail(f"this needs {error.name}, which is not installed; pip install 'evalign[cli]'", EXIT_WRONG_INPUT)
     if isinstance(error, MemoryError):
         _fail("the table does not fit into memory; drop columns, or take a sample of its rows", EXIT_WRONG_INPUT)
     # Raised by checks, ours or scikit-learn's; a diverging loss is a FloatingPointError with advice in it.

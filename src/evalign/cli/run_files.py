@@ -134,16 +134,13 @@ class Loaded:
 
     def describe(self) -> dict[str, Any]:
         """Names, sizes and checksums for result.json."""
+        path, test, targets = self.source.path, self.source.test, self.source.targets
         facts: dict[str, Any] = {
-            "file": str(self.source.path),
-            "sha256": checksum(self.source.path),
-            "rows": len(self.table),
-            "features": self.table.X.shape[1],
-            "target": self.source.target if len(self.source.targets) == 1 else self.source.targets,
-            "classes": self.profile.classes,
-        }
-        if self.source.test is not None:
-            facts |= {"test_file": str(self.source.test), "test_sha256": checksum(self.source.test)}
+            "file": str(path), "sha256": checksum(path), "rows": len(self.table), "features": self.table.X.shape[1],
+            "target": self.source.target if len(targets) == 1 else targets, "classes": self.profile.classes,
+        }  # fmt: skip
+        if test is not None:
+            facts |= {"test_file": str(test), "test_sha256": checksum(test)}
         return facts
 
     def details(self) -> dict[str, Any]:
@@ -205,7 +202,7 @@ def load(source: Source, note: Note) -> Loaded:
             frame = frame.dropna(subset=targets, ignore_index=True)
         truth, frame = frame[targets], expand_dates(frame.drop(columns=targets), features=X.columns)
         check_header(str(source.test), list(frame.columns), list(X.columns))
-        if extra := [name for name in frame.columns if name not in X and name not in (*source.drop, *empty)]:
+        if extra := [name for name in frame if name not in (*X, *source.drop, *empty)]:
             note(f"{source.test.name} has columns that {path.name} lacks, which are ignored: {quoted(extra)}")
         check_columns(frame[list(X.columns)])
         test = Table(frame[list(X.columns)], check_labels(truth, None if labels is None else y, source.test))
@@ -261,14 +258,11 @@ def note_positive(judge: "Judge", counts: dict[str, int], note: Note) -> None:
     from evalign import metrics
 
     by_cell = judge.costs is not None and any(isinstance(key, str) and key != "reject" for key in judge.aim.costs or ())
-    if judge.aim.positive is not None or judge.average != "binary":
-        return
-    if not by_cell and not metrics.is_averaged(judge.aim.name):
-        return
-    other, positive = judge.names
-    if counts[positive] > counts[other]:
-        wanted = f"--positive {shlex.quote(other)}"
-        note(f"{positive!r} is the positive class, the more frequent one; use {wanted} for the other")
+    if judge.aim.positive is None and judge.average == "binary" and (by_cell or metrics.is_averaged(judge.aim.name)):
+        other, positive = judge.names
+        if counts[positive] > counts[other]:
+            wanted = f"--positive {shlex.quote(other)}"
+            note(f"{positive!r} is the positive class, the more frequent one; use {wanted} for the other")
 
 
 def note_classes(judge: "Judge", truth: Any, note: Note) -> None:
@@ -276,9 +270,10 @@ def note_classes(judge: "Judge", truth: Any, note: Note) -> None:
     import numpy as np
 
     counts = truth.sum(0) if judge.multilabel else np.bincount(truth, minlength=len(judge.classes))
-    if absent := [name for name, count in zip(judge.names, counts, strict=True) if count == 0]:
+    rows = dict(zip(judge.names, counts, strict=True))
+    if absent := [name for name, count in rows.items() if count == 0]:
         note(f"no test row has the class {quoted(absent)}, which counts as 0 in a macro average")
-    if few := [name for name, count in zip(judge.names, counts, strict=True) if 0 < count < 10]:
+    if few := [name for name, count in rows.items() if 0 < count < 10]:
         which = "the class" if len(few) == 1 else "each of the classes"
         note(f"fewer than 10 test rows have {which} {quoted(few)}; scores of so few are unreliable")
 
