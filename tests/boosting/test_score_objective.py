@@ -1,5 +1,7 @@
 """Derivatives by raw score: equal to autograd through the loss and to finite differences, for every metric and task."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -269,3 +271,22 @@ def test_the_anchor_of_trees_is_cross_entropy_and_weights_are_not_negative():
         ScoreObjective("f1", anchor=(1.0, "focal"))
     with pytest.raises(ValueError, match=r"weight must lie in \[0, inf\), got -1"):
         ScoreObjective("f1", weight=[1.0, -1.0])
+
+
+@pytest.mark.parametrize(("task", "value"), [("binary", 0.5), ("binary", np.nan), ("multiclass", 1.5)])
+def test_labels_that_are_no_whole_numbers_are_refused(task, value):
+    scores = np.zeros(3) if task == "binary" else np.zeros((3, 3))
+    with pytest.raises(ValueError, match=f"labels must be whole numbers, got {value:g}"):
+        ScoreObjective("f1", task=task).gradient(scores, np.array([0.0, value, 1.0]))
+
+
+def test_the_score_of_several_classes_is_that_of_the_labels():
+    scores, y = np.log([[0.3, 0.36, 0.34], [0.5, 0.3, 0.2]]), np.array([1, 0])
+    objective = ScoreObjective("accuracy", threshold=0.4)  # of the steps that are trained with
+    assert objective.labels(scores).tolist() == y.tolist()
+    assert objective.score(scores, y) == 1
+
+
+def test_an_objective_that_cools_can_be_pickled():
+    copied = pickle.loads(pickle.dumps(ScoreObjective("f1", temperature=cooling(0.2, 0.05, rounds=3))))
+    assert [round(copied.temperature_at(r), 3) for r in range(4)] == [0.2, 0.1, 0.05, 0.05]

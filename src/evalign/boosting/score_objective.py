@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -158,7 +159,11 @@ def cooling(start: float = 0.2, end: float = 0.05, rounds: int = 200) -> Callabl
     checks.check_temperature(start)
     checks.check_temperature(end)
     checks.check_number("rounds", rounds, low=1)
-    return lambda number: start * (end / start) ** min(1.0, number / max(1, rounds - 1))
+    return partial(_cooled, start, end, rounds)  # which can be pickled
+
+
+def _cooled(start: float, end: float, rounds: int, number: int) -> float:
+    return start * float((end / start) ** min(1.0, number / max(1, rounds - 1)))
 
 
 class ScoreObjective:
@@ -345,7 +350,10 @@ class ScoreObjective:
         return Table(z, self._checked.labels, self._checked.weights)
 
     def _labels(self, z: Tensor, y: Array) -> Tensor:
-        labels = torch.from_numpy(np.ascontiguousarray(y)).long()  # the libraries keep whole numbers as float32
+        given = torch.from_numpy(np.ascontiguousarray(y))
+        labels = given.long()  # the libraries keep whole numbers as float32
+        if given.is_floating_point() and not torch.equal(labels.to(given.dtype), given):
+            raise ValueError(f"labels must be whole numbers, got {given[labels != given].reshape(-1)[0].item():g}")
         if self.task == "multilabel" and labels.shape != z.shape:
             labels = labels.reshape(z.shape) if labels.numel() == z.numel() else labels
         expected = z.shape[:1] if self.task == "multiclass" else z.shape
@@ -383,11 +391,11 @@ class ScoreObjective:
 
     def _hard(self, table: Table) -> Confusion:
         thresholds, z = self.objective.thresholds, table.scores
-        if self.task == "multiclass" and thresholds is None:
-            return Confusion.hard(z.argmax(1), table.y, z.shape[1], sample_weight=table.weight)
-        if isinstance(thresholds, tuple) or self.task == "multiclass":
+        if isinstance(thresholds, tuple):
             hard = replace(self.objective, step=StepChoice(steps.hard))
             return hard.confusion(z, table.y, table.weight)
+        if self.task == "multiclass":
+            return Confusion.hard(z.argmax(1), table.y, z.shape[1], sample_weight=table.weight)
         decided = steps.hard(z.sigmoid(), 0.5 if thresholds is None else thresholds).long()
         multilabel = self.task == "multilabel"
         return Confusion.hard(decided, table.y, 2, sample_weight=table.weight, multilabel=multilabel)
