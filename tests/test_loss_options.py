@@ -386,3 +386,25 @@ def test_a_step_without_a_threshold_takes_a_grid(task, step):
     z, y = batch(task)
     one = metric_loss(z, y, "f1", task=task, step=step)
     torch.testing.assert_close(metric_loss(z, y, "f1", task=task, step=step, threshold=[0.25, 0.5, 0.75]), one)
+
+
+def test_an_anchor_that_is_replaced_leaves_no_parameters():
+    loss = MetricLoss("f1", anchor=(1.0, nn.Linear(2, 2)))
+    loss.anchor = 0.5
+    assert list(loss.parameters()) == []
+
+
+@pytest.mark.parametrize(("value", "got"), [(3.0, "float"), (None, "NoneType"), (torch.zeros(2), r"shape \(2,\)")])
+def test_an_anchor_returns_a_tensor_of_one_number(value, got):
+    loss = MetricLoss("f1", anchor=(1.0, lambda input, target: value))
+    with pytest.raises(ValueError, match=f"the anchor must return a tensor of one number, got {got}"):
+        loss(*batch("multiclass"))
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_sample_weights_are_finite_and_not_negative(value):
+    z, y = batch("multiclass")
+    weight = torch.ones(len(y))
+    weight[3] = value
+    with pytest.raises(ValueError, match=r"sample_weight must lie in \[0, inf\), got"):
+        MetricLoss("f1")(z, y, weight)

@@ -101,9 +101,14 @@ def check_vector(name: str, value: Any, *, low: float = -math.inf, infinite: boo
         raise TypeError(f"{name} must hold one number per class, got {value!r}") from None
     if vector.dim() > 1:
         raise ValueError(f"{name} must hold one number per class, got shape {tuple(vector.shape)}")
-    if can_look_at(vector) and vector.numel():
-        for extreme in vector.double().aminmax():
-            check_number(name, extreme.item(), low=low, open_low=low == -math.inf, open_high=not infinite)
+    check_bounds(name, vector, low=low, open_low=low == -math.inf, open_high=not infinite)
+
+
+def check_bounds(name: str, x: Tensor, **bounds: Any) -> None:
+    """`check_number` for all entries of a tensor; values on a GPU are not looked at."""
+    if can_look_at(x) and x.numel():
+        for extreme in x.detach().aminmax():
+            check_number(name, float(extreme), **bounds)
 
 
 def check_beta(beta: Any) -> None:

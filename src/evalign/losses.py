@@ -153,7 +153,7 @@ class MetricLoss(nn.Module):
                 self.temperature = value
             else:
                 self.__dict__[name] = value
-        if callable(options.anchor_term) and "anchor" in names:  # a module moves with the loss, and has parameters
+        if "anchor" in names:  # a module moves with the loss, and has parameters
             term: Any = options.anchor_term if isinstance(options.anchor_term, nn.Module) else None
             super().__setattr__("anchor_module", term)
 
@@ -327,8 +327,9 @@ def _module_anchor(options: LossOptions, input: Tensor, target: Tensor) -> Tenso
     if isinstance(term, str) or not options.anchor_weight:
         return 0.0
     value = term(input, target)
-    if value.dim():
-        raise ValueError(f"the anchor must return one number, got shape {tuple(value.shape)}; use its mean")
+    if not isinstance(value, Tensor) or value.dim():
+        got = f"shape {tuple(value.shape)}; use its mean" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"the anchor must return a tensor of one number, got {got}")
     return options.anchor_weight * value
 
 
