@@ -354,6 +354,7 @@ def test_report_knows_labels_and_the_positive_class(two_classes):
     model = MetricDecision(LogisticRegression(), "precision", pos_label="fraud", subject_to="recall['fraud'] >= 0.8")
     model.fit(X[:2000], names[:2000])
     worth = model.report(X[2000:], names[2000:])
+    assert list(worth.constraints) == ["recall['fraud'] >= 0.8"]
     predicted = model.predict(X[2000:])
     assert worth.value.value == pytest.approx(precision_score(names[2000:], predicted, pos_label="fraud"))
     assert [e.value for e, _ in worth.constraints.values()] == [

@@ -1,11 +1,14 @@
 """Methods that users of scikit-learn expect, against `predict` and `predict_proba`."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
 from sklearn.datasets import load_iris, make_classification
+from sklearn.linear_model import LogisticRegression
 
-from evalign import EASTBooster, EASTClassifier
+from evalign import EASTBooster, EASTClassifier, MetricDecision
+from evalign.estimators.linear import EASTLinear
 
 MODELS = {
     "network": lambda **options: EASTClassifier("f1", hidden=(8,), epochs=5, folds=1, random_state=0, **options),
@@ -42,3 +45,12 @@ def test_several_classes_a_row_are_refused_with_a_hint():
     X, y = DATA["two"]
     with pytest.raises(ValueError, match="MultiOutputClassifier"):
         MODELS["boost"]().fit(X, np.c_[y, np.where(y == y[0], 2, 3)])
+
+
+@pytest.mark.parametrize(
+    "labels", [pd.Series(["a", None, "b"] * 40, dtype="string"), np.array(["a", None] * 60, object)]
+)
+@pytest.mark.parametrize("model", [EASTLinear("f1"), MetricDecision(LogisticRegression())])
+def test_rows_without_a_label_are_refused(model, labels):
+    with pytest.raises(ValueError, match="y must hold a label in every row"):
+        model.fit(np.zeros((120, 1)), labels)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from sklearn.base import clone
 from sklearn.datasets import load_iris
 
 from evalign import EASTClassifier, metrics
@@ -171,3 +172,21 @@ def test_a_model_of_a_gpu_is_used_without_one(tmp_path):
     model.device = "cuda:1"
     model.save(tmp_path / "m.safetensors")
     np.testing.assert_array_equal(EASTClassifier.load(tmp_path / "m.safetensors").predict_proba(X), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"class_weight": {0: 1.0, 1: 3.0}},
+        {"metric": "fbeta", "average": "macro", "beta": {0: 1.0, 1: 3.0}},
+        {"metric": "cost", "costs": {(0, 1): 1.0, (1, 0): 5.0}},
+        {"random_state": np.int64(3)},
+    ],
+)
+def test_options_by_label_survive_and_fit_again(options, tmp_path):
+    X, y = load_iris(return_X_y=True)
+    X, y = X[:100], y[:100]
+    model = EASTLinear(**{"random_state": 0, **options}).fit(X, y)
+    again = EASTLinear.load(model.save(tmp_path / "m"))
+    assert again.get_params() == model.get_params()
+    assert (clone(again).fit(X, y).predict_proba(X) == model.predict_proba(X)).all()

@@ -192,7 +192,7 @@ def evaluate_rule(
         ours = np.where(decided_share > 0, decided_share * ours, 0.0) + (1 - decided_share) * rule.reject
     missed = (problem.missing(limit_values[1:].T) > 0).mean(axis=1)
     constraints = {
-        str(constraint): (Estimate.of(values[0], values[1:]), float(share))
+        constraint.describe(): (Estimate.of(values[0], values[1:]), float(share))
         for constraint, values, share in zip(problem.constraints, limit_values.T, missed, strict=True)
     }
     threshold, curve = None, None

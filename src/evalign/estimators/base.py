@@ -16,7 +16,6 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     _check_sample_weight,
-    check_array,
     check_consistent_length,
     check_is_fitted,
     column_or_1d,
@@ -39,6 +38,7 @@ from evalign.tables.split import (
     Floats,
     HeldOutPredictions,
     TrainingRows,
+    check_no_gaps,
     distinct_rows,
     fold_rows,
     indicator,
@@ -285,11 +285,10 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     @classmethod
     def from_content(cls, arrays: Arrays, fitted: dict[str, Any]) -> Self:
         """The model that `content` was taken from; of held-out predictions a sample is kept, for `adapt`."""
-        params: dict[str, Any] = {name: tuple(v) if name == "hidden" else v for name, v in fitted["params"].items()}
-        if isinstance(params["costs"], dict):
-            pairs = params["costs"]["pairs"]
-            params["costs"] = {tuple(key) if isinstance(key, list) else key: value for key, value in pairs}
-        model = cls(**params)
+        params: dict[str, Any] = container.loaded_params(fitted["params"])
+        if "hidden" in params:
+            params["hidden"] = tuple(params["hidden"])
+        model = cls(params.pop("metric"), **params)
         model.classes_ = container.classes_from_json(fitted["classes"])
         model.n_features_in_ = fitted["n_features_in"]
         if fitted["feature_names_in"] is not None:
@@ -380,7 +379,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
             codes = np.unique(labels, axis=0, return_inverse=True)[1].ravel()
         else:
             labels = column_or_1d(y, warn=True)
-            check_array(labels, ensure_2d=False, dtype=None, input_name="y")
+            check_no_gaps(labels)
             check_classification_targets(labels)
             check_consistent_length(X, labels)
             self.classes_, codes = np.unique(labels, return_inverse=True)

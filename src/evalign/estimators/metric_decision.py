@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.model_selection import ShuffleSplit, StratifiedKFold, StratifiedShuffleSplit, check_cv
-from sklearn.utils import _safe_indexing, assert_all_finite, get_tags, indexable
+from sklearn.utils import _safe_indexing, get_tags, indexable
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
@@ -30,7 +30,7 @@ from evalign.confusion import Confusion
 from evalign.decision.rule import Floats, Rule
 from evalign.estimators.decision_mixin import Deciding
 from evalign.metrics import MetricFunction
-from evalign.tables.split import indicator, rarest_label
+from evalign.tables.split import check_no_gaps, indicator, rarest_label
 
 FOLDS = 5
 
@@ -86,8 +86,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         """Learn the rule, then fit the classifier; `sample_weight` counts in both, `params` go to the classifier."""
         self._check_parameters()
         X, y = indexable(X, y)
-        if np.asarray(y).dtype.kind == "f":
-            assert_all_finite(y, input_name="y")
+        check_no_gaps(y)
         check_classification_targets(y)
         kind = type_of_target(y)
         if kind == "multiclass-multioutput":

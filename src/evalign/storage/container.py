@@ -92,10 +92,17 @@ def saved_params(model: Any) -> dict[str, Any]:
     if not isinstance(getattr(model, "recipe", ""), str):  # a forest has none
         raise ValueError(f"only a recipe given by name can be saved, got the recipe object {model.recipe.name!r}")
     params: dict[str, Any] = model.get_params()
-    params["random_state"] = params["random_state"] if isinstance(params["random_state"], int) else None
-    if isinstance(params.get("costs"), Mapping):  # keys of JSON are text, those of costs may be pairs of labels
-        params["costs"] = {"pairs": list(params["costs"].items())}
-    return params
+    params["random_state"] = params["random_state"] if isinstance(params["random_state"], (int, np.integer)) else None
+    # Keys of JSON are text, those of options may be numbers or pairs of labels.
+    return {name: {"pairs": list(v.items())} if isinstance(v, Mapping) else v for name, v in params.items()}
+
+
+def loaded_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that `saved_params` wrote."""
+    return {
+        name: {tuple(k) if isinstance(k, list) else k: own for k, own in v["pairs"]} if isinstance(v, dict) else v
+        for name, v in params.items()
+    }
 
 
 def packed(models: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -144,4 +151,4 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, np.ndarray):
         return value.tolist()
-    raise TypeError(f"cannot save a {type(value).__name__}")
+    raise ValueError(f"only text, numbers, lists and mappings can be saved, got a {type(value).__name__} in an option")

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.sparse import issparse
+from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import type_of_target
 
 Floats = NDArray[np.float64]
@@ -264,6 +265,15 @@ def is_multilabel(y: Any) -> bool:
             "row wrap the classifier in sklearn.multioutput.MultiOutputClassifier"
         )
     return True
+
+
+def check_no_gaps(y: Any) -> None:
+    """Refuse labels that are missing or infinite."""
+    values = np.asarray(y)
+    if values.dtype.kind == "f":
+        assert_all_finite(values, input_name="y")
+    if values.dtype == object and values.ndim and (missing := int(pd.isna(values).sum())):
+        raise ValueError(f"y must hold a label in every row, got none in {missing}; drop these rows")
 
 
 def indicator(y: Any) -> Codes:
