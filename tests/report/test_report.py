@@ -186,6 +186,12 @@ def test_many_classes_are_kept_readable() -> None:
     assert page.count("<svg") == 2
 
 
+def test_what_scrolls_is_reached_by_keyboard(binary: tuple[Comparison, dict[str, Any]]) -> None:
+    page = render(binary[1] | {"shift": SHIFT})
+    labels = re.findall(r'class="scroll" tabindex="0" role="region" aria-label="([^"]+)"', page)
+    assert page.count('class="scroll"') == len(labels) == len(set(labels)) >= 4
+
+
 def test_names_stay_apart_where_they_are_shortened() -> None:
     names = [f"a very long name, as some people give them, of {k}" for k in ("dogs", "cats", "emus")]
     found = [{"column": name, "mean": 0.1, "error": 0.01} for name in names]
