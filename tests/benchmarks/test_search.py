@@ -61,6 +61,7 @@ def test_what_is_for_one_set_is_left_out_of_others(search, monkeypatch):
     assert len(found["adult"]) > 1
 
 
+@pytest.mark.slow
 def test_networks_are_searched_and_no_neighbour_is_felt(search):
     module, folder = search
     names = ("mlp", "embedding", "embedding x8 rank_one", "periodic scale=0.3")

@@ -87,6 +87,7 @@ def test_text_json_and_page():
     assert "recall &gt;= 0.8" in worth.html()
 
 
+@pytest.mark.slow
 def test_interval_of_a_constrained_threshold_is_that_of_constrained_rules():
     """The threshold of recall >= 0.95 lies far below that of precision alone, and so does its interval."""
     p, y = rows(3)

@@ -189,6 +189,7 @@ def test_metadata_routing(two_classes):
     assert np.allclose(kept.predict_proba(X), LogisticRegression().fit(X, y).predict_proba(X))
 
 
+@pytest.mark.slow
 def test_in_pipelines_and_searches(two_classes):
     X, y = two_classes
     frame = pd.DataFrame(X, columns=[f"x{k}" for k in range(X.shape[1])])

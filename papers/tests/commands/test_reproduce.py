@@ -205,6 +205,7 @@ def test_ray_and_processes_give_the_same_reports(tiny, tmp_path):
     assert results(elsewhere) == results(tiny)
 
 
+@pytest.mark.slow
 def test_a_cell_in_other_hands_is_left_alone(tiny):
     path = tiny / "btg/tiny/honest/synthetic_5.ccs.json"
     stacked = tiny / "btg/tiny/honest/synthetic_5.f1.json"
