@@ -637,21 +637,6 @@ def test_bugs_are_told_from_wrong_input(
         main(["fit", str(folder / "train.csv"), "-t", "kind", "-o", str(tmp_path / "run")])
 
 
-def test_only_a_raise_of_ours_is_wrong_input(
-    folder: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names: dict[str, Any] = {"__name__": "evalign.somewhere"}
-    exec("def slip(*a):\n    return int('x')\ndef check(*a):\n    raise ValueError('no x')", names)
-    for name, said in {
-        "slip": (1, "this is a bug (ValueError: invalid literal"),
-        "check": (2, "evalign: no x"),
-    }.items():
-        monkeypatch.setattr("evalign.cli.run_files.load", names[name])
-        found = call("fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run")
-        assert found.code == said[0]
-        assert said[1] in found.err
-
-
 # -- the real command -------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from dis import opname
 from importlib.metadata import entry_points
 from io import TextIOWrapper
 from typing import Annotated, NoReturn
@@ -112,15 +111,12 @@ def _explain(error: Exception) -> NoReturn:
 
 
 def _is_checked(error: Exception) -> bool:
-    """Whether a `raise` of a check raised this; a ValueError of numpy's is a bug of ours, not wrong input."""
+    """Whether a check raised this; a ValueError from inside numpy is a bug of ours, not wrong input."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None:
-        return False
-    raised = opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
-    module = str(trace.tb_frame.f_globals.get("__name__")).split(".")[0]
-    return module == "sklearn" or (module in ("evalign", "evalign_papers") and raised)
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.split(".")[0] in ("evalign", "evalign_papers", "sklearn")
 
 
 def _fail(message: str, code: int) -> NoReturn:
