@@ -1,6 +1,7 @@
 """Costs and several targets on the command line, from fit to predict, held against scikit-learn and plain loops."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,8 @@ def test_costs_come_inline_or_from_a_file(folder: Path, tmp_path: Path) -> None:
         for i, way in enumerate(ways)
     ]
     assert all(result["table"][0]["confusion"] == results[0]["table"][0]["confusion"] for result in results)
+    page = (tmp_path / "0" / "report.html").read_text()
+    assert [float(v) for v in re.findall(r'id="(?:miss|alarm)" [^>]*value="([^"]*)"', page)] == [20, 1]
     assert results[2]["settings"]["costs"] == {"ok:fraud": 1.0, "fraud:ok": 20.0, "fraud:fraud": 0.0}
 
 

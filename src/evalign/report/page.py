@@ -211,8 +211,11 @@ def render(result: dict[str, Any]) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"score": score, "signed": signed}
+    miss, alarm = slider_costs(result) if result["operating"] else (0, 0)
     return environment.get_template("report.html.j2").render(
         r=result,
+        miss=miss,
+        alarm=alarm,
         headline=headline(result),
         verdict=verdict(result),
         target=flat({"target": result["data"]["target"]})[0][1],
@@ -231,6 +234,17 @@ def render(result: dict[str, Any]) -> str:
         shift=shift_section(result),
         flat=flat,
     )
+
+
+def slider_costs(result: dict[str, Any]) -> tuple[float, float]:
+    """Costs of a miss and of a false alarm that the slider starts with: those of training, or 10 and 1.
+
+    >>> slider_costs({"classes": ["ok", "fraud"], "settings": {"costs": {"fraud:ok": 20.0, "fp": 3.0}}})
+    (20.0, 3.0)
+    """
+    costs, (negative, positive) = result["settings"].get("costs") or {"fn": 10, "fp": 1}, result["classes"][:2]
+    miss, alarm = ("fn", f"{positive}:{negative}"), ("fp", f"{negative}:{positive}")
+    return sum(costs.get(key, 0) for key in miss), sum(costs.get(key, 0) for key in alarm)
 
 
 def headline(result: dict[str, Any]) -> str:
