@@ -33,16 +33,6 @@ class Table:
             yield part, Table(self.scores[part], self.y[part], self.weight[part])
 
 
-@dataclass(frozen=True)
-class Pull:
-    """The value of 1 - M, and its derivative by each count."""
-
-    value: Tensor
-    tp: Tensor
-    predicted: Tensor
-    matrix: Tensor | None
-
-
 def metric_gradient(objective: Objective, table: Table, temperature: float) -> tuple[Tensor, Tensor]:
     """1 - M(C) and its gradient, of the scores' shape: in blocks of rows, by the fused form where there is one.
 
@@ -67,28 +57,25 @@ def metric_gradient(objective: Objective, table: Table, temperature: float) -> t
     fused = objective.step.step in FUSED_STEPS and not isinstance(objective.thresholds, tuple)
     fused &= objective.thresholds is None if objective.task == "multiclass" else table.scores.dtype == torch.float32
     size = FUSED if fused else EAGER
-    if fused and table.scores.numel() <= size:
-        # The fused form keeps a number a score for its way back, no graph: one pass does for what fits in a block.
+    # The fused form keeps a number a score for its way back, no graph: one pass does for what fits in a block.
+    in_one_pass = fused and table.scores.numel() <= size
+    if in_one_pass:
         scores = table.scores.detach().requires_grad_()
-        counts = counted(Table(scores, table.y, table.weight))
-        pull = _pull(objective, counts, lambda: _summed_matrix(plain, table))
-        if pull.matrix is None:
-            by_count = (pull.tp, pull.predicted)
-            return pull.value, torch.autograd.grad((counts.tp, counts.predicted), scores, by_count)[0]
-    with torch.no_grad():
-        confusion: Confusion = sum((counted(part) for _, part in table.blocks(size)), start=0)  # type: ignore[assignment]
-    pull = _pull(objective, confusion, lambda: _summed_matrix(plain, table))
+        confusion = counted(Table(scores, table.y, table.weight))
+    else:
+        with torch.no_grad():
+            confusion = sum((counted(part) for _, part in table.blocks(size)), start=0)  # type: ignore[assignment]
+    value, slopes = _pull(objective, confusion, lambda: _summed_matrix(plain, table))
+    reads_matrix = len(slopes) == 3
+    if in_one_pass and not reads_matrix:
+        return value, torch.autograd.grad((confusion.tp, confusion.predicted), scores, slopes)[0]
     gradient = torch.empty_like(table.scores)
-    through = plain if pull.matrix is not None else counted
-    for part, block in table.blocks(EAGER if pull.matrix is not None else size):
+    for part, block in table.blocks(EAGER if reads_matrix else size):
         scores = block.scores.detach().requires_grad_()
-        counts = through(Table(scores, block.y, block.weight))
-        pairs = [(counts.tp, pull.tp), (counts.predicted, pull.predicted)]
-        if pull.matrix is not None:
-            pairs.append((counts.matrix, pull.matrix))
-        values, weights = zip(*pairs, strict=True)
-        gradient[part] = torch.autograd.grad(values, scores, weights)[0]
-    return pull.value, gradient
+        counts = (plain if reads_matrix else counted)(Table(scores, block.y, block.weight))
+        values = [counts.tp, counts.predicted, *([counts.matrix] if reads_matrix else [])]
+        gradient[part] = torch.autograd.grad(values, scores, slopes)[0]
+    return value, gradient
 
 
 def _summed_matrix(plain: Callable[[Table], Confusion], table: Table) -> Tensor:
@@ -97,24 +84,21 @@ def _summed_matrix(plain: Callable[[Table], Confusion], table: Table) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
-def _pull(objective: Objective, confusion: Confusion, matrix: Callable[[], Tensor] | None = None) -> Pull:
-    """Autograd over the counts alone: some numbers per class, however many rows there were."""
-    tp, predicted = confusion.tp.detach().requires_grad_(), confusion.predicted.detach().requires_grad_()
-    leaves: list[Tensor] = [tp, predicted]
+def _pull(objective: Objective, confusion: Confusion, matrix: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """1 - M, and its derivatives by tp, predicted and, if the metric reads it, the matrix."""
+    leaves = [confusion.tp.detach().requires_grad_(), confusion.predicted.detach().requires_grad_()]
 
-    def read() -> Tensor:
-        # Only quadratic kappa and some users' functions come here.
-        built = (matrix() if matrix is not None else confusion.matrix).detach().requires_grad_()
-        leaves.append(built)
-        return built
+    def read() -> Tensor:  # only quadratic kappa and some users' functions come here
+        leaves.append(matrix().detach().requires_grad_())
+        return leaves[-1]
 
+    tp, predicted = leaves
     cut = confusion.replaced(tp=tp, predicted=predicted, matrix=None if confusion.multilabel else read)
     value = objective.metric_term(cut)
     if not value.requires_grad:  # a function of the labels alone
         value = value + 0.0 * (tp.sum() + predicted.sum())
     found = torch.autograd.grad(value, leaves, allow_unused=True)
-    zeros = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
-    return Pull(value.detach(), zeros[0], zeros[1], zeros[2] if len(zeros) > 2 else None)
+    return value.detach(), [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
 
 
 class Bend(NamedTuple):
