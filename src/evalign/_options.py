@@ -1,7 +1,6 @@
 """LossOptions: the options of a metric loss, with defaults and checks; `MetricLoss` documents them."""
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -21,6 +20,8 @@ BACKENDS: tuple[Backend, ...] = ("auto", "eager")
 Reduction = Literal["mean", "none"]
 Anchor = float | tuple[float, str | Callable[[Tensor, Tensor], Tensor]]
 ANCHORS = ("cross_entropy", "focal")
+OF_NAMED_METRICS = ("beta", "alpha", "at", "max_fpr", "smooth", "include_background")
+KINDS = {"include_background": bool, "per_image": bool, "from_logits": bool, "ignore_index": int, "class_dim": int}
 PerClass = Tensor | Sequence[float]
 Thresholds = float | tuple[float, ...] | None
 
@@ -83,8 +84,7 @@ class LossOptions:
         for name in ("weight", "pos_weight"):
             checks.check_vector(name, getattr(self, name), low=0.0)
         checks.check_vector("offset", self.offset)
-        for name, kind in {"include_background": bool, "per_image": bool, "from_logits": bool, "ignore_index": int,
-                           "class_dim": int}.items():  # fmt: skip
+        for name, kind in KINDS.items():
             if type(getattr(self, name)) is not kind:
                 expected = "True or False" if kind is bool else "a whole number"
                 raise TypeError(f"{name} must be {expected}, got {getattr(self, name)!r}")
@@ -95,9 +95,8 @@ class LossOptions:
                 raise ValueError(f"{name} goes with step {' or '.join(map(repr, steps))}, got step {self.step!r}")
         if not callable(self.metric):
             self._check_metric(self.metric)
-        for name in ("beta", "alpha", "at", "max_fpr", "smooth", "include_background"):
-            if callable(self.metric) and self.is_given(name):
-                raise ValueError(f"{name} goes with a metric by name; a function must handle it itself")
+        elif given := [n for n in OF_NAMED_METRICS if self.is_given(n)]:
+            raise ValueError(f"{given[0]} goes with a metric by name; a function must handle it itself")
         self._check_thresholds()
         if self.pos_weight is not None and self.task == "multiclass":
             raise ValueError("pos_weight needs task='binary' or 'multilabel'; for classes use weight")
@@ -124,10 +123,10 @@ class LossOptions:
                 raise ValueError(f"{name} goes with metric {' or '.join(map(repr, owners))}, got metric {metric!r}")
         checks.check_beta(self.beta)
         curves.check_at(metric, self.at)
-        for name in ("alpha", "max_fpr"):
-            if getattr(self, name) is not None:
-                high, share = (1.0, True) if name == "max_fpr" else (math.inf, False)
-                checks.check_number(name, getattr(self, name), low=0.0, high=high, open_low=share, open_high=not share)
+        if self.alpha is not None:
+            checks.check_number("alpha", self.alpha, low=0.0, open_high=True)
+        if self.max_fpr is not None:
+            checks.check_number("max_fpr", self.max_fpr, low=0.0, high=1.0, open_low=True)
         if metric in curves.RANKINGS and self.average in ("micro", "weighted"):
             raise ValueError(f"{metric} has one score for each class and their plain mean; leave average out")
         for name in ("smooth", "include_background"):
