@@ -8,6 +8,7 @@ from sklearn.datasets import load_iris, make_classification
 from sklearn.linear_model import LogisticRegression
 
 from evalign import EASTBooster, EASTClassifier, MetricDecision
+from evalign.estimators.forest import EASTForest
 from evalign.estimators.linear import EASTLinear
 
 MODELS = {
@@ -54,3 +55,38 @@ def test_several_classes_a_row_are_refused_with_a_hint():
 def test_rows_without_a_label_are_refused(model, labels):
     with pytest.raises(ValueError, match="y must hold a label in every row"):
         model.fit(np.zeros((120, 1)), labels)
+
+
+@pytest.mark.parametrize("data", ["two", "three"])
+@pytest.mark.parametrize("name", [*MODELS, "xgboost", "forest", "linear"])
+def test_a_table_without_rows_has_no_predictions(name, data):
+    X, y = DATA[data]
+    more = {
+        "xgboost": lambda: EASTBooster("f1", rounds=3, library="xgboost", random_state=0),
+        "forest": lambda: EASTForest("f1", trees=3),
+        "linear": lambda: EASTLinear("f1"),
+    }
+    model = (MODELS | more)[name]().fit(X, y)
+    assert model.predict_proba(X[:0]).shape == (0, len(np.unique(y)))
+    assert model.predict(X[:0]).shape == model.predict_jointly(X[:0]).shape == (0,)
+
+
+def test_no_jobs_are_one():
+    X, y = DATA["two"]
+    one, none = (EASTBooster("f1", rounds=3, random_state=0, n_jobs=n_jobs).fit(X, y) for n_jobs in (1, None))
+    assert (one.predict_proba(X) == none.predict_proba(X)).all()
+    with pytest.raises(ValueError, match=r"n_jobs must be a number of cores, or -1 for all, got 1\.5"):
+        EASTLinear("f1", n_jobs=1.5).fit(X, y)
+
+
+def test_a_second_fit_forgets_the_first():
+    X, y = DATA["two"]
+    named = pd.DataFrame(X, columns=list("abcdef"))
+    model = MetricDecision(LogisticRegression(), "f1").fit(named, y).adapt(named)
+    model.set_params(decision="argmax").fit(X, y)
+    assert not hasattr(model, "shift_")
+    assert not hasattr(model, "feature_names_in_")
+    with pytest.raises(ValueError, match="kept no held-out rows"):
+        model.adapt(X)
+    trees = EASTLinear("f1").fit(X, y).adapt(prevalence={1: 0.5})
+    assert not hasattr(trees.fit(X, y), "shift_")

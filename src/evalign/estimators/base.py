@@ -4,6 +4,7 @@ import os
 from abc import abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -80,7 +81,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     validation_fraction: float = 0.2
     class_weight: Any = None
     device: str = "auto"
-    n_jobs: int = -1
+    n_jobs: int | None = -1
     verbose: int = 0
 
     # -- what a subclass has ------------------------------------------------------------------------------------
@@ -331,6 +332,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
 
     def _prepare(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> TrainingRows:
         X = as_table(X)
+        self._forget()
         validate_data(self, X, skip_check_array=True)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         codes, labels, weight = self._labels_and_weights(X, y, sample_weight)
@@ -356,8 +358,8 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
 
     def _check_metric_and_decision(self) -> None:
         self._check_decision()
-        if self.n_jobs == 0:
-            raise ValueError("n_jobs must be a number of cores, or -1 for all, got 0")
+        if self.n_jobs is not None and (not isinstance(self.n_jobs, Integral) or self.n_jobs == 0):
+            raise ValueError(f"n_jobs must be a number of cores, or -1 for all, got {self.n_jobs!r}")
         checks.check_number(
             "validation_fraction", self.validation_fraction, low=0.0, high=1.0, open_low=True, open_high=True
         )
@@ -422,7 +424,8 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     @property
     def cores(self) -> int:
         """Cores that `n_jobs` allows; -1 is all, -2 all but one."""
-        return self.n_jobs if self.n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + self.n_jobs)
+        wanted = self.n_jobs or 1  # None is 1, as in scikit-learn
+        return wanted if wanted > 0 else max(1, (os.cpu_count() or 1) + 1 + wanted)
 
     @property
     def metric_name(self) -> str:

@@ -134,6 +134,8 @@ class EASTBooster(MetricClassifier):
 
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
         x, kept = self.encoder_.transform(X), self.trees_ if fold is None else [self.trees_[fold]]
+        if not len(x):  # the libraries return scores of another shape
+            return np.empty((0, len(self.classes_)))
         return np.asarray(np.mean([as_probabilities(trees.scores(x) + self.start_) for trees in kept], axis=0))
 
     def _content(self) -> tuple[Arrays, dict[str, Any]]:

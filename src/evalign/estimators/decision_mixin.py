@@ -200,6 +200,11 @@ class Deciding(DecisionParameters):
             "subject_to": limits and parse_constraints(limits, self._decision_classes().tolist()),
         }  # fmt: skip
 
+    def _forget(self) -> None:
+        """Drop what an earlier fit has set and the next one may not set."""
+        for name in ("reference_", "shift_", "cost_matrix_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+
     def _check_goal(self) -> None:
         """Refuse constraints and options that do not go with the classes, before any training."""
         if self.costs is not None:

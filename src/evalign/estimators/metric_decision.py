@@ -85,6 +85,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     def fit(self, X: Any, y: Any, sample_weight: Any = None, **params: Any) -> "MetricDecision":
         """Learn the rule, then fit the classifier; `sample_weight` counts in both, `params` go to the classifier."""
         self._check_parameters()
+        self._forget()
         X, y = indexable(X, y)
         check_no_gaps(y)
         check_classification_targets(y)
