@@ -165,6 +165,7 @@ def test_a_constraint_names_one_of_several_targets(folder: Path, tmp_path: Path)
         ("payments", ["--costs", "fn=1", "--metric", "f1"], "remove one of them"),
         ("payments", ["--costs", "fn=nan"], "nan"),
         ("payments", ["--costs", "fn=inf"], "cost 'fn'"),
+        ("payments", ["--costs", "fn=1,fp=1,fn=3"], "'fn' twice"),
         ("payments", ["--costs", "fn=1", "--decision", "tuned"], "remove --decision"),
         ("payments", ["--costs", "fn=amount", "--subject-to", "recall>=0.5"], "one matrix of costs"),
         ("payments", ["--costs", "fn=amount", "--drop", "amount"], "--drop names the costs 'amount'"),

@@ -222,6 +222,13 @@ def test_predictions_do_not_go_among_the_files_to_read(folder: Path, tmp_path: P
     assert content(data) == before
 
 
+def test_only_our_constraints_are_noted(folder: Path, tmp_path: Path) -> None:
+    quick = ["--splits", "1", "--model", "network", "--epochs", "1", "--hidden", "4", "--folds", "1"]
+    limits = ["--subject-to", "precision>=0.9999", "--subject-to", "recall>=0.9999"]
+    said = call("compare", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *quick, *limits)
+    assert 1 <= said.err.count("no decision meets") <= 3  # of our network, trees and blend
+
+
 def test_compare_has_two_models(folder: Path, tmp_path: Path) -> None:
     said = call("compare", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", "--model", "boost")
     assert_refused(said, "--model must be one of blend, network, got 'boost'")

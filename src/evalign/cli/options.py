@@ -325,6 +325,8 @@ def parse_costs(text: str | None) -> dict[str | tuple[str, str], float | str] | 
         if isinstance(key, str) and ":" in key:
             true, _, decided = key.partition(":")
             key = (true.strip(), decided.strip())
+        if key in found:
+            raise ValueError(f"--costs names {key!r} twice; give each cost once")
         try:
             found[key] = float(cost)
         except (TypeError, ValueError):

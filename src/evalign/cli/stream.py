@@ -16,7 +16,7 @@ from evalign.cli.run_files import CHECKPOINTS, RunFolder
 from evalign.comparison import contenders
 from evalign.comparison.contenders import Contender
 from evalign.comparison.goals import Judge
-from evalign.comparison.run import Trial, judged
+from evalign.comparison.run import Trial, judged, warnings_of_ours
 from evalign.decision import Rule
 from evalign.streaming.fit_stream import Stream, fit_stream, probabilities
 from evalign.streaming.source import ParquetRows, own_rank, process_group, rank_count
@@ -91,10 +91,8 @@ def _trial(
         output.say(f"{contender.title}: epoch {epoch.epoch}, {epoch.stage}, {epoch.score:.4f}")
 
     quiet = output.quiet or not sys.stderr.isatty()
-    fit_stream(
-        model, stream, checkpoint=folder.path / CHECKPOINTS[contender.name],
-        on_epoch=None if quiet else say,
-    )  # fmt: skip
+    with warnings_of_ours(contender):
+        fit_stream(model, stream, checkpoint=folder.path / CHECKPOINTS[contender.name], on_epoch=None if quiet else say)
     if interrupt.pressed:
         if not model.history_:
             raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """The metric by which contenders are compared, with its options, for labels of any kind."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from evalign.decision.rule import REJECTED
 from evalign.metrics import Average, MetricFunction
 from evalign.tables.split import Codes, Floats, HeldOutPredictions, indicator
 
+INFEASIBLE = "no decision meets"  # start of the warning of a rule that misses constraints
 DECISIONS = ("argmax", "tuned", "plug_in", "auto")
 
 
@@ -143,7 +145,10 @@ class Judge:
         return as_confusion(confusion, multilabel=self.multilabel)
 
     def rule(self, name: str, held_out: HeldOutPredictions, X: Any = None) -> Rule:
-        """A decision rule by name, learned from held-out predictions of the table X, whose columns may hold costs."""
+        """A decision rule by name, learned from held-out predictions of the table X, whose columns may hold costs.
+
+        Whether it meets the constraints is in `feasible`; there is no warning.
+        """
         checks.check_choice("decision", name, DECISIONS)
         p, y, weight = held_out.probabilities, held_out.labels, held_out.weight
         if name == "argmax" and not self.multilabel:  # also beside constraints, which it then may miss
@@ -153,12 +158,14 @@ class Judge:
             table = table[held_out.rows] if self.costs.per_row else table
             return cheapest(p, y, table, reject=self.costs.reject, sample_weight=weight)
         limits = self.constraints if name != "argmax" else []
-        return decision.learn_rule(
-            name, p, y, self.aim.metric if self.costs is None else self._cost_metric(), average=self.average,
-            beta=self.beta, sample_weight=weight, subject_to=limits or None,
-            task="multilabel" if self.multilabel else "multiclass",
-            confidence=self.aim.confidence if name == "auto" else None,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", INFEASIBLE)
+            return decision.learn_rule(
+                name, p, y, self.aim.metric if self.costs is None else self._cost_metric(), average=self.average,
+                beta=self.beta, sample_weight=weight, subject_to=limits or None,
+                task="multilabel" if self.multilabel else "multiclass",
+                confidence=self.aim.confidence if name == "auto" else None,
+            )  # fmt: skip
 
     def decide(self, rule: Rule, p: Floats, X: Any) -> Codes:
         """Decisions on the rows X, whose columns may hold costs."""

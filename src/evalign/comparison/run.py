@@ -1,7 +1,9 @@
 """Compare contenders over splits: every choice on the development part, test rows read once, at the end."""
 
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +14,8 @@ from sklearn.metrics import precision_recall_curve
 from sklearn.utils import _safe_indexing
 
 from evalign import metrics
-from evalign.comparison.contenders import Contender, HeldOut, PerLabel
-from evalign.comparison.goals import Aim, Judge
+from evalign.comparison.contenders import OURS, Contender, HeldOut, PerLabel
+from evalign.comparison.goals import INFEASIBLE, Aim, Judge
 from evalign.decision import Rule
 from evalign.estimators.base import MetricClassifier
 from evalign.tables.split import Codes, Floats, indicator, rarest_label, split_rows
@@ -164,6 +166,15 @@ def split(table: Table, test_size: float, seed: int) -> tuple[Table, Table]:
     return table.take(development), table.take(test)
 
 
+@contextmanager
+def warnings_of_ours(contender: Contender) -> Iterator[None]:
+    """Do not warn of the constraints that a rival misses, which the table shows."""
+    with warnings.catch_warnings():
+        if not contender.name.startswith(OURS):
+            warnings.filterwarnings("ignore", INFEASIBLE)
+        yield
+
+
 def evaluate(
     contender: Contender,
     development: Table,
@@ -178,7 +189,8 @@ def evaluate(
     estimator = contender.make(seed)
     ours = isinstance(estimator, MetricClassifier)
     if ours:
-        estimator.fit(development.X, development.y, on_epoch=on_epoch)
+        with warnings_of_ours(contender):
+            estimator.fit(development.X, development.y, on_epoch=on_epoch)
     else:
         # Labels as the judge's codes, so that the same rows are held out as for a network.
         estimator = estimator if isinstance(estimator, HeldOut) else HeldOut(estimator, random_state=seed)
