@@ -123,8 +123,9 @@ def flatten(
     else:
         y, counted = dense(target, ignore_index, dtype)
     if sample_weight is not None:
+        sample_weight = checks.check_weights(sample_weight, tuple(shape))
         checks.check_bounds("sample_weight", sample_weight, low=0.0, open_high=True)
-        counted = counted * checks.check_weights(sample_weight, tuple(shape)).to(dtype)
+        counted = counted * sample_weight.to(dtype)
     y = _one_row_a_label(y, task, scores=soft, images=images)
     counted = _one_row_a_label(counted, task, images=images)
     y = y.to(dtype) if y.is_floating_point() else y.long()
