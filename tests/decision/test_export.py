@@ -114,3 +114,12 @@ def test_json_of_other_programs_may_write_whole_numbers_either_way(change):
     rule = Rule.from_json(data)
     assert rule.predict([[0.8, 0.2], [0.6, 0.4]]).tolist() == [0, 1]
     assert all(getattr(rule, name) == value for name, value in change.items())
+
+
+def test_onnx_tells_a_rejected_row_from_the_class_minus_one():
+    onnxruntime = pytest.importorskip("onnxruntime")
+    rule = Rule("threshold", 2, threshold=0.5, reject=0.8)
+    model = onnx_decision(rule, [-1, 1], dtype=np.float64)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"probabilities": np.array([[0.9, 0.1], [0.5, 0.5], [0.1, 0.9]])})
+    assert found.tolist() == ["-1", "", "1"]

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.compose import make_column_transformer
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
@@ -11,7 +12,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
-from evalign import MetricDecision
+from evalign import EASTClassifier, MetricDecision
 from evalign.estimators.decision_mixin import FeatureView
 
 
@@ -216,6 +217,23 @@ def test_positive_class_and_unknown_models_as_onnx(tmp_path):
     with pytest.raises(ValueError, match="skl2onnx cannot convert Own") as caught:
         MetricDecision(Own(), "f1").fit(X, y).export_onnx(tmp_path / "own.onnx", X)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_several_labels_as_onnx(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("skl2onnx")
+    X, y = label_rows(np.random.default_rng(0), 300, [0.3, 0.5])
+    X, y = X.astype(np.float32), pd.DataFrame(y, columns=["spam", "urgent"])
+    model = MetricDecision(OneVsRestClassifier(LogisticRegression()), "f1", average="macro").fit(X, y)
+    session = onnxruntime.InferenceSession(model.export_onnx(tmp_path / "m.onnx", X))
+    (decided,) = session.run(["label"], {"X": X})
+    assert (decided != model.predict(X)).sum() <= 1
+    trees = MetricDecision(RandomForestClassifier(3), "f1", average="macro").fit(X, y)
+    with pytest.raises(ValueError, match="OneVsRestClassifier"):
+        trees.export_onnx(tmp_path / "trees.onnx", X)
+    networks = EASTClassifier("f1", hidden=(4,), epochs=1, folds=2, random_state=0).fit(X, y)
+    with pytest.raises(ValueError, match="export those of label_models_"):
+        networks.export_onnx(tmp_path / "networks.onnx")
 
 
 def test_wrapped_pipeline_of_a_table_as_onnx(tmp_path):

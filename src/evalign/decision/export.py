@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalign.decision.rule import FLOOR, PARAMETERS, TIE, VERSION, Rule
+from evalign.decision.rule import FLOOR, PARAMETERS, REJECTED, TIE, VERSION, Rule
 
 if TYPE_CHECKING:
     import onnx
@@ -139,7 +139,8 @@ def onnx_decision(
 ) -> "onnx.ModelProto":
     """ONNX graph: `probabilities` (n, C) -> "label" (n,), one of `labels`; (n, L) of 0/1 for a multilabel rule.
 
-    `order` are the columns in the order that the rule knows. Rejected rows have label -1, or "" among texts.
+    `order` are the columns in the order that the rule knows. Rejected rows have label -1, or "" among texts; where -1
+    is a label, all labels are texts.
     A limit on the positives of a call (`at_most`) and costs of rows are no function of one row, and are refused.
     """
     from onnx import TensorProto, helper, numpy_helper
@@ -162,6 +163,8 @@ def onnx_decision(
     if order is not None:
         p = node("Gather", p, constant(order, np.int64), axis=1)
         names = names[np.asarray(order)]
+    if rule.reject is not None and REJECTED in names.tolist():
+        names = names.astype(str)
     q = p
     if rule.temperature != 1.0 or rule.offsets is not None:
         if rule.multilabel:

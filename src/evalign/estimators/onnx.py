@@ -36,6 +36,8 @@ def export_classifier(model: "EASTClassifier", path: Path) -> Path:
     except ImportError as error:
         raise ImportError("export_onnx needs onnx and onnxscript; pip install 'evalign[onnx]'") from error
 
+    if model.multilabel_:
+        raise ValueError("several labels have a network each; export those of label_models_, and decision_.to_json()")
     scaling = _scaling(model.encoder_)
     names = (
         [str(name) for name in getattr(model, "feature_names_in_", range(model.n_features_in_))]
@@ -72,7 +74,12 @@ def export_decided(model: "MetricDecision", path: Path, X: Any) -> Path:
         from skl2onnx import to_onnx
     except ImportError as error:
         raise ImportError("export_onnx needs skl2onnx; pip install 'evalign[onnx]'") from error
-    if not np.array_equal(model.classes_, model.estimator_.classes_):
+    if model.multilabel_ and isinstance(model.estimator_.predict_proba(X[:2]), list):
+        raise ValueError(
+            f"{type(model.estimator_).__name__} has one array of probabilities for each label, which cannot be "
+            "exported; wrap it in sklearn.multiclass.OneVsRestClassifier"
+        )
+    if not model.multilabel_ and not np.array_equal(model.classes_, model.estimator_.classes_):
         raise ValueError("the classifier lacks a class that the rule decides for; fit it on all classes")
     sample = X[:2] if hasattr(X, "columns") else np.asarray(X, dtype=np.float32)[:2]
     with warnings.catch_warnings():
