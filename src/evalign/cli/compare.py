@@ -59,15 +59,9 @@ def command(
 
 
 def run(
-    name: str,
-    loaded: Loaded,
-    settings: o.Settings,
-    splits: int,
-    folder: RunFolder,
-    output: Output,
-    interrupt: Interrupt,
-    rivals: Sequence[str] | None = None,
-) -> bool:
+    name: str, loaded: Loaded, settings: o.Settings, splits: int, folder: RunFolder, output: Output,
+    interrupt: Interrupt, rivals: Sequence[str] | None = None,
+) -> bool:  # fmt: skip
     """Compare on a loaded table and write the results; shared with `evalign demo`, which names fewer `rivals`.
 
     Returns whether our model's decision met the constraints in every split.
@@ -113,11 +107,9 @@ def run(
     tested = len(first.truth)
     sizes = {
         "test_from": str(loaded.source.test or f"stratified splits, {test_size:g} of every class"),
-        "splits": comparison.splits,
-        "training_and_validation_rows": rows if loaded.test is not None else rows - tested,
-        "validation_rows": held_out,
-        "test_rows": tested,
-    }
+        "splits": comparison.splits, "training_and_validation_rows": rows if loaded.test is not None else rows - tested,
+        "validation_rows": held_out, "test_rows": tested,
+    }  # fmt: skip
     folds = len(np.unique(first.estimator.held_out_predictions_.fold))
     how = "the same for all" if folds == 1 else f"ours by {folds} folds, rivals by one of these"
     over = "" if comparison.splits == 1 else f"Mean over {comparison.splits} splits. "

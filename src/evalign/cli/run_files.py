@@ -359,20 +359,12 @@ def finish(
     from evalign.report.page import headline, verdict, versions
 
     result: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "command": command,
+        "format": FORMAT, "version": VERSION, "command": command,
         "command_line": shlex.join(["evalign", *(output.words or [command])]),
-        "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "versions": versions(),
-        "settings": settings.to_json() | {"decision": decision},
-        "data": data,
-        "split": split,
-        "protocol": protocol,
-        **build_result(comparison, ("ours", decision), seed=settings.seed),
-        **more,
-        "notes": output.notes,
-    }
+        "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "versions": versions(),
+        "settings": settings.to_json() | {"decision": decision}, "data": data, "split": split, "protocol": protocol,
+        **build_result(comparison, ("ours", decision), seed=settings.seed), **more, "notes": output.notes,
+    }  # fmt: skip
     result = {name: _finite(value) for name, value in result.items()}
     folder.write(result, render(result), estimator)
     output.show(as_table(result))

@@ -110,10 +110,8 @@ class StockBooster(HeldOut):
         if self.library == "lightgbm":
             import lightgbm
 
-            stop, model = (
-                lightgbm.early_stopping(PATIENCE, verbose=False),
-                lightgbm.LGBMClassifier(**options, verbose=-1),
-            )
+            stop = lightgbm.early_stopping(PATIENCE, verbose=False)
+            model = lightgbm.LGBMClassifier(**options, verbose=-1)
             watched: dict[str, Any] = {"eval_X": held_out, "eval_y": truth}
             if "eval_X" not in inspect.signature(model.fit).parameters:  # before LightGBM 4.7
                 watched = {"eval_set": [(held_out, truth)]}
@@ -213,7 +211,6 @@ class Contender:
 
 def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "auto", **options: Any) -> Contender:
     """`EASTClassifier` for a judge's metric; `options` are the classifier's other ones."""
-
     options |= {"recipe": recipe, "decision": decision}
     return Contender(OURS, f"ours ({find_recipe(recipe).name})", _maker(EASTClassifier, judge, options))
 
@@ -222,14 +219,12 @@ def ours_boosted(
     judge: Judge, *, recipe: str = "anchored", decision: str = "auto", name: str = OURS_BOOSTED, **options: Any
 ) -> Contender:
     """`EASTBooster` for a judge's metric; `options` are the booster's other ones."""
-
     options |= {"recipe": recipe, "decision": decision}
     return Contender(name, f"ours (boosted trees, {recipe})", _maker(EASTBooster, judge, options))
 
 
 def ours_blended(judge: Judge, *, recipe: str = "auto", decision: str = "auto", **options: Any) -> Contender:
     """`EASTBlend` for a judge's metric; `options` are the blend's other ones."""
-
     title = "ours (blend)" if recipe == "auto" else f"ours (blend, {recipe})"
     return Contender(OURS_BLENDED, title, _maker(EASTBlend, judge, options | {"recipe": recipe, "decision": decision}))
 
@@ -275,11 +270,9 @@ stock_xgboost = _stock("xgboost", "XGBoost", lambda seed: StockBooster("xgboost"
 BOOSTED: dict[str, Callable[[Judge], Contender]] = {"lightgbm": stock_lightgbm, "xgboost": stock_xgboost}
 
 RIVALS: dict[str, Callable[[Judge], Contender]] = {
-    "random_forest": random_forest,
-    "gradient_boosting": gradient_boosting,
-    "logistic_regression": logistic_regression,
+    "random_forest": random_forest, "gradient_boosting": gradient_boosting, "logistic_regression": logistic_regression,
     "majority": majority,
-}
+}  # fmt: skip
 
 
 def rival(name: str, judge: Judge) -> Contender:
