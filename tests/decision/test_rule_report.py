@@ -125,3 +125,11 @@ def test_several_labels(average):
     assert "probability of 1/2 or more" in str(worth)
     assert json.loads(json.dumps(worth.to_json()))["rows"] == 400
     assert "<svg" not in worth.html()
+
+
+def test_rows_and_columns_are_counted():
+    rule = decision.Rule("threshold", 2, threshold=0.3)
+    with pytest.raises(ValueError, match="at least one labelled row"):
+        rule.report(np.zeros(0), np.zeros(0), "f1")
+    with pytest.raises(ValueError, match="decides from 2 columns of probabilities, got 3"):
+        decision.joint_rule(rule, np.full((4, 3), 1 / 3), "f1")

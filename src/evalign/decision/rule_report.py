@@ -174,6 +174,8 @@ def evaluate_rule(
     task: Task = "multilabel" if rule.multilabel else "multiclass"
     p = as_probabilities(probabilities, task)
     y = as_labels(target, p, task)
+    if not len(y):
+        raise ValueError("a report needs at least one labelled row, got none")
     limits = list(rule.subject_to) if subject_to is None else subject_to
     problem = Problem.of(metric, p, task, average, beta, limits or None)
     random = np.random.default_rng(random_state)
