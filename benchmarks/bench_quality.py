@@ -29,7 +29,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -186,7 +186,7 @@ METHODS: dict[str, Method] = {
     "RealMLP": framed(realmlp),
     "AutoGluon": autogluon,
     "random forest": rival(random_forest),
-    "histogram boosting": rival(histogram_boosting),
+    "histogram boosting": rival(histogram_boosting, partial(TreeTable, max_categories=250)),  # it takes 255
     "logistic regression": rival(logistic_regression, TableEncoder),
 }
 NEEDS = {"LightGBM": "lightgbm", "XGBoost": "xgboost", "CatBoost": "catboost", "AutoGluon": "autogluon"}

@@ -20,6 +20,7 @@ from sklearn.preprocessing import OneHotEncoder, QuantileTransformer, StandardSc
 
 from evalign.tables import TableEncoder
 from evalign.tables.columns import ColumnTypeError
+from evalign.tables.encode import TreeTable
 
 RNG = np.random.default_rng(0)
 NUMBERS = RNG.normal(3, 5, size=(200, 4))
@@ -223,6 +224,20 @@ def test_the_cap_keeps_the_most_frequent_of_many():
     encoder = TableEncoder(max_categories=50).fit(rng.permutation(np.repeat(names, counts))[:, None])
     kept = sorted(sorted(range(120), key=lambda k: (-counts[k], k))[:50])
     assert encoder.feature_names_out == [f"x0={names[k]}" for k in kept] + ["x0=<other>"]
+
+
+@pytest.mark.parametrize(("rows", "columns", "kept"), [(1_000, 1, 100), (160_000, 1, 64), (60_000, 3, 64)])
+def test_categories_told_apart_by_default_depend_on_the_size_of_the_table(rows, columns, kept):
+    names = pd.Series([f"v{i % 100}" for i in range(rows)])
+    encoder = TableEncoder().fit(pd.DataFrame({f"c{j}": names for j in range(columns)}))
+    assert len(encoder.feature_names_out) == columns * (kept + (kept < 100))  # one column for the others
+    assert TreeTable().fit(names.to_frame("c")).transform(names.to_frame("c")).max() == 99
+
+
+def test_of_many_categories_those_seen_once_are_others():
+    names = [f"v{i:03}" for i in range(80)] * 2 + ["once"]
+    found = TableEncoder().fit(pd.DataFrame({"c": names})).feature_names_out
+    assert found == [f"c=v{i:03}" for i in range(80)] + ["c=<other>"]
 
 
 @pytest.mark.parametrize(("distinct", "id_like"), [(100, False), (101, True), (64, False)])

@@ -238,12 +238,14 @@ class Statistics:
         self.sample.merge(other.sample)
         self.rows += other.rows
 
-    def encoder(self, numeric: Numeric, max_categories: int = 64) -> TableEncoder:
+    def encoder(self, numeric: Numeric) -> TableEncoder:
         """The encoder that `TableEncoder.fit` learns from the same rows; quantiles are those of a sample."""
-        columns = [self._column(j, name, numeric, max_categories) for j, name in enumerate(self.features)]
+        encoder = TableEncoder(numeric=numeric)
+        texts = sum(isinstance(found, CategorySummary) for found in self.summaries.values())
+        most = encoder.most_categories(self.rows, texts)
+        columns = [self._column(j, name, numeric, most) for j, name in enumerate(self.features)]
         if empty := [name for name, column in zip(self.features, columns, strict=True) if column is None]:
             raise TableError(f"no training row has a value in the column {quoted(empty)}; leave it out with --drop")
-        encoder = TableEncoder(numeric=numeric, max_categories=max_categories)
         encoder.set_columns(self.features, [column for column in columns if column is not None])
         return encoder
 

@@ -136,6 +136,7 @@ def mean_and_std(x: NDArray[np.float64]) -> tuple[float, float]:
 
 
 Numeric = Literal["standard", "quantile", "both"]
+FEW, MOST = 64, 1024  # categories of a column: so many are always told apart, so many at most
 NUMERIC: tuple[Numeric, ...] = ("standard", "quantile", "both")
 
 
@@ -243,7 +244,7 @@ class CategoryColumn:
     """One column per category, then one for all others, then one for missing values, each where training had it.
 
     An unseen category goes to the others where there are any (they are not remembered one by one), else to zeros.
-    `id_like` marks a column of more than `max_categories` values of which over half the rows have a distinct one.
+    `id_like` marks a column of more than 64 values of which over half the rows have a distinct one.
     """
 
     values: tuple[str | float, ...]
@@ -349,19 +350,19 @@ def categories_of_counts(
     seen = int(np.count_nonzero(counts)) + forgotten
     if not seen:
         return None
-    other = seen > max_categories
-    # If not all categories fit, leave out those seen once: they carry no information, and identifiers are all of them.
+    many = seen > min(FEW, max_categories)
+    # Of many categories, leave out those seen once: they carry no information, and identifiers are all of them.
     most = min(max_categories, len(counts))
-    least = max(2, int(np.partition(counts, -most)[-most])) if other else 1
+    least = max(2, int(np.partition(counts, -most)[-most])) if many else 1
     kept = np.flatnonzero(counts >= least)
     values = [plain(value, label) for value in uniques[kept]]
     by_count = sorted(zip((-counts[kept]).tolist(), values, strict=True))[:max_categories]
     return CategoryColumn(
         values=tuple(sorted(value for _, value in by_count)),
         text=text,
-        other=other,
+        other=seen > len(by_count),
         missing=missing,
-        id_like=other and seen > rows / 2,
+        id_like=many and seen > rows / 2,
     )
 
 

@@ -10,11 +10,14 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from pandas.api.types import is_numeric_dtype
 from scipy.sparse import issparse
 from sklearn.exceptions import NotFittedError
 
 from evalign import checks
 from evalign.tables.columns import (
+    FEW,
+    MOST,
     NUMERIC,
     AnyColumn,
     Blocks,
@@ -34,6 +37,7 @@ from evalign.tables.packed import Layout, PackedTable
 FORMAT, VERSION = "evalign.tables", 1
 Table: TypeAlias = pd.DataFrame | NDArray[Any]
 MOST_ENTRIES = 1e9  # of a sparse matrix that is made dense
+ONE_HOT_ENTRIES = 10_000_000  # that the categories of a table may fill by default
 
 
 class TableEncoder:
@@ -43,9 +47,10 @@ class TableEncoder:
       tails, to the three digits of float16; with "both" one column of each. A missing value becomes the mean (the
       median), with a column that marks it if training had missing ones.
     - True/false: 1 and 0; a missing value becomes the share of 1, marked likewise.
-    - Text and pandas categories: one column per category; beyond the `max_categories` most frequent all go to one
-      column "<other>", and so do unseen ones; without that column an unseen category is all zeros. A missing value
-      has a separate column if training had missing ones, else it is all zeros.
+    - Text and pandas categories: one column per category; beyond the `max_categories` most frequent (by default 1,024,
+      in large tables fewer, but at least 64) all go to one column "<other>", and so do unseen ones; without that column
+      an unseen category is all zeros. A missing value has a separate column if training had missing ones, else it is
+      all zeros.
     - A constant number becomes zeros. Infinity, dates, lists, mixed types and columns without any value are refused.
 
     After `fit`: `n_features_in_`; `feature_names_in_`, only for a frame with string names; `constant_columns_`;
@@ -67,9 +72,10 @@ class TableEncoder:
     id_like_columns_: list[Label]
     text_columns_: list[Label]
 
-    def __init__(self, *, numeric: Numeric = "standard", max_categories: int = 64) -> None:
+    def __init__(self, *, numeric: Numeric = "standard", max_categories: int | None = None) -> None:
         checks.check_choice("numeric", numeric, NUMERIC)
-        checks.check_number("max_categories", max_categories, low=1)
+        if max_categories is not None:
+            checks.check_number("max_categories", max_categories, low=1)
         self.numeric, self.max_categories = numeric, max_categories
 
     def fit(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> Self:
@@ -82,7 +88,10 @@ class TableEncoder:
                 )
         names = column_names(table)
         labels = labels_of(names, table.shape[1])
-        fitted = [self._fit_column(column_of(table, j, rows), label) for j, label in enumerate(labels)]
+        dtypes = table.dtypes if isinstance(table, pd.DataFrame) else [table.dtype] * table.shape[1]
+        texts = sum(not is_numeric_dtype(dtype) for dtype in dtypes)
+        most = self.most_categories(len(table) if rows is None else len(rows), texts)
+        fitted = [self._fit_column(column_of(table, j, rows), label, most) for j, label in enumerate(labels)]
         if empty := [label for label, column in zip(labels, fitted, strict=True) if column is None]:
             one = len(empty) == 1
             raise ValueError(
@@ -92,11 +101,15 @@ class TableEncoder:
         self.set_columns(names, [column for column in fitted if column is not None])
         return self
 
-    def _fit_column(self, column: Column, label: Label) -> AnyColumn | None:
+    def _fit_column(self, column: Column, label: Label, most: int) -> AnyColumn | None:
         kind = column_kind(column, label)
         if kind == "text" or isinstance(column.dtype, pd.CategoricalDtype):
-            return fit_categories(column, kind, label, max_categories=self.max_categories)
+            return fit_categories(column, kind, label, max_categories=most)
         return None if kind == "empty" else fit_numbers(column, kind, label, numeric=self.numeric)
+
+    def most_categories(self, rows: int, columns: int) -> int:
+        """Categories of a column that are told apart, in a table with so many columns that are not numbers."""
+        return self.max_categories or max(FEW, min(MOST, ONE_HOT_ENTRIES // max(rows * columns, 1)))
 
     def set_columns(self, names: list[str] | None, columns: list[AnyColumn]) -> None:
         """Set everything learned in one step, so that a failed fit leaves the encoder unchanged."""
@@ -279,7 +292,7 @@ class TreeTable(TableEncoder):
            [nan, nan]])
     """
 
-    def __init__(self, *, numeric: Any = "standard", max_categories: int = 64) -> None:
+    def __init__(self, *, numeric: Any = "standard", max_categories: int | None = MOST) -> None:
         super().__init__(numeric=numeric, max_categories=max_categories)  # a tree sees no scale
 
     @property
