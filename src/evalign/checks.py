@@ -7,6 +7,7 @@ of `torch.compile` and `vmap`. Reading them on a GPU would synchronise it.
 import difflib
 import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -60,12 +61,14 @@ def check_number(
     high: float = float("inf"),
     open_low: bool = False,
     open_high: bool = False,
+    whole: bool = False,
 ) -> None:
-    """A number within bounds; a tensor's values are not read."""
+    """A number within bounds, numpy's included; a tensor's values are not read."""
     if isinstance(value, Tensor):
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    kind: Any = Integral if whole else Real
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {'whole ' * whole}number, got {value!r}")
     above = value > low if open_low else value >= low
     below = value < high if open_high else value <= high
     if not (above and below):  # phrased so that nan fails too

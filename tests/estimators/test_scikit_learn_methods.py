@@ -90,3 +90,15 @@ def test_a_second_fit_forgets_the_first():
         model.adapt(X)
     trees = EASTLinear("f1").fit(X, y).adapt(prevalence={1: 0.5})
     assert not hasattr(trees.fit(X, y), "shift_")
+
+
+@pytest.mark.parametrize("model", [EASTLinear, EASTForest, EASTBooster, EASTClassifier])
+def test_numpys_numbers_are_numbers_and_half_a_fold_is_none(model, tmp_path):
+    X, y = load_iris(return_X_y=True)
+    small = {"epochs": 2} if model is EASTClassifier else {}
+    given, plain = (model("f1", folds=folds, random_state=0, **small).fit(X, y) for folds in (np.int64(2), 2))
+    np.testing.assert_array_equal(given.predict_proba(X), plain.predict_proba(X))
+    given.save(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(model.load(tmp_path / "model.safetensors").predict_proba(X), plain.predict_proba(X))
+    with pytest.raises((TypeError, ValueError), match=r"folds must be .*whole number.*, got 2\.5"):
+        model("f1", folds=2.5).fit(X, y)

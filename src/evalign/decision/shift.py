@@ -59,7 +59,7 @@ class Reference(NamedTuple):
 class Shift:
     """What was found about the class shares of new rows; `str` says it in words.
 
-    ``kind`` is "none" (no evidence of a change), "shares" (class shares changed, and nothing else that shows),
+    ``kind`` is "none" (no evidence of a change), "shares" (class shares changed, and no other change was found),
     "other" (something else changed: no adaptation) or "given" (the user knows the shares). `shares` with `low` and
     `high` (95 %) are the estimate by EM, `cross_check` the estimate from the confusion matrix. `p_shares` is the
     p-value of "the mean probabilities did not change", `p_fit` that of "the new rows are a mixture of the held-out
@@ -197,7 +197,7 @@ def find_shift(
             "Use more rows, or pass the shares as prevalence=."
         )
     elif changed:
-        reason = f"Class shares changed (p = {p_shares:.2g} of equal means, {total} rows), and nothing else that shows."
+        reason = f"Class shares changed (p = {p_shares:.2g} of equal means, {total} rows); no other change was found."
     elif disputed:
         reason = (
             f"The mean probabilities changed (p = {p_shares:.2g}, {total} rows), but the features do not confirm the "

@@ -212,7 +212,7 @@ class EASTBlend(MetricClassifier):
         checks.check_choice("preset", self.preset, PRESETS)
         checks.check_choice("weights", self.weights, WEIGHTS)
         if self.folds != "auto":
-            checks.check_number("folds", self.folds, low=1)
+            checks.check_number("folds", self.folds, low=1, whole=True)
         if self.time_limit is not None:
             checks.check_number("time_limit", self.time_limit, low=0.0, open_low=True)
         names = self._member_names if self.members is None else self.members

@@ -157,7 +157,7 @@ class EASTBooster(MetricClassifier):
         checks.check_choice("monitor", self.monitor, MONITORS)
         find_recipe(self.recipe)
         for name, low in (("folds", 1), ("_most_rounds", 1), ("patience", 1), ("leaves", 2), ("min_rows", 1)):
-            checks.check_number(name.removeprefix("_most_"), getattr(self, name), low=low)
+            checks.check_number(name.removeprefix("_most_"), getattr(self, name), low=low, whole=True)
         checks.check_number("learning_rate", self.learning_rate, low=0.0, open_low=True)
         checks.check_number("l2", self.l2, low=0.0)
         checks.check_number("floor", self.floor, low=0.0)

@@ -168,7 +168,7 @@ class EASTForest(MetricClassifier):
     def _check_options(self) -> None:
         self._check_metric_and_decision()
         for name in ("trees", "min_rows", "folds", *(() if self.n_estimators is None else ("n_estimators",))):
-            checks.check_number(name, getattr(self, name), low=1)
+            checks.check_number(name, getattr(self, name), low=1, whole=True)
         checks.check_number("columns", self.columns, low=0.0, high=1.0, open_low=True)
 
     def _grown(self, x: NDArray[np.float32], data: TrainingRows, on_epoch: OnEpoch) -> list[Any]:

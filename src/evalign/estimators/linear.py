@@ -56,7 +56,7 @@ class EASTLinear(MetricClassifier):
     def _check_options(self) -> None:
         self._check_metric_and_decision()
         for name in ("folds", "iterations"):
-            checks.check_number(name, getattr(self, name), low=1)
+            checks.check_number(name, getattr(self, name), low=1, whole=True)
         if self.strength != "auto":
             checks.check_number("strength", self.strength, low=0.0, open_low=True)
 

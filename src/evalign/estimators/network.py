@@ -179,7 +179,7 @@ class EASTClassifier(MetricClassifier):
         checks.check_number("dropout", self.dropout, low=0.0, high=1.0, open_high=True)
         checks.check_choice("network", self.network, CURVES)
         checks.check_choice("sharing", self.sharing, SHARING)
-        checks.check_number("ensemble", self.ensemble, low=1)
+        checks.check_number("ensemble", self.ensemble, low=1, whole=True)
         if self.ensemble != int(self.ensemble):
             raise ValueError(f"ensemble must be a whole number of networks, got {self.ensemble}")
         if self.network == "embedding" and self.numeric == "standard":
@@ -192,9 +192,9 @@ class EASTClassifier(MetricClassifier):
         ):
             raise ValueError(f"folds must be 'auto' or a whole number from 1 on, got {self.folds!r}")
         if self.batch_size != "auto":
-            checks.check_number("batch_size", self.batch_size, low=1)
+            checks.check_number("batch_size", self.batch_size, low=1, whole=True)
         if self.epochs is not None:
-            checks.check_number("epochs", self.epochs, low=1)
+            checks.check_number("epochs", self.epochs, low=1, whole=True)
         recipe = find_recipe(self.recipe)
         if recipe.updates is not None:  # one of ours, not a paper's
             short = recipe.limited(EPOCHS).stopping_early()

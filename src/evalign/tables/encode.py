@@ -75,7 +75,7 @@ class TableEncoder:
     def __init__(self, *, numeric: Numeric = "standard", max_categories: int | None = None) -> None:
         checks.check_choice("numeric", numeric, NUMERIC)
         if max_categories is not None:
-            checks.check_number("max_categories", max_categories, low=1)
+            checks.check_number("max_categories", max_categories, low=1, whole=True)
         self.numeric, self.max_categories = numeric, max_categories
 
     def fit(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> Self:
