@@ -66,9 +66,10 @@ def check_number(
     """A number within bounds, numpy's included; a tensor's values are not read."""
     if isinstance(value, Tensor):
         return
-    kind: Any = Integral if whole else Real
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {'whole ' * whole}number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a {'whole ' * whole}number, got {value!r} of type {type(value).__name__}")
+    if whole and not isinstance(value, Integral):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
     above = value > low if open_low else value >= low
     below = value < high if open_high else value <= high
     if not (above and below):  # phrased so that nan fails too
