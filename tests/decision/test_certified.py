@@ -227,6 +227,7 @@ def test_infeasible_certificates_name_the_nearest_value():
         ({"confidence": 0.9}, "confidence goes with subject_to"),
         ({"subject_to": "recall >= 0.5", "confidence": 1.5}, "confidence"),
         ({"subject_to": "recall >= 0.5", "confidence": 0.9, "sample_weight": np.arange(1, 101)}, "equal weight"),
+        ({"subject_to": ["flagged <= 20", "recall >= 0.5"], "confidence": 0.9}, "holds in every call"),
     ],
 )
 def test_errors(options, message):

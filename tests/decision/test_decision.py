@@ -434,6 +434,10 @@ def test_constraint_errors(text, error, message):
 def test_constraints_parse():
     assert parse_constraint(" recall>=0.9 ") == Constraint("recall", ">=", 0.9)
     assert parse_constraint("recall [ 2 ] <= 1e-1") == Constraint("recall", "<=", 0.1, 2)
+    assert parse_constraint("recall['two\nlines'] >= 0.9") == Constraint("recall", ">=", 0.9, "two\nlines")
+    for wrong in ({"recall": 0.9}, b"recall >= 0.9"):
+        with pytest.raises(TypeError, match="subject_to is a constraint"):
+            tuned([0.1, 0.9], [0, 1], "f1", subject_to=wrong)
     with pytest.raises(ValueError, match="names class 7, but the classes are 0 to 1"):
         plug_in([0.1, 0.9], "f1", subject_to="recall[7] >= 0.5")
 

@@ -106,7 +106,7 @@ def test_errors(model):
         model.adapt()
     with pytest.raises(ValueError, match="must be one of fine, fraud, got 'spam'"):
         model.adapt(prevalence={"spam": 0.1})
-    for wrong in ({"fraud": 1.2}, {"fraud": -0.1}, {"fraud": 0.3, "fine": 0.3}):
+    for wrong in ({"fraud": 1.2}, {"fraud": -0.1}, {"fraud": 0.3, "fine": 0.3}, {"fraud": None}, {"fraud": "half"}):
         with pytest.raises(ValueError, match="shares must be"):
             model.adapt(prevalence=wrong)
     with pytest.raises(ValueError, match="shares must be"):

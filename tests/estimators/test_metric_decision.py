@@ -11,10 +11,12 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_iris, make_multilabel_classification
 from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score, f1_score, fbeta_score, precision_score, recall_score
 from sklearn.model_selection import (
     GridSearchCV,
+    RepeatedStratifiedKFold,
     ShuffleSplit,
     StratifiedShuffleSplit,
     TunedThresholdClassifierCV,
@@ -317,9 +319,32 @@ def test_one_class_and_wrong_folds_are_refused(two_classes):
     X, y = two_classes
     with pytest.raises(ValueError, match="at least two classes"):
         MetricDecision(RandomForestClassifier(5)).fit(X, np.zeros(len(X)))
+    with pytest.raises(ValueError, match="at least two classes"):
+        MetricDecision(LogisticRegression()).fit(X[:0], y[:0])
     for folds in (0, 1, -1, 1.5, True):
         with pytest.raises(ValueError, match="folds must be"):
             MetricDecision(LogisticRegression(), folds=folds).fit(X, y)
+    with pytest.raises(ValueError, match="at least one split"):
+        MetricDecision(LogisticRegression(), folds=[]).fit(X, y)
+    with pytest.raises(NotFittedError):
+        MetricDecision(LogisticRegression()).score(X, y)
+
+
+def test_certificates_count_held_out_rows_once(two_classes):
+    X, y = two_classes
+    everything = np.arange(len(X))
+    for folds, message in [
+        (RepeatedStratifiedKFold(n_splits=2, n_repeats=2), "count every row once"),
+        ([(everything, everything)], "rows of training"),
+    ]:
+        MetricDecision(LogisticRegression(), "precision", subject_to="recall >= 0.5", folds=folds).fit(X, y)
+        with pytest.raises(ValueError, match=message):
+            MetricDecision(
+                LogisticRegression(), "precision", subject_to="recall >= 0.5", confidence=0.9, folds=folds
+            ).fit(X, y)
+    first = [int(np.flatnonzero(y == k)[0]) for k in (0, 1)]
+    with pytest.raises(ValueError, match="no class has two rows"):
+        MetricDecision(LogisticRegression(), subject_to="recall >= 0.5", confidence=0.5).fit(X[first], y[first])
 
 
 def test_infeasible_message_names_the_class_and_a_value_that_is_feasible(two_classes):
@@ -417,6 +442,7 @@ def test_columns_in_another_order_adapt_alike():
         ({"average": "binary"}, "needs two classes"),
         ({"metric": "fbeta", "beta": [1.0, 2.0]}, "one for each of 4 classes, got 2"),
         ({"metric": "fbeta", "beta": [1.0] * 5}, "one for each of 4 classes, got 5"),
+        ({"subject_to": ""}, "reads like 'recall >= 0.9'"),
     ],
 )
 def test_wrong_goals_are_refused_before_training(options, message, four_classes):
@@ -426,6 +452,23 @@ def test_wrong_goals_are_refused_before_training(options, message, four_classes)
 
     with pytest.raises(ValueError, match=message):
         MetricDecision(Untouched(), **options).fit(*four_classes)
+
+
+def test_numbers_in_constraints_are_labels_where_labels_are_numbers(two_classes):
+    X, y = two_classes
+    for labels in (10 * (y + 1), np.where(y == 1, "20", "10")):
+        with pytest.raises(ValueError, match="must be one of 10, 20, got '1'"):
+            MetricDecision(GaussianNB(), "accuracy", subject_to="recall[1] >= 0.97").fit(X, labels)
+    named = MetricDecision(GaussianNB(), "accuracy", subject_to="recall[1] >= 0.97").fit(X, np.where(y == 1, "b", "a"))
+    assert named.decision_.subject_to == ("recall[1] >= 0.97",)
+
+
+def test_constraints_may_come_in_an_array(two_classes):
+    several = ["recall >= 0.9", "precision >= 0.1"]
+    rules = [
+        MetricDecision(GaussianNB(), subject_to=s).fit(*two_classes).decision_ for s in (several, np.array(several))
+    ]
+    assert rules[0] == rules[1]
 
 
 def test_labels_that_are_floats_go_by_their_number(two_classes):

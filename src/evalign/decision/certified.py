@@ -63,8 +63,11 @@ def binomial_bound(successes: Floats, trials: Floats, alpha: float, *, lower: bo
 def check_confidence(problem: Problem, weight: Floats, confidence: float) -> None:
     """Raise if constraints cannot be certified."""
     checks.check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
-    if problem.at_most is not None and not problem.constraints:
-        raise ValueError(f"flagged <= {problem.at_most} holds in every call of predict; leave out confidence")
+    if problem.at_most is not None:
+        raise ValueError(
+            f"flagged <= {problem.at_most} holds in every call of predict, and what else holds then depends on the "
+            "number of rows in the call; write a share, like 'flagged <= 2%', or leave out confidence"
+        )
     if not problem.constraints:
         raise ValueError("confidence goes with subject_to; leave it out, or add a constraint like 'recall >= 0.9'")
     for c in problem.constraints:
@@ -253,8 +256,7 @@ def _two_classes(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[
 
     def best_of_cuts(cuts: Labels, levels: Floats) -> tuple[Rule, Certificate]:
         thresholds = [expected.threshold(int(k)) for k in cuts]
-        rules = [Rule("threshold", 2, threshold=t, at_most=problem.at_most) for t in thresholds]
-        # Certificates are about the threshold, before a limit on the positives of a call.
+        rules = [Rule("threshold", 2, threshold=t) for t in thresholds]
         certificates = _in_turn(((q[:, 1] >= t).astype(np.int64) for t in thresholds), y, problem, levels)
         return _best_certified(rules, certificates, problem, problem.value(expected.at(cuts)))
 

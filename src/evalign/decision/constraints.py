@@ -18,7 +18,7 @@ Op = Literal[">=", "<="]
 OPS: tuple[Op, ...] = (">=", "<=")
 FLAGGED = "flagged"
 SIGNED = ("mcc", "cohen_kappa", "quadratic_kappa")  # between -1 and 1; all others are between 0 and 1
-_FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\[\s*(.*?)\s*\])?\s*([<>=!]+)\s*([^\s%]+)\s*(%?)\s*")
+_FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\[\s*(.*?)\s*\])?\s*([<>=!]+)\s*([^\s%]+)\s*(%?)\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,16 @@ class Constraint:
         return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
 
     def with_index(self, classes: Sequence[Any]) -> "Constraint":
-        """The same constraint with the label replaced by its index in `classes`."""
+        """The same constraint with the label replaced by its index in `classes`.
+
+        A whole number that is no label is an index, unless labels are whole numbers themselves.
+        """
         if self.label is None:
             return self
-        try:
-            index = class_index(self.label, classes, f"the class in {str(self)!r}")
-        except ValueError:
-            if isinstance(self.label, int) and self.label < len(classes):
-                return self  # an index
-            raise
+        named = not any(str(name).removesuffix(".0").lstrip("-").isdigit() for name in classes)
+        if named and isinstance(self.label, int) and self.label < len(classes):
+            return self
+        index = class_index(self.label, classes, f"the class in {str(self)!r}")
         return replace(self, label=index, class_name=self.label)
 
     def resolve(self, *, average: Average, beta: Beta | None) -> MetricFunction:
@@ -182,7 +183,7 @@ def parse_constraints(subject_to: Any, classes: Sequence[Any] | None = None) -> 
     one = isinstance(subject_to, (str, Constraint)) or (
         isinstance(subject_to, (tuple, list)) and len(subject_to) == 3 and subject_to[1] in ("<", ">", "=", "==", *OPS)
     )
-    if not one and not isinstance(subject_to, Iterable):
+    if not one and (isinstance(subject_to, (bytes, Mapping)) or not isinstance(subject_to, Iterable)):
         raise TypeError(f"subject_to is a constraint like 'recall >= 0.9' or a list of them, got {subject_to!r}")
     parsed = [parse_constraint(item) for item in ([subject_to] if one else subject_to)]
     return tuple(c if classes is None else c.with_index(classes) for c in parsed)

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -193,11 +194,10 @@ class Deciding(DecisionParameters):
 
     def _rule_options(self) -> dict[str, Any]:
         """Options of every rule; constraints name classes by index."""
-        limits = self.subject_to or None
         return {
             "metric": self.metric if self.costs is None else cost_metric(self._costs().matrix()),
             "average": self._average, "beta": self._beta, "task": "multilabel" if self.multilabel_ else "multiclass",
-            "subject_to": limits and parse_constraints(limits, self._decision_classes().tolist()),
+            "subject_to": parse_constraints(self.subject_to, self._decision_classes().tolist()) or None,
         }  # fmt: skip
 
     def _forget(self) -> None:
@@ -402,7 +402,8 @@ class Deciding(DecisionParameters):
                 f"prevalence maps labels to shares, like {{'fraud': 0.02}}, got {type(prevalence).__name__}"
             )
         names = self._decision_classes().tolist()
-        given = {class_index(label, names, "label of prevalence"): float(share) for label, share in prevalence.items()}
+        numbers = {k: float(v) if isinstance(v, Real) else float("nan") for k, v in prevalence.items()}
+        given = {class_index(label, names, "label of prevalence"): share for label, share in numbers.items()}
         left = 1 - (max if self.multilabel_ else sum)(given.values())
         others = [k for k in range(len(names)) if k not in given]
         valid = all(share >= 0 for share in given.values()) and left >= -1e-9  # False for nan, too

@@ -107,6 +107,8 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         else:
             self._set_classes(np.unique(y) if splits is not None else self.estimator.classes_)
         self._check_goal()
+        if splits is not None and self.confidence is not None:
+            _check_held_out_once(len(y), splits)
         if splits is None:
             self.estimator_ = self.estimator
         elif _is_share(self.folds) and splits:  # held-out rows stay out: what was certified is what is used
@@ -158,6 +160,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The metric of `predict`, over all of `classes_`; of "cost", minus the mean cost."""
+        check_is_fitted(self)
         unseen = np.setdiff1d([] if self.multilabel_ else column_or_1d(y), self.classes_)
         if not len(unseen):
             return self.score_labels(self.predict(X), y, sample_weight, X)
@@ -202,7 +205,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     def _set_classes(self, classes: Any) -> None:
         self.classes_ = np.asarray(classes)
         if len(self.classes_) < 2:
-            raise ValueError(f"y must hold at least two classes, got one class, {self.classes_.tolist()}")
+            raise ValueError(f"y must hold at least two classes, got only {self.classes_.tolist()}")
 
     def _fit_params(self, weight: Floats | None, params: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments of the classifier's `fit`."""
@@ -269,14 +272,17 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
 
     def _splits(self, X: Any, y: NDArray[Any]) -> list[tuple[Any, Any]]:
         if self.folds is not None and not _is_share(self.folds):
-            return list(check_cv(self.folds, y, classifier=True).split(X, y))
+            splits = list(check_cv(self.folds, y, classifier=True).split(X, y))
+            if not splits:
+                raise ValueError("folds must hold at least one split into training and held-out rows, got none")
+            return splits
         codes = rarest_label(y) if self.multilabel_ else y
         rows, counts = np.zeros(len(y)), np.unique(codes, return_counts=True)[1]
         if self.folds is not None:
             stratified = not self.multilabel_ and counts.min() > 1
             kind = StratifiedShuffleSplit if stratified else ShuffleSplit
             return list(kind(1, test_size=float(self.folds), random_state=self.random_state).split(rows, y))
-        folds = min(FOLDS, int(counts.max()))
+        folds = min(FOLDS, int(counts.max(initial=0)))
         if folds < 2:
             return []
         with warnings.catch_warnings():
@@ -298,6 +304,17 @@ def _warn_if_uncalibrated(p: Floats, target: NDArray[np.int64], weight: Floats |
             UserWarning,
             stacklevel=4,
         )
+
+
+def _check_held_out_once(rows: int, splits: list[tuple[Any, Any]]) -> None:
+    """Raise if a certificate would count a row twice, or one that its model was fitted on."""
+    if not splits:
+        raise ValueError("certified constraints need rows that are held out, but no class has two rows; add rows")
+    everything = np.arange(rows)
+    if np.bincount(np.concatenate([everything[test] for _, test in splits])).max() > 1:
+        raise ValueError("certified constraints count every row once, but folds hold some out repeatedly; use 5 folds")
+    if any(np.isin(everything[test], everything[train]).any() for train, test in splits):
+        raise ValueError("certified constraints need held-out rows, but folds hold out rows of training; use 5 folds")
 
 
 def _is_share(folds: Any) -> bool:
