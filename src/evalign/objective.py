@@ -24,7 +24,7 @@ from evalign.checks import blank, counting_dtype, finite_gradient, is_soft, repr
 from evalign.confusion import Confusion, Task
 from evalign.kernels import dispatch
 from evalign.kernels.dispatch import CountsHook, column_counts, fused_loss, row_counts
-from evalign.kernels.plan import AGREEMENTS, FivePoints, LaunchPlan, Plan, Settings, closed_form, has_closed_form
+from evalign.kernels.plan import AGREEMENTS, CLOSED_FORMS, FivePoints, LaunchPlan, Plan, Settings, closed_form
 from evalign.metrics import Average, Beta, MetricFunction
 from evalign.steps import StepChoice
 
@@ -54,17 +54,16 @@ class Objective:
     _fusible: bool = field(init=False, repr=False, compare=False)
     _closed: bool = field(init=False, repr=False, compare=False)
     _taus: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    _plans: dict[Any, Any] = field(init=False, repr=False, compare=False)
+    _plans: dict[Any, Plan] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        auto, taus = self.backend == "auto", self.thresholds
-        taus = taus if isinstance(taus, tuple) else (taus or 0.5,)
+        auto, given = self.backend == "auto", self.thresholds
+        taus = () if self.task == "multiclass" else given if isinstance(given, tuple) else (given or 0.5,)
         any_threshold = self.task != "multiclass" or self.thresholds is None
         named = isinstance(self.metric, str) and not self.is_ranking and self.anchor_term == "cross_entropy"
         plain = self.alpha is None and not self.smooth and self.include_background
-        closed = named and plain and has_closed_form(str(self.metric), multilabel=self.task == "multilabel")
+        closed = named and plain and self.metric in CLOSED_FORMS[self.task]
         fusible = auto and any_threshold and self.step.step in ("annealed", "linear")
-        taus = () if self.task == "multiclass" else taus
         self.__dict__.update(_fusible=fusible, _closed=auto and closed, _taus=taus, _plans={})
 
     @classmethod
@@ -183,7 +182,7 @@ class Objective:
         recorded: list[Any] = []
         eager = partial(self._eager_loss, temperature=temperature, beta=beta, ignored=ignored, recorded=recorded)
         hooked = None if hook is None else partial(_recording, hook, recorded)
-        return fused_loss(logits, y, given, self.points(temperature), plan, hooked, eager)
+        return fused_loss(logits, y, given, self.settings(temperature), plan, hooked, eager)
 
     def _eager_loss(
         self, logits: Tensor, y: Tensor, weight: Any, temperature: Any, beta: Any, ignored: Any, recorded: list[Any]
@@ -224,25 +223,22 @@ class Objective:
         """
         beta = self.beta if beta is None else beta
         logits, y, weight, _ = flat
-        if isinstance(weight, Tensor) or not temperature.is_cuda:
-            return None
-        if not self.is_whole(logits, y, weight, temperature, beta):
+        whole = temperature.is_cuda and self.is_whole(logits, y, weight, temperature, beta)
+        if isinstance(weight, Tensor) or not whole:
             return None
         plan = self.plan(logits.shape[1] if self.task == "multiclass" else 2, beta, weight)
-        return dispatch.launch_plan(input, target, self.points(temperature), plan)
+        return dispatch.launch_plan(input, target, self.settings(temperature), plan)
 
     def plan(self, classes: int = 2, beta: Any = None, ignored: int | None = None) -> Plan:
         """What `fused_loss` computes, where `is_whole` says that it can do this; `classes` of a multiclass problem.
 
         Without weights, labels that are `ignored` do not count.
         """
-        found = self._plans.get((classes, beta, ignored))
-        if found is None:
+        key = classes, beta, ignored
+        if key not in self._plans:
             form = closed_form(str(self.metric), self.average, classes, beta, self.label_smoothing)
-            two = self.task == "binary"
-            found = Plan(form, self.anchor, self.label_smoothing, self._taus, two, ignored or 0)
-            self._plans[classes, beta, ignored] = found
-        return found
+            self._plans[key] = Plan(form, self.anchor, self.task == "binary", ignored or 0)
+        return self._plans[key]
 
     def sums(
         self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor = 0.2, *, rows: bool = False,
@@ -300,8 +296,7 @@ class Objective:
     def _fused(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
     ) -> tuple[Confusion, Tensor | None]:
-        wanted = bool(self.anchor) and self.anchor_term == "cross_entropy"
-        settings = Settings(self.points(temperature), self.label_smoothing, wanted, self._taus)
+        settings = self.settings(temperature)
         if not dispatch.is_fused(logits):  # torch's operations read ignored rows too
             logits = blank(logits, weight)
         eager = partial(self._eager_counts, temperature=temperature)
@@ -323,6 +318,11 @@ class Objective:
             matrix=None if multilabel else lambda: self.confusion(logits, y, weight, temperature).matrix,
         )  # fmt: skip
         return confusion, entropy
+
+    def settings(self, temperature: float | Tensor) -> Settings:
+        """What kernels need besides the batch and the metric."""
+        losses = bool(self.anchor) and self.anchor_term == "cross_entropy"
+        return Settings(self.points(temperature), self.label_smoothing, losses, self._taus)
 
     def points(self, temperature: float | Tensor) -> FivePoints:
         if self.step.step == "annealed" and isinstance(temperature, Tensor) and temperature.is_cuda:

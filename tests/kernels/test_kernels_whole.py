@@ -12,7 +12,7 @@ from evalign import MetricLoss, losses
 from evalign.kernels import dispatch, private_apis
 from evalign.kernels.gpu import gpu_loss, loss_plans
 from evalign.kernels.gpu import launch as triton_launch
-from evalign.kernels.plan import FivePoints, Plan, closed_form
+from evalign.kernels.plan import FivePoints, Plan, Settings, closed_form
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter computes masked entries too, and says so where they are nan.
@@ -34,14 +34,14 @@ def by_triton(z, y, weight, task="multiclass", metric="f1", average="macro", anc
     points = FivePoints(0, 0, torch.tensor(0.2, dtype=torch.float64, device=DEVICE))
     form = closed_form(metric, average, z.shape[1] if task == "multiclass" else 2, label_smoothing=smoothing)
     thresholds = () if task == "multiclass" else (0.3,)
-    plan = Plan(form, anchor, smoothing, thresholds, task == "binary", ignored=-7)
+    settings, plan = Settings(points, smoothing, bool(anchor), thresholds), Plan(form, anchor, task == "binary", -7)
     if weight is not None:
         y, weight = torch.where(y == -7, 0, y), torch.where(y == -7, 0.0, weight)
     given = [None if x is None else x.to(DEVICE) for x in (z, y, weight)]
     if task == "binary":
         given = [None if x is None else x[:, None] for x in given]
     logits = given[0].detach().requires_grad_()
-    loss = gpu_loss.fused_loss(logits, *given[1:], points, plan)
+    loss = gpu_loss.fused_loss(logits, *given[1:], settings, plan)
     (gradient,) = torch.autograd.grad(loss, logits, torch.tensor(scale, device=DEVICE))
     return loss.detach().cpu(), gradient.cpu().reshape(z.shape)
 

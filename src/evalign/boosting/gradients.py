@@ -133,7 +133,7 @@ def compiled_derivatives(
     from evalign.kernels.cpu.cpu_loss import count_columns, metric_of
 
     plan = objective.plan(beta=objective.beta)
-    settings = plan.settings(objective.points(temperature))
+    settings = objective.settings(temperature)
     counts = np.zeros((3, 2))
     losses, totals = count_columns((table.scores, table.y, table.weight), settings, counts, two_classes=True)
     n = float(counts[1].sum())

@@ -87,23 +87,23 @@ def fused_loss(
     logits: Tensor,
     y: Tensor,
     weight: Tensor | None,
-    points: FivePoints,
+    settings: Settings,
     plan: Plan,
     hook: CountsHook | None = None,
     eager: Eager | None = None,
 ) -> Tensor:
-    """1 - metric + anchor * cross-entropy of logits (M, C), or (M, L) at the one threshold of the plan, as one node.
+    """1 - metric + anchor * cross-entropy of logits (M, C), or (M, L) at the settings' one threshold, as one node.
 
     A GPU takes `weight` None: every label then has weight 1, except the label that the plan ignores. On a CPU, `hook`
     may change the counts before the metric is computed from them (memory, sums over ranks). `eager` gives second
     derivatives; without it, asking for them is an error.
 
     >>> from evalign.kernels.plan import closed_form
-    >>> plan, points = Plan(closed_form("f1", "macro", 2)), FivePoints(low=0.2, reach=0.5)
-    >>> fused_loss(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 1]), torch.ones(2), points, plan)
+    >>> plan, settings = Plan(closed_form("f1", "macro", 2)), Settings(FivePoints(low=0.2, reach=0.5))
+    >>> fused_loss(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 1]), torch.ones(2), settings, plan)
     tensor(0.0144)
     """
-    found: Tensor = backend(logits).fused_loss(logits, y, weight, points, plan, hook, eager)
+    found: Tensor = backend(logits).fused_loss(logits, y, weight, settings, plan, hook, eager)
     return found
 
 
@@ -121,15 +121,16 @@ class Question(NamedTuple):
     low: float
     reach: float
 
-    def answered_by(self, logits: Tensor, temperature: Tensor | None) -> tuple[ModuleType, FivePoints, Plan]:
-        """The backend of a batch, the step and the plan."""
+    def answered_by(self, logits: Tensor, temperature: Tensor | None) -> tuple[ModuleType, Settings, Plan]:
+        """The backend of a batch, the settings and the plan."""
         points = FivePoints(self.low, self.reach, temperature)
         if temperature is not None and not (logits.is_cuda and temperature.is_cuda):
             points = FivePoints(float(temperature), 2.5 * float(temperature))
         classes = 2 if self.thresholds else logits.shape[1]
         form = closed_form(self.metric, self.average, classes, self.beta, self.smoothing)
-        rest = self.anchor, self.smoothing, tuple(self.thresholds), self.two_classes, self.ignored
-        return _module("gpu.gpu_loss" if logits.is_cuda else "cpu.cpu_loss"), points, Plan(form, *rest)
+        settings = Settings(points, self.smoothing, bool(self.anchor), tuple(self.thresholds))
+        module = _module("gpu.gpu_loss" if logits.is_cuda else "cpu.cpu_loss")
+        return module, settings, Plan(form, self.anchor, self.two_classes, self.ignored)
 
 
 def loss_in_graph(
@@ -156,16 +157,16 @@ _library.define(f"fused_loss_backward(Tensor by_loss, Tensor saved, Tensor more,
 
 
 def _loss_operator(logits: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, *asked: Any) -> Any:
-    module, points, plan = Question(*asked).answered_by(logits, temperature)
-    return module.forward(logits, y, weight, points, plan)
+    module, settings, plan = Question(*asked).answered_by(logits, temperature)
+    return module.forward(logits, y, weight, settings, plan)
 
 
 def _gradient_operator(
     by_loss: Tensor, saved: Tensor, more: Tensor, logits: Tensor, y: Tensor, weight: Tensor | None,
     temperature: Tensor | None, *asked: Any,
 ) -> Tensor:  # fmt: skip
-    module, points, plan = Question(*asked).answered_by(logits, temperature)
-    gradient: Tensor = module.backward(logits, y, weight, points, plan, saved, more, by_loss.contiguous())
+    module, settings, plan = Question(*asked).answered_by(logits, temperature)
+    gradient: Tensor = module.backward(logits, y, weight, settings, plan, saved, more, by_loss.contiguous())
     return gradient.contiguous()
 
 
@@ -200,9 +201,9 @@ torch.library.register_fake("evalign::fused_loss_backward", _gradient_shape, lib
 torch.library.register_autograd("evalign::fused_loss", _backward_operator, setup_context=_save, lib=_library)
 
 
-def launch_plan(logits: Tensor, y: Tensor, points: FivePoints, plan: Plan) -> LaunchPlan | None:
+def launch_plan(logits: Tensor, y: Tensor, settings: Settings, plan: Plan) -> LaunchPlan | None:
     """The launch plan of unweighted GPU batches with this `batch_key`; None if they have to be copied first."""
-    found: LaunchPlan | None = _module("gpu.gpu_loss").launch_plan(logits, y, points, plan)
+    found: LaunchPlan | None = _module("gpu.gpu_loss").launch_plan(logits, y, settings, plan)
     return found
 
 

@@ -76,6 +76,10 @@ FORMS = ("macro", "micro", "weighted", "binary", "mcc", "cohen_kappa")  # kernel
 AGREEMENTS = FORMS[4:]
 # With mutually exclusive classes these equal an average of another metric.
 SAME = {"accuracy": ("recall", "micro"), "balanced_accuracy": ("recall", "macro")}
+# Metrics of each task whose value and slopes linear forms give.
+_AVERAGED = frozenset(filter(metrics.is_averaged, metrics.METRICS))
+_ALL = _AVERAGED | {*AGREEMENTS, *SAME}
+CLOSED_FORMS = {"binary": _ALL, "multiclass": _ALL, "multilabel": _AVERAGED}
 
 
 class Linear:
@@ -123,15 +127,6 @@ class ClosedForm(NamedTuple):
         return tuple(float(x) for part in (self.top, self.bottom, self.weight) for x in part)
 
 
-def has_closed_form(metric: str, *, multilabel: bool) -> bool:
-    """Whether linear forms give the value and slopes of a metric.
-
-    >>> has_closed_form("mcc", multilabel=False), has_closed_form("mcc", multilabel=True)
-    (True, False)
-    """
-    return metrics.is_averaged(metric) or (not multilabel and (metric in AGREEMENTS or metric in SAME))
-
-
 @lru_cache
 def closed_form(
     metric: str, average: str, classes: int, beta: float | None = None, label_smoothing: float = 0.0
@@ -158,17 +153,12 @@ Saved = tuple[Any, ...]  # what a backward pass needs: tensors, or None
 
 
 class Plan(NamedTuple):
-    """The metric of a multiclass problem, or, with thresholds, of one or many yes/no problems, and the anchor."""
+    """The metric of a multiclass problem, or, with thresholds in the settings, of yes/no problems, and the anchor."""
 
     metric: ClosedForm
     anchor: float = 0.0
-    smoothing: float = 0.0
-    thresholds: tuple[float, ...] = ()
     two_classes: bool = False
     ignored: int = 0  # where there are no weights, the label that does not count
-
-    def settings(self, points: FivePoints) -> Settings:
-        return Settings(points, self.smoothing, bool(self.anchor), self.thresholds)
 
 
 class Counts(NamedTuple):

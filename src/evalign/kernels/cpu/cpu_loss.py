@@ -159,14 +159,14 @@ def metric_of(counts: Doubles, totals: Doubles, plan: Plan, slopes: Doubles) -> 
 
 
 def _forward(
-    batch: Batch, points: FivePoints, plan: Plan, hook: "CountsHook | None" = None, keep: bool = True
+    batch: Batch, settings: Settings, plan: Plan, hook: "CountsHook | None" = None, keep: bool = True
 ) -> tuple[float, Doubles, Kept]:
     """The loss; its slopes by tp and by predicted of every class and by the cross-entropies; what rows keep."""
-    settings, totals, kept = plan.settings(points), NO_TOTALS, NOTHING
+    totals, kept = NO_TOTALS, NOTHING
     classes = 2 if plan.two_classes else batch[0].shape[1]
     vector = np.zeros(3 * classes + 2)
     counts = vector[:-2].reshape(3, classes)
-    if plan.thresholds:
+    if settings.thresholds:
         vector[-2], totals = count_columns(batch, settings, counts, plan.two_classes)
     else:
         vector[-2], kept = count_rows(batch, settings, counts, keep)
@@ -185,11 +185,10 @@ def _forward(
     return loss, slopes, kept
 
 
-def _backward(batch: Batch, points: FivePoints, plan: Plan, slopes: Doubles, kept: Kept, by_loss: float) -> Tensor:
-    settings = plan.settings(points)
+def _backward(batch: Batch, settings: Settings, plan: Plan, slopes: Doubles, kept: Kept, by_loss: float) -> Tensor:
     scaled = scaled_slopes(slopes, by_loss, plan.two_classes)
     by_tp, by_predicted = scaled[:-1].reshape(2, -1)
-    if not plan.thresholds:
+    if not settings.thresholds:
         return row_gradient(batch, settings, kept, (by_tp, by_predicted, scaled[-1]))
     if _by_entry(batch[0]):
         return entry_gradient(batch, settings, (by_tp, by_predicted, scaled[-1]))
@@ -197,7 +196,7 @@ def _backward(batch: Batch, points: FivePoints, plan: Plan, slopes: Doubles, kep
 
 
 class CompiledLoss(torch.autograd.Function):
-    """1 - metric + anchor * cross-entropy; `how` is the step, the plan, the hook, whether to keep, the eager form."""
+    """1 - metric + anchor * cross-entropy; `how`: settings, plan, hook, whether to keep, eager form."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, how: tuple[Any, ...]) -> Tensor:
@@ -211,10 +210,10 @@ class CompiledLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
         *batch, logits = ctx.saved_tensors
-        points, plan, slopes = ctx.given
+        settings, plan, slopes = ctx.given
         # The gradient takes the memory of what was kept: a second pass through the same graph computes that again.
         kept = ctx.__dict__.pop("kept", None)
-        gradient = _backward(batch, points, plan, slopes, kept or _forward(batch, points, plan)[2], by_loss.item())
+        gradient = _backward(batch, settings, plan, slopes, kept or _forward(batch, settings, plan)[2], by_loss.item())
         if torch.is_grad_enabled():
             gradient = twice_differentiable(gradient, (logits, batch[1], batch[2]), (by_loss,), ctx.eager)
         return gradient, None, None, None
@@ -237,24 +236,24 @@ def arranged(logits: Tensor, y: Tensor, weight: Tensor, columns: bool) -> Batch:
 
 
 def fused_loss(
-    logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan, hook: "CountsHook | None" = None,
+    logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, plan: Plan, hook: "CountsHook | None" = None,
     eager: Eager | None = None,
 ) -> Tensor:  # fmt: skip
     """See `dispatch.fused_loss`."""
-    how = points, plan, hook, logits.requires_grad and torch.is_grad_enabled(), eager
-    return _apply(*arranged(logits, y, weight, bool(plan.thresholds)), how)  # type: ignore[no-any-return]
+    how = settings, plan, hook, logits.requires_grad and torch.is_grad_enabled(), eager
+    return _apply(*arranged(logits, y, weight, bool(settings.thresholds)), how)  # type: ignore[no-any-return]
 
 
-def forward(logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+def forward(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of a batch as `arranged` returns it, and two tensors that `backward` needs; without autograd."""
-    loss, slopes, (kept, stats) = _forward((logits.contiguous(), y.contiguous(), weight.contiguous()), points, plan)
+    loss, slopes, (kept, stats) = _forward((logits.contiguous(), y.contiguous(), weight.contiguous()), settings, plan)
     rows = stats.numel() > 0
     saved = torch.from_numpy(np.append(slopes, stats.numpy()) if rows else slopes)
     return torch.tensor(loss, dtype=logits.dtype), saved, kept if rows else torch.empty(0)
 
 
 def backward(
-    logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan, saved: Tensor, kept: Tensor,
+    logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, plan: Plan, saved: Tensor, kept: Tensor,
     by_loss: Tensor,
 ) -> Tensor:  # fmt: skip
     batch = logits.contiguous(), y.contiguous(), weight.contiguous()
@@ -262,7 +261,7 @@ def backward(
     if kept.numel():
         slopes, stats = np.split(slopes, [_slopes(logits, plan.two_classes)])
         rows = kept.clone(), torch.from_numpy(stats.reshape(STATS, -1).astype(np.float32))
-    return _backward(batch, points, plan, slopes, rows, by_loss.item())
+    return _backward(batch, settings, plan, slopes, rows, by_loss.item())
 
 
 def _slopes(logits: Tensor, two_classes: bool) -> int:
@@ -278,25 +277,25 @@ def saved_like(logits: Tensor, *, columns: bool, two_classes: bool) -> tuple[Ten
 
 def run_all_loops() -> None:
     """Run every loop once on tiny batches, of every type and memory layout that a batch may have: compiles them all."""
-    points, ones = FivePoints(0.2, 0.5), torch.ones(4, 2)
+    rows, ones = Settings(FivePoints(0.2, 0.5)), torch.ones(4, 2)
+    columns = rows._replace(thresholds=(0.5,))
     macro, agreement = closed_form("f1", "macro", 2), closed_form("mcc", "macro", 2)
     y, weight = torch.tensor([0, 1, 1, 0]), torch.ones(4)
     images = [torch.zeros(1, classes, 4) for classes in range(2, UNROLLED + 2)]
     for logits in (torch.eye(4)[:, :2], *images, torch.zeros(4, FEW + 1)):  # blocks, images, rows
-        form = closed_form("f1", "macro", logits.shape[1])
-        _first_step(logits, y, weight, points, Plan(form, 1.0))
-        _first_step(logits, torch.ones_like(logits), weight, points, Plan(form, 1.0))
-    _first_step(ones, y, weight, points, Plan(agreement, 1.0))
+        plan = Plan(closed_form("f1", "macro", logits.shape[1]), 1.0)
+        _first_step(logits, y, weight, rows, plan)
+        _first_step(logits, torch.ones_like(logits), weight, rows, plan)
+    _first_step(ones, y, weight, rows, Plan(agreement, 1.0))
     for labels in (torch.eye(4)[:, :2].long(), torch.eye(4)[:, :2]):
-        _first_step(ones, labels, ones, points, Plan(macro, 1.0, 0.0, (0.5,)))
-        column = ones[:, :1], labels[:, :1], ones[:, :1]
-        _first_step(*column, points, Plan(macro, 1.0, 0.0, (0.5,), two_classes=True))
-        settings = Settings(points, thresholds=(0.3, 0.5))
-        column_forward((ones, labels, ones), settings)
-        column_backward((ones, labels, ones), settings, torch.ones(2, 2), torch.ones(2, 2), None)
+        _first_step(ones, labels, ones, columns, Plan(macro, 1.0))
+        _first_step(ones[:, :1], labels[:, :1], ones[:, :1], columns, Plan(macro, 1.0, two_classes=True))
+        grid = rows._replace(thresholds=(0.3, 0.5))
+        column_forward((ones, labels, ones), grid)
+        column_backward((ones, labels, ones), grid, torch.ones(2, 2), torch.ones(2, 2), None)
     remember(np.zeros(6), np.zeros(2), 1.0, np.zeros(7), np.zeros(2), 0.9, 1.0)
 
 
-def _first_step(logits: Tensor, y: Tensor, weight: Tensor, points: FivePoints, plan: Plan) -> None:
+def _first_step(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, plan: Plan) -> None:
     x = logits.detach().clone().requires_grad_()
-    torch.autograd.grad(_apply(x, y, weight, (points, plan, None, True, None)), x)
+    torch.autograd.grad(_apply(x, y, weight, (settings, plan, None, True, None)), x)

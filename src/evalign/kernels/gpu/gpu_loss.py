@@ -271,7 +271,7 @@ def column_backward(
 class LongRowLoss(NamedTuple):
     """Rows that are too long for one tile."""
 
-    points: FivePoints
+    settings: Settings
     plan: Plan
 
     def loss(
@@ -297,8 +297,8 @@ class LongRowLoss(NamedTuple):
         return row_gradient(self._rows(z, y, weight, temperature), stats, by, bool(self.plan.anchor), packed=True)
 
     def _rows(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> Batch:
-        settings = self.plan.settings(self.points._replace(temperature=temperature))
-        return Batch(z, y, weight, settings, self.plan.ignored)
+        points = self.settings.points._replace(temperature=temperature)
+        return Batch(z, y, weight, self.settings._replace(points=points), self.plan.ignored)
 
 
 class LongRowNode(torch.autograd.Function):
@@ -330,33 +330,33 @@ def arranged(logits: Tensor, y: Tensor, weight: Tensor | None, columns: bool) ->
 
 
 def fused_loss(
-    logits: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan, hook: None = None,
+    logits: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, plan: Plan, hook: None = None,
     eager: Eager | None = None,
 ) -> Tensor:  # fmt: skip
     """See `dispatch.fused_loss`; there is no hook on a GPU, where counts and metric are one kernel."""
     assert hook is None
-    batch = arranged(logits, y, weight, bool(plan.thresholds))
-    return _prepare(*batch, points, plan).loss(*batch, points.temperature, eager)
+    batch = arranged(logits, y, weight, bool(settings.thresholds))
+    return _prepare(*batch, settings, plan).loss(*batch, settings.points.temperature, eager)
 
 
 def forward(
-    logits: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan
+    logits: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, plan: Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of a batch as `arranged` returns it, and two tensors that `backward` needs; without autograd."""
-    batch = _contiguous(logits, y, weight, bool(plan.thresholds))
-    loss, saved, *more = _prepare(*batch, points, plan).forward(*batch, points.temperature)
+    batch = _contiguous(logits, y, weight, bool(settings.thresholds))
+    loss, saved, *more = _prepare(*batch, settings, plan).forward(*batch, settings.points.temperature)
     return loss, saved, more[0] if more else saved.new_empty(0)
 
 
 def backward(
-    logits: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan, saved: Tensor, more: Tensor,
+    logits: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, plan: Plan, saved: Tensor, more: Tensor,
     by_loss: Tensor,
 ) -> Tensor:  # fmt: skip
-    batch = _contiguous(logits, y, weight, bool(plan.thresholds))
-    prepared = _prepare(*batch, points, plan)
+    batch = _contiguous(logits, y, weight, bool(settings.thresholds))
+    prepared, temperature = _prepare(*batch, settings, plan), settings.points.temperature
     if isinstance(prepared, LongRowLoss):
-        return prepared.backward(*batch, points.temperature, saved, more, by_loss)
-    return prepared.backward(*batch, points.temperature, saved, by_loss)
+        return prepared.backward(*batch, temperature, saved, more, by_loss)
+    return prepared.backward(*batch, temperature, saved, by_loss)
 
 
 def saved_like(logits: Tensor, *, columns: bool, two_classes: bool) -> tuple[Tensor, Tensor]:
@@ -378,16 +378,16 @@ def is_last(images: Tensor) -> bool:
     return images.movedim(1, -1).is_contiguous() and not images.is_contiguous()
 
 
-def launch_plan(logits: Tensor, y: Tensor, points: FivePoints, plan: Plan) -> LaunchPlan | None:
+def launch_plan(logits: Tensor, y: Tensor, settings: Settings, plan: Plan) -> LaunchPlan | None:
     """See `dispatch.launch_plan`."""
-    scores = 1 if plan.thresholds or logits.dim() < 2 else logits.shape[1]
-    labels_fit = y.dtype == torch.int64 or (bool(plan.thresholds) and y.dtype == torch.float32)
+    scores = 1 if settings.thresholds or logits.dim() < 2 else logits.shape[1]
+    labels_fit = y.dtype == torch.int64 or (bool(settings.thresholds) and y.dtype == torch.float32)
     if logits.numel() != scores * y.numel() or not labels_fit:
         return None
-    if not plan.thresholds and logits.dim() > 2 and logits.shape[1] > TILE_CLASSES:
+    if not settings.thresholds and logits.dim() > 2 and logits.shape[1] > TILE_CLASSES:
         return None
-    z, labels, _ = _contiguous(logits, y, None, bool(plan.thresholds))
-    return _prepare(z, y, None, points, plan) if z is logits and labels is y else None
+    z, labels, _ = _contiguous(logits, y, None, bool(settings.thresholds))
+    return _prepare(z, y, None, settings, plan) if z is logits and labels is y else None
 
 
 def _contiguous(
@@ -399,7 +399,7 @@ def _contiguous(
     return logits, y.contiguous(), None if weight is None else weight.contiguous()
 
 
-def _prepare(z: Tensor, y: Tensor, weight: Tensor | None, points: FivePoints, plan: Plan) -> LossPlan | LongRowLoss:
-    if not plan.thresholds and z.dim() == 2 and z.shape[1] > TILE_CLASSES:
-        return LongRowLoss(points, plan)
-    return loss_plan(z, y, weight, plan.settings(points), plan)
+def _prepare(z: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, plan: Plan) -> LossPlan | LongRowLoss:
+    if not settings.thresholds and z.dim() == 2 and z.shape[1] > TILE_CLASSES:
+        return LongRowLoss(settings, plan)
+    return loss_plan(z, y, weight, settings, plan)

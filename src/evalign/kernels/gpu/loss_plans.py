@@ -365,8 +365,8 @@ def _ending(plan: Plan) -> Ending:
 def loss_plan(z: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, plan: Plan) -> LossPlan:
     """The plan of a fused loss: of contiguous entries with a threshold, of contiguous images, or of rows."""
     given = z, y, weight, settings, plan.ignored, _ending(plan)
-    if plan.thresholds:
-        kind = _kind(*given, tau=plan.thresholds[0], two_classes=plan.two_classes)
+    if settings.thresholds:
+        kind = _kind(*given, tau=settings.thresholds[0], two_classes=plan.two_classes)
         return cached_columns(kind, z.device)
     return row_plan(*given) if z.dim() == 2 else cached_dense(_kind(*given), z.device)
 
