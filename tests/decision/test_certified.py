@@ -16,7 +16,6 @@ from evalign.decision.certified import (
     certify_decisions,
     certify_in_turn,
 )
-from evalign.decision.plug_in import constraint_values
 from evalign.decision.search.problem import Problem
 
 
@@ -114,7 +113,8 @@ def violations_of_candidates(draw, problem, searches, tests, rows):
     wrong = certified = 0
     for seed in range(searches):
         rules = candidate_rules(*draw(np.random.default_rng(seed), rows), problem)
-        true = [constraint_values(r.decide(p_new), p_new, problem, np.ones(len(y_new)), y_new) for r in rules]
+        weight = np.ones(len(y_new))
+        true = [problem.constraint_values(problem.observed(r.decide(p_new), y_new, weight)) for r in rules]
         broken = [min(v - c.value for v, c in zip(t, problem.constraints, strict=True)) < -0.003 for t in true]
         for again in range(tests):
             found = certify_in_turn(rules, *draw(np.random.default_rng([seed, again]), rows), problem, 0.1)

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from evalign import checks, decision, metrics
 from evalign.confusion import Confusion
 from evalign.decision import Rule
-from evalign.decision.constraints import class_betas, class_index
+from evalign.decision.constraints import class_index
 from evalign.decision.costs import Costs, cheapest, cost_metric
 from evalign.decision.rule import REJECTED
+from evalign.decision.search.problem import class_betas
 from evalign.metrics import Average, MetricFunction
 from evalign.tables.split import Codes, Floats, HeldOutPredictions, indicator
 

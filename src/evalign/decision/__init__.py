@@ -10,9 +10,10 @@ from evalign.decision.constraints import Constraint, parse_constraint, parse_con
 from evalign.decision.export import json_schema, numpy_source
 from evalign.decision.learned import calibrated, joint_rule, learn_rule, tuned
 from evalign.decision.out_of_core import learn_from_batches
-from evalign.decision.plug_in import expected_confusion, plug_in
+from evalign.decision.plug_in import plug_in
 from evalign.decision.rule import REJECTED, Rule
 from evalign.decision.rule_report import RuleReport, evaluate_rule
+from evalign.decision.search.counts import expected_confusion
 from evalign.decision.shift import Reference, Shift, find_shift
 
 __all__ = [

@@ -32,10 +32,9 @@ from evalign import checks
 from evalign.confusion import Confusion
 from evalign.decision.calibration import balanced_folds
 from evalign.decision.constraints import FLAGGED, Constraint
-from evalign.decision.plug_in import best_expected, constraint_values, metric_value, warn_infeasible
 from evalign.decision.rule import Floats, Labels, Rule
 from evalign.decision.search.problem import Problem
-from evalign.decision.search.thresholds import ThresholdSweep
+from evalign.decision.search.thresholds import ThresholdSweep, best_expected
 
 RANKS = 16  # candidate thresholds of two classes for metrics that are not monotone
 FEWEST = 10  # rows flagged by the first of them
@@ -225,13 +224,14 @@ def certified_rule(q: Floats, y: Labels, problem: Problem, confidence: float) ->
     learn = _two_classes if problem.classes == 2 and not problem.multilabel and all(exact) else _candidates
     rule, certificate = learn(q, y, problem, alpha)
     if not certificate.holds:
-        warn_infeasible(problem, certificate.bounds.tolist(), confidence)
+        problem.warn_infeasible(certificate.bounds.tolist(), confidence)
+    c = problem.observed(rule.decide(q), y, ones)
     return replace(
         rule,
         metric=problem.name,
-        value=metric_value(problem, problem.observed(rule.decide(q), y, ones)),
+        value=problem.metric_value(c),
         subject_to=tuple(map(str, problem.constraints)),
-        reached=tuple(constraint_values(rule.decide(q), q, problem, ones, y)),
+        reached=tuple(problem.constraint_values(c)),
         bounds=tuple(certificate.bounds),
         confidence=confidence,
         feasible=certificate.holds,
@@ -308,7 +308,7 @@ def _candidates(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[R
     rules = candidate_rules(q[part], y[part], problem)
     certificates = certify_in_turn(rules, q[~part], y[~part], problem, alpha)
     ones = np.ones(len(y))
-    values = np.array([metric_value(problem, problem.observed(r.decide(q), y, ones)) or 0.0 for r in rules])
+    values = np.array([problem.metric_value(problem.observed(r.decide(q), y, ones)) or 0.0 for r in rules])
     return _best_certified(rules, certificates, problem, values)
 
 

@@ -7,7 +7,6 @@ from functools import partial
 from math import ceil, floor, isfinite
 from typing import Any, Literal
 
-import numpy as np
 from torch import Tensor
 
 from evalign import checks, metrics
@@ -93,19 +92,6 @@ def class_index(label: Any, classes: Sequence[Any], what: str) -> int:
         text = next((name for name in names if name.removesuffix(".0") == text.removesuffix(".0")), text)
     checks.check_choice(what, text, names)
     return names.index(text)
-
-
-def class_betas(beta: Any, classes: Sequence[Any], order: Any) -> float | list[float] | None:
-    """A beta for each of `classes`: given by label (1 for the others), or as numbers of which `order` are taken."""
-    if beta is None or (np.ndim(beta) == 0 and not isinstance(beta, Mapping)):
-        return None if beta is None else float(beta)
-    if isinstance(beta, Mapping):
-        by_index = {class_index(label, classes, "label of beta"): float(value) for label, value in beta.items()}
-        return [by_index.get(k, 1.0) for k in range(len(classes))]
-    values = np.asarray(beta, dtype=np.float64)
-    if values.shape != (len(classes),):
-        raise ValueError(f"beta must be one number, or one for each of {len(classes)} classes, got {values.size}")
-    return [float(value) for value in values[order]]
 
 
 def label_score(c: Confusion, *, metric: Any, label: int, options: dict[str, Any]) -> Tensor:

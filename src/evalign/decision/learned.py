@@ -11,19 +11,11 @@ from scipy.special import expit
 from evalign import checks
 from evalign.decision.calibration import Calibration, balanced_folds, fit_calibration
 from evalign.decision.certified import certified_rule, check_confidence
-from evalign.decision.plug_in import (
-    argmax_rule,
-    best_expected,
-    expected_gain,
-    lead,
-    metric_value,
-    plug_in,
-    with_constraints,
-)
+from evalign.decision.plug_in import plug_in
 from evalign.decision.rule import FLOOR, Floats, Labels, Rule, Task, as_held_out, as_probabilities, as_weights, logit
-from evalign.decision.search.counts import ClassCounts, OffsetSweep
+from evalign.decision.search.counts import ClassCounts, OffsetSweep, expected_gain
 from evalign.decision.search.problem import Problem, coarse_to_fine
-from evalign.decision.search.thresholds import LabelCounts, ThresholdSweep, best_thresholds
+from evalign.decision.search.thresholds import LabelCounts, ThresholdSweep, best_expected, best_thresholds
 from evalign.metrics import Average, Beta, MetricFunction
 
 Decision = Literal["auto", "plug_in", "tuned", "argmax"]
@@ -78,13 +70,13 @@ def _learned(
         calibration = fit_calibration(p, y, weight, multilabel=problem.multilabel)
         return replace(certified_rule(calibration(p), y, problem, confidence), shares=shares, **calibration.fields)
     rule = learn(p, y, weight, problem)
-    value = metric_value(problem, problem.observed(rule.decide(p), y, weight))
-    return with_constraints(replace(rule, value=value, shares=shares), p, problem, weight, y)
+    c = problem.observed(rule.decide(p), y, weight)
+    return problem.completed(replace(rule, value=problem.metric_value(c), shares=shares), c)
 
 
 def _unless_argmax_leads(p: Floats, y: Labels, weight: Floats, problem: Problem) -> Rule:
     free = not problem.constraints and problem.at_most is None
-    return argmax_rule(problem) if free and _argmax_lead(p, y, weight, problem) > 0 else guarded(p, y, weight, problem)
+    return problem.argmax_rule() if free and _argmax_lead(p, y, weight, problem) > 0 else guarded(p, y, weight, problem)
 
 
 def _cross_fitted(p: Floats, y: Labels, weight: Floats, learn: Learn) -> tuple[Labels, Labels] | None:
@@ -113,7 +105,7 @@ def _argmax_lead(p: Floats, y: Labels, weight: Floats, problem: Problem) -> floa
     found = _cross_fitted(p, y, weight, learn)
     if found is None:
         return -np.inf
-    ahead, error = lead(problem, argmax_rule(problem).decide(p), found[0], y, weight, found[1])
+    ahead, error = problem.lead(problem.argmax_rule().decide(p), found[0], y, weight, found[1])
     return ahead - EVIDENCE * error
 
 
@@ -138,10 +130,9 @@ def learn_rule(
             "decision 'plug_in' cannot certify constraints; use 'auto' or 'tuned', or leave out confidence"
         )
     if decision == "argmax":
-        p = as_probabilities(probabilities, options.get("task", "multiclass"))
-        return argmax_rule(
-            Problem.of(metric, p, options.get("task", "multiclass"), options.get("average"), options.get("beta"), None)
-        )
+        task = options.get("task", "multiclass")
+        p = as_probabilities(probabilities, task)
+        return Problem.of(metric, p, task, options.get("average"), options.get("beta"), None).argmax_rule()
     if decision == "plug_in":
         return plug_in(probabilities, metric, target=target, margin=MARGIN, **options)
     learn = calibrated if decision == "auto" else tuned
@@ -244,11 +235,11 @@ def guarded(p: Floats, y: Labels, weight: Floats, problem: Problem) -> Rule:
         return Rule("threshold", 2, threshold=threshold, **calibration.fields)
     else:
         rule = best_expected(q, problem, weight, y)
-        gain = expected_gain(problem, q, rule.decide(q), argmax_rule(problem).decide(p), weight)
+        gain = expected_gain(problem, q, rule.decide(q), problem.argmax_rule().decide(p), weight)
         if len(p) * problem.classes**2 <= SWEPT and _tuning_wins(p, y, weight, problem, rule.decide(q)):
             return unguarded(p, y, weight, problem)
         if gain <= MARGIN:
-            return argmax_rule(problem)
+            return problem.argmax_rule()
     return _with(rule, calibration)
 
 
@@ -287,7 +278,7 @@ def _tuning_wins(p: Floats, y: Labels, weight: Floats, problem: Problem, decisio
     found = _cross_fitted(p, y, weight, partial(unguarded, problem=problem))
     if found is None:
         return False
-    ahead, error = lead(problem, found[0], decisions, y, weight, found[1])
+    ahead, error = problem.lead(found[0], decisions, y, weight, found[1])
     return ahead > max(TUNING_EVIDENCE * error, MARGIN)
 
 

@@ -19,7 +19,6 @@ from evalign import checks
 from evalign.decision.calibration import SAMPLE, Calibration, fit_calibration
 from evalign.decision.constraints import class_index, parse_constraints
 from evalign.decision.learned import DECISIONS, learn_rule
-from evalign.decision.plug_in import gain_rule
 from evalign.decision.rule import Floats, Labels, Rule, as_labels, as_probabilities, as_weights, decide_blocks
 from evalign.decision.search.counts import ClassCounts, State
 from evalign.decision.search.frank_wolfe import FIRST, Gain, ascend, identity, run_together
@@ -179,7 +178,7 @@ def learn_from_batches(
     problem = Problem.of(metric, np.zeros((1, classes)), "multiclass", average, beta, None)
     counts = BatchedCounts(batches, calibration, classes, reads_matrix=problem.reads_matrix)
     gain, value = _best_gain(counts, problem, rounds)
-    rule = replace(gain_rule(gain), metric=problem.name, value=value)
+    rule = replace(gain.rule(), metric=problem.name, value=value)
     return rule if calibration is None else replace(rule, **calibration.fields)
 
 

@@ -17,13 +17,13 @@ from evalign import checks, metrics
 from evalign.confusion import Confusion
 from evalign.decision.calibration import fit_calibration, sampled_rows
 from evalign.decision.certified import check_confidence
-from evalign.decision.constraints import class_betas, class_index, parse_constraints
+from evalign.decision.constraints import class_index, parse_constraints
 from evalign.decision.costs import COST, Costs, cheapest, cost_metric, mean_cost
 from evalign.decision.learned import DECISIONS, Decision, joint_rule, learn_rule
 from evalign.decision.plug_in import plug_in
 from evalign.decision.rule import REJECTED, Floats, Labels, Rule, logit
 from evalign.decision.rule_report import RuleReport, evaluate_rule
-from evalign.decision.search.problem import Problem
+from evalign.decision.search.problem import Problem, class_betas
 from evalign.decision.shift import Reference, Shift, find_label_shifts, find_shift, given_shares, reweighted
 from evalign.metrics import Average, MetricFunction
 from evalign.tables.split import indicator

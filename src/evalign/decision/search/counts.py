@@ -1,7 +1,7 @@
 """Confusion counts of multiclass decisions, expected or observed, and their sweep along one class's score."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign.confusion import Confusion
-from evalign.decision.rule import BLOCK, Floats, Labels
+from evalign.decision.rule import BLOCK, Floats, Labels, Task, as_held_out
 from evalign.decision.search.problem import Problem, Scored, present_classes
 
 State = NDArray[np.float64]  # (..., 2, C): tp and predicted; or (..., C, C): the matrix
@@ -155,3 +155,33 @@ class OffsetSweep(NamedTuple):
         if limits is not values:
             c = limits.confusion(torch.from_numpy(self.states(limits, index)))
         return problem.shortfalls(c).sum(axis=0), value
+
+
+def expected_confusion(
+    probabilities: Any, predicted: Any, *, task: Task = "multiclass", sample_weight: Any = None
+) -> Confusion:
+    """Expected confusion of decisions if the probabilities are calibrated.
+
+    A metric of it is an estimate without labels. A class with fewer than 0.05 expected rows is left out of means over
+    classes.
+
+    >>> from evalign import metrics
+    >>> metrics.accuracy(expected_confusion([0.1, 0.7], [0, 1]))
+    tensor(0.8000, dtype=torch.float64)
+    """
+    p, d, weight = as_held_out(probabilities, predicted, sample_weight, task)
+    if task == "multilabel":
+        actual, total = weight @ p, np.full(p.shape[1], weight.sum())
+        tp, count = np.einsum("n,nl,nl->l", weight, p, d), weight @ d
+        return Confusion(
+            *map(torch.from_numpy, (tp, actual, count, total)), present=present_classes(actual, weight), multilabel=True
+        )
+    counts = ClassCounts(p, weight, p.shape[1], reads_matrix=True)
+    return counts.confusion(torch.from_numpy(counts.count(d)))
+
+
+def expected_gain(problem: Problem, q: Floats, one: Labels, other: Labels, weight: Floats) -> float:
+    """Expected lead of decisions `one` over `other` in the metric; -inf if that of `one` is not finite."""
+    counts = [expected_confusion(q, d, task=problem.task, sample_weight=weight) for d in (one, other)]
+    first, second = (problem.metric_value(c) for c in counts)
+    return -np.inf if first is None else first - (second or 0.0)

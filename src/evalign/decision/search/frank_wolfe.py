@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from evalign.decision.rule import Floats, decide_blocks
+from evalign.decision.rule import Floats, Rule, decide_blocks
 from evalign.decision.search.counts import ClassCounts, OffsetSweep, State
 from evalign.decision.search.problem import SLACK, Problem, best_of, coarse_to_fine
 from evalign.metrics import MetricFunction
@@ -17,6 +17,7 @@ from evalign.metrics import MetricFunction
 STEPS = np.unique(np.concatenate([np.linspace(0.05, 1.0, 20), 0.5 ** np.arange(5, 14)]))
 ENOUGH, ENOUGH_LARGE = 1e-7, 1e-5  # relative gain of a round below which the ascent stops; of many probabilities
 LARGE = 2**22  # probabilities above which a relative gain of 1e-5 is not worth a pass
+ROUNDS = 40  # of the ascent, at most
 FIRST = 6  # rounds from every start; only the best start continues
 POLISH = 2**22  # rows x classes x classes above which single rows no longer matter and no polish is done
 
@@ -47,6 +48,16 @@ class Gain:
 
     def scores(self, p: Floats) -> Floats:
         return p * self.g[0] + self.g[1] if self.affine else np.asarray(p @ self.g)
+
+    def rule(self) -> Rule:
+        classes = self.g.shape[1]
+        if self.affine:
+            if (self.g[0] == 1).all() and not self.g[1].any():
+                return Rule("argmax", classes)
+            return Rule("affine", classes, weights=tuple(self.g[0]), biases=tuple(self.g[1]))
+        if (self.g == np.eye(classes)).all():
+            return Rule("argmax", classes)
+        return Rule("gain", classes, gain=tuple(map(tuple, self.g)))
 
     def raised(self, j: int, t: float) -> "Gain":
         """Raise class j's score by t in every row (a row of probabilities adds up to 1)."""

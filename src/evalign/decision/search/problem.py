@@ -1,17 +1,20 @@
 """The optimisation problem of a decision rule: a metric and constraints, evaluated on many confusions at once."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign import metrics
 from evalign.confusion import Confusion
-from evalign.decision.constraints import FLAGGED, Constraint, flagged, label_score, parse_constraints
-from evalign.decision.rule import Floats, Labels, Task
+from evalign.decision.constraints import FLAGGED, Constraint, class_index, flagged, label_score, parse_constraints
+from evalign.decision.rule import Floats, Labels, Rule, Task
 from evalign.metrics import Average, Beta, MetricFunction
 
 RARE = 0.05  # expected rows below which a class counts as absent
@@ -30,6 +33,19 @@ def present_classes(actual: Floats, weight: Floats) -> Tensor:
     """
     row = min(1.0, float(weight.sum() / max(np.count_nonzero(weight), 1)))
     return torch.from_numpy(np.atleast_1d(actual > RARE * row))
+
+
+def class_betas(beta: Any, classes: Sequence[Any], order: Any) -> float | list[float] | None:
+    """A beta for each of `classes`: given by label (1 for the others), or as numbers of which `order` are taken."""
+    if beta is None or (np.ndim(beta) == 0 and not isinstance(beta, Mapping)):
+        return None if beta is None else float(beta)
+    if isinstance(beta, Mapping):
+        by_index = {class_index(label, classes, "label of beta"): float(value) for label, value in beta.items()}
+        return [by_index.get(k, 1.0) for k in range(len(classes))]
+    values = np.asarray(beta, dtype=np.float64)
+    if values.shape != (len(classes),):
+        raise ValueError(f"beta must be one number, or one for each of {len(classes)} classes, got {values.size}")
+    return [float(value) for value in values[order]]
 
 
 class BatchedMetric:
@@ -195,6 +211,59 @@ class Problem:
             return value
 
         return function
+
+    def metric_value(self, c: Confusion) -> float | None:
+        """The metric of one confusion; None if it is not finite."""
+        value = float(torch.as_tensor(self.metric.function(c)))
+        return value if np.isfinite(value) else None
+
+    def constraint_values(self, c: Confusion) -> list[float]:
+        """Value of each constraint for one confusion."""
+        return [float(torch.as_tensor(limit.function(c))) for limit in self.limits]
+
+    def argmax_rule(self) -> Rule:
+        """Rule of the largest probability; multilabel: 1/2."""
+        if self.multilabel:
+            return Rule("thresholds", self.classes, thresholds=(0.5,) * self.classes)
+        return Rule("argmax", self.classes)
+
+    def lead(self, one: Labels, other: Labels, y: Labels, weight: Floats, group: Labels) -> tuple[float, float]:
+        """Lead of decisions `one` over `other` in the metric, and its jackknife error over groups of rows."""
+
+        def difference(rows: NDArray[np.bool_]) -> float:
+            found = (self.metric_value(self.observed(d[rows], y[rows], weight[rows])) for d in (one, other))
+            first, second = (value or 0.0 for value in found)
+            return first - second
+
+        kept = [group != g for g in np.unique(group)]
+        leads = np.array([difference(rows) for rows in kept if weight[rows].any()])
+        error = float(np.sqrt(max(len(leads) - 1, 0) * leads.var())) if len(leads) else np.inf
+        return difference(np.ones(len(y), dtype=bool)), error
+
+    def completed(self, rule: Rule, c: Confusion) -> Rule:
+        """The rule with its metric, the constraints and their values in `c`; warns if a constraint is missed."""
+        reached = self.constraint_values(c)
+        rule = replace(
+            rule,
+            metric=self.name,
+            subject_to=tuple(map(str, self.constraints)),
+            reached=tuple(reached),
+            feasible=not self.missing(reached).any(),
+        )
+        if not rule.feasible:
+            self.warn_infeasible(reached)
+        return rule
+
+    def warn_infeasible(self, reached: list[float], confidence: float | None = None) -> None:
+        """Warn with the nearest feasible values of the constraints."""
+        wanted = " and ".join(c.describe() for c in self.constraints)
+        nearest = " and ".join(c.describe(v) for c, v in zip(self.constraints, reached, strict=True))
+        certified = "" if confidence is None else f" with confidence {confidence:g}"
+        warnings.warn(
+            f"no decision meets {wanted}{certified}; nearest feasible: {nearest} (feasible=False)",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def best_of(shortfall: Floats, value: Floats, distance: Floats | None = None) -> int:

@@ -7,8 +7,9 @@ from scipy.special import expit
 from torch import Tensor
 
 from evalign.confusion import Confusion
-from evalign.decision.rule import NEVER, Floats
-from evalign.decision.search.frank_wolfe import search_multipliers
+from evalign.decision.rule import NEVER, Floats, Labels, Rule
+from evalign.decision.search.counts import ClassCounts
+from evalign.decision.search.frank_wolfe import ROUNDS, maximise, search_multipliers
 from evalign.decision.search.problem import Problem, Scored, best_of, coarse_to_fine, present_classes
 
 EXACT = 2**22  # cuts searched exhaustively
@@ -223,3 +224,31 @@ def best_thresholds(problem: Problem, values: LabelCounts, limits: LabelCounts) 
     found = LabelSearch(problem, values, limits)
     found.run()
     return [sweep.threshold(int(k)) for sweep, k in zip(values.sweeps, found.best, strict=True)]
+
+
+def best_expected(q: Floats, problem: Problem, weight: Floats, y: Labels | None, *, rounds: int = ROUNDS) -> Rule:
+    """Rule of the best expected metric for calibrated probabilities q, among those that meet constraints on y."""
+    limited = y is not None and bool(problem.constraints)
+    if problem.multilabel:
+        if problem.separable:
+            sweeps = [
+                ThresholdSweep(q[:, k], q[:, k], weight, expected=True, multilabel=True) for k in range(q.shape[1])
+            ]
+            found = [
+                s.stationary_threshold(s.best(own), own) for s, own in zip(sweeps, problem.per_label(), strict=True)
+            ]
+            return Rule("thresholds", problem.classes, thresholds=tuple(found))
+        values = LabelCounts(q, q, weight, expected=True)
+        limits = LabelCounts(q, np.asarray(y, np.float64), weight, expected=False) if limited else values
+        return Rule("thresholds", problem.classes, thresholds=tuple(best_thresholds(problem, values, limits)))
+    if problem.classes == 2:
+        sweep = ThresholdSweep(q[:, 1], q[:, 1], weight, expected=True)
+        observed = ThresholdSweep(q[:, 1], np.asarray(y, np.float64), weight, expected=False) if limited else sweep
+        k = sweep.best(problem, observed)
+        threshold = sweep.threshold(k) if problem.constraints else sweep.stationary_threshold(k, problem)
+        return Rule("threshold", 2, threshold=threshold, at_most=problem.at_most)
+    counts = ClassCounts(q, weight, problem.classes, reads_matrix=problem.reads_matrix)
+    limit_counts = counts
+    if limited and y is not None:
+        limit_counts = ClassCounts(y, weight, problem.classes, reads_matrix=problem.reads_matrix)
+    return maximise(q, problem, counts, limit_counts, rounds=rounds).gain.rule()
