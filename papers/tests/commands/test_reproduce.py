@@ -11,10 +11,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from urllib.error import URLError
 
 import joblib
 import pytest
+import sklearn.datasets
+import typer
 
+from evalign_papers.commands.reproduce import command
 from evalign_papers.engine.cells import Cell, at_printed_budget, cells_of, held
 from evalign_papers.engine.config import Grid, read_config, to_json
 from evalign_papers.engine.printed import find_papers, load_table
@@ -23,6 +27,7 @@ from evalign_papers.engine.run_cell import run
 from evalign_papers.engine.scheduler import pieces_of, run_cells, run_trial
 
 PAPERS = find_papers()
+DATA = ("cocktailparty", "mammography")
 ROWS = {"f1": "f1-linear-b1024", "bce": "bce-b1024"}
 
 
@@ -111,6 +116,36 @@ def test_wrong_input_is_one_line_and_exit_code_2(tiny, arguments, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_data_set_is_looked_for_once_and_said_once(tmp_path, monkeypatch, capsys):
+    attempts = []
+
+    def offline(*_, **__):
+        attempts.append(1)
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr("pooch.retrieve", offline)
+    monkeypatch.setattr(sklearn.datasets, "fetch_openml", offline)
+    monkeypatch.delenv("EVALIGN_DATA", raising=False)
+    folder = tmp_path / "papers/btg/1"
+    for name in ("table.json", *(f"honest/{data}.{cell}.json" for data in DATA for cell in ("f1", "bce"))):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(PAPERS / "btg/1" / name, folder / name)
+    with pytest.raises(typer.Exit) as left:
+        command(["btg-1"], papers=tmp_path / "papers", jobs=1, quiet=True)
+    assert left.value.exit_code == 2
+    assert len(attempts) == 1  # by OpenML for Mammography; CocktailParty has no address
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in said] == [f"btg/1/honest/{data}.f1 and 1 more were not run" for data in DATA]
+    assert "needs mammography.parquet" in said[1]
+    assert not list(tmp_path.rglob("*.report.json"))
+
+
+def test_a_data_folder_that_is_not_there_is_refused_before_anything_runs(tiny, capsys):
+    with pytest.raises(ValueError, match="--data-dir must name a folder"):
+        command(["btg-tiny"], papers=tiny, data_dir=tiny / "nowhere")
+    assert "to run" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

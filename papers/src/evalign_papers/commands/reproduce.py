@@ -127,8 +127,10 @@ def command(
         from evalign_papers.render.html_page import write_page
 
         output.show(f"Page: {write_page(home, out, data_dir)}")
-    for one in failed:
-        output.stderr.print(f"evalign: {one.cell} was not run: {one.error}", markup=False)
+    for error, cells_of_it in _by_error(failed).items():
+        first, more = cells_of_it[0], len(cells_of_it) - 1
+        what = f"{first} and {more} more were" if more else f"{first} was"
+        output.stderr.print(f"evalign: {what} not run: {error}", markup=False)
     if failed:
         raise typer.Exit(2)
 
@@ -156,21 +158,32 @@ def work(
     trials: int | None,
 ) -> "list[Done]":  # fmt: skip
     """Run incomplete cells with a progress bar; returns those that failed."""
-    from evalign_papers.engine.scheduler import is_open, pieces_of, run_cells
+    from evalign_papers.engine.scheduler import Done, is_open, pieces_of, run_cells
+    from evalign_papers.engine.trial_data import absent_data
 
     todo = [cell for cell in cells if is_open(cell, trials)]
+    absent = absent_data((cell.config for cell in todo), data_dir)
+    failed = [Done(cell.name, 0, 0.0, absent[name]) for cell in todo if (name := cell.config.data.name) in absent]
+    todo = [cell for cell in todo if cell.config.data.name not in absent]
     if not todo:
-        return []
+        return failed
     jobs = jobs or (PROCESSES_ON_A_GPU if device.startswith("cuda") else os.cpu_count() or 1)
     jobs = min(jobs, len(pieces_of(todo, trials)))
     output.say(f"{len(todo)} of {len(cells)} cells to run, {jobs} at once on {device}; Ctrl-C keeps what is done")
-    failed = []
     with _bar(output, len(todo)) as advance:
         for done in run_cells(todo, data_dir=data_dir, device=device, jobs=jobs, engine=engine, trials=trials):
             advance(done)
             if done.error is not None:
                 failed.append(done)
     return failed
+
+
+def _by_error(failed: "list[Done]") -> dict[str | None, list[str]]:
+    """Cells by what kept them from running: a missing data set is said once."""
+    found: dict[str | None, list[str]] = {}
+    for one in failed:
+        found.setdefault(one.error, []).append(one.cell)
+    return found
 
 
 @contextmanager

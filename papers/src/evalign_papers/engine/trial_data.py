@@ -1,6 +1,6 @@
 """The rows of every trial, split and encoded as its config says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalign.tables import TableEncoder
-from evalign_papers.datasets import Card, Dataset, Split, load, splits
+from evalign_papers.datasets import Card, DataError, Dataset, Split, find_card, load, open_store, splits
 from evalign_papers.datasets.dataset import Graphs
 from evalign_papers.engine.config import Config
 
@@ -40,6 +40,22 @@ def dataset_of(config: Config, data_dir: str | Path | None) -> Dataset:
     data = config.data
     options = data.options | ({"first_line": True} if "adult_first_line" in config.quirks else {})
     return _loaded(data.name, data.protocol, tuple(sorted(options.items())), data.ratio, str(data_dir or ""))
+
+
+def absent_data(configs: Iterable[Config], data_dir: str | Path | None) -> dict[str, str]:
+    """Data sets of configs that are neither here nor can be downloaded, each with the reason.
+
+    Each is looked for once, so that no cell waits for a download that has failed already.
+    """
+    store, reasons = open_store(data_dir), dict[str, str]()
+    for name in dict.fromkeys(config.data.name for config in configs):
+        if name == BLOBS.name or find_card(name).generated or store.find(find_card(name)) is not None:
+            continue
+        try:
+            load(name, data_dir)  # downloads it
+        except DataError as error:
+            reasons[name] = str(error)
+    return reasons
 
 
 @lru_cache(maxsize=2)  # a table's cells are ordered by data set
