@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 from statsmodels.stats.weightstats import ttost_ind
 
 from evalign_papers.analysis.distance import distance
@@ -38,6 +39,16 @@ def test_noise_proves_neither_nearness_nor_distance():
     assert distance((0.5, 0.0), [0.548, 0.548, 0.548]).verdict == "off"
     assert distance((0.5, None), [0.5, 0.51, 0.49]).verdict == "within .05"
     assert distance((0.5, 0.0), [0.5]) is None
+
+
+def test_a_number_without_deviation_is_one_more_draw():
+    """Our mean and one draw: the half-width of the 90 % interval by Satterthwaite's degrees of freedom."""
+    ours = np.random.default_rng(0).normal(0.6, 0.05, 10)
+    parts = np.array([ours.var(ddof=1) / 10, ours.var(ddof=1)])
+    half = stats.t.ppf(0.95, parts.sum() ** 2 / (parts**2 / 9).sum()) * np.sqrt(parts.sum())
+    found = distance((float(ours.mean()), None), ours.tolist(), decimals=(12, 12))
+    assert found is not None
+    assert found.high == pytest.approx(half)
 
 
 def test_rounding_of_print_is_given_to_neither_side():

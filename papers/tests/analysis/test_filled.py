@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -105,9 +106,10 @@ def test_cells_have_what_reports_say(tmp_path: Path) -> None:
     assert [cell.measured[p].state for p in ("paper", "honest")] == ["complete", "partial"]
     assert filled.cell(row, "adult", "f1").measured["paper"].state == "no config"
     assert state_of(filled) == "paper: 1 of 24 runs; honest: 0 of 40 runs, 1 partly"
-    assert mark(filled, cell, "paper") == "≈"
+    assert mark(cell, "paper") == "?"  # three noisy trials decide nothing
+    assert mark(cell, "honest") == ""
     # 0.9 is far from a printed 0.78, and without spread among our trials.
-    assert mark(filled, filled.cell(row, "mammography", "auroc"), "paper") == "▲***"
+    assert mark(filled.cell(row, "mammography", "auroc"), "paper") == "✗"
     assert [(one.protocol, one.state, len(one.runs)) for one in not_run(filled)] == [
         ("paper", "no config", 23),
         ("honest", "no config", 39),
@@ -125,13 +127,13 @@ def test_two_quantities_are_not_compared(tmp_path: Path) -> None:
         write_report(papers, f"btg/1/paper/{dataset}.f1", {"paper": MAMMOGRAPHY})
     filled = fill(papers, table := load_table(papers, "btg-1"))
     cells = {(d, m): filled.cell(table.rows[0], d, m) for d in ("cocktailparty", "mammography") for m in table.metrics}
-    assert [place for place, cell in cells.items() if mark(filled, cell, "honest") == "≠"] == [
+    assert [place for place, cell in cells.items() if mark(cell, "honest") == "≠"] == [
         ("cocktailparty", "f1"),
         ("cocktailparty", "auroc"),
         ("mammography", "auroc"),
     ]
-    assert all(cell.tests["paper"] is not None for cell in cells.values())
-    assert cells["cocktailparty", "f1"].tests["honest"] is None
+    assert all(cell.distance is not None for cell in cells.values())
+    assert mark(cells["mammography", "f1"], "honest") == ""
     forest = next(row for row in load_table(papers, "east-3").rows if row.cell == "forest")
     assert not load_table(papers, "east-3").comparable(forest, "adult", "f1", "honest")
     assert load_table(papers, "east-3").comparable(forest, "adult", "accuracy", "honest")
@@ -151,7 +153,7 @@ def test_rows_of_ours_need_no_plan_of_the_paper(tmp_path: Path) -> None:
     assert again["random forest", "adult"] == "not run"
 
 
-def test_many_numbers_are_corrected_for(tmp_path: Path) -> None:
+def test_numbers_drawn_from_print_are_never_off(tmp_path: Path) -> None:
     papers = copy_tables(tmp_path, "btg-1")
     table = load_table(papers, "btg-1")
     rng = np.random.default_rng(0)
@@ -160,14 +162,10 @@ def test_many_numbers_are_corrected_for(tmp_path: Path) -> None:
             drawn = {name: list(rng.normal(mean, max(std or 0, 0.005), 10)) for name, (mean, std) in scores.items()}
             write_report(papers, f"btg/1/paper/{dataset}.{row.cell}", {"paper": drawn})
     filled = fill(papers, table)
-    assert len(filled.adjusted) == 72
-    for place, p in filled.adjusted.items():
-        label, dataset, metric, protocol = place
-        row = next(row for row in table.rows if row.label == label)
-        test = filled.cell(row, dataset, metric).tests[protocol]
-        assert test is not None
-        assert p >= test.p
-    assert sum(p < 0.05 for p in filled.adjusted.values()) == 0  # all were drawn from what was printed
+    found = Counter(cell.distance.verdict for cell in filled.cells if cell.distance is not None)
+    assert found.total() == 72
+    assert found["off"] == found["far off"] == 0
+    assert found["within .02"] > 20
 
 
 def test_a_report_of_another_config_is_refused(tmp_path: Path) -> None:
@@ -197,7 +195,7 @@ def test_terminal_shows_all_three_numbers(tmp_path: Path, width: int) -> None:
     written = io.StringIO()
     show(fill(papers, load_table(papers, "btg-1")), Console(file=written, width=width))
     text = written.getvalue()
-    assert "0.63 ± 0.04  0.627 ± 0.031 (n = 3) ≈  0.210 ± 0.010 (n = 3) ▼***" in text
+    assert "0.63 ± 0.04  0.627 ± 0.031 (n = 3) ?  0.210 ± 0.010 (n = 3)" in text
     assert "run it with: evalign reproduce btg-1" in text  # for one cell that has a config
     assert "random forest" in text
 

@@ -7,49 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from evalign_papers.analysis.hypothesis_tests import against_printed, holm, over_splits
-
-UNROUNDED = (12, 12)  # decimals whose half unit is nothing
-scores = st.lists(st.integers(0, 100).map(lambda n: n / 100), min_size=2, max_size=12)
-
-
-@given(
-    ours=scores, mean=st.integers(0, 100).map(lambda n: n / 100), deviation=st.integers(1, 40).map(lambda n: n / 100)
-)
-def test_against_printed_is_welchs_test(ours: list[float], mean: float, deviation: float) -> None:
-    found = against_printed((mean, deviation), ours, UNROUNDED)
-    assert found is not None
-    expected = stats.ttest_ind_from_stats(
-        np.mean(ours), np.std(ours, ddof=1), len(ours), mean, deviation, 10, equal_var=False
-    )
-    assert found.p == pytest.approx(expected.pvalue, abs=1e-9)
-    assert found.difference == pytest.approx(np.mean(ours) - mean)
-
-
-def test_print_is_rounded() -> None:
-    ours = [0.704, 0.704, 0.704]
-    # Without a spread on either side any distance would be beyond chance, yet 0.704 would be printed as 0.70.
-    within = against_printed((0.70, 0.00), ours)
-    assert within is not None
-    assert within.p == 1.0
-    # A deviation of 0.00 is one of up to 0.005.
-    beyond = against_printed((0.70, 0.00), [0.708, 0.708, 0.708])
-    assert beyond is not None
-    assert beyond.error == pytest.approx(0.005 / np.sqrt(10))
-    expected = stats.ttest_ind_from_stats(0.703, 0.0, 3, 0.70, 0.005, 10, equal_var=False)
-    assert beyond.p == pytest.approx(expected.pvalue)
-    assert against_printed((0.70, 0.02), [0.7]) is None
-
-
-def test_a_number_without_deviation_is_one_more_draw() -> None:
-    ours = np.random.default_rng(0).normal(0.6, 0.05, 10)
-    found = against_printed((0.7, None), list(ours), UNROUNDED)
-    assert found is not None
-    half = stats.t.ppf(0.975, 9) * ours.std(ddof=1) * np.sqrt(1.1)  # of the 95 % prediction interval
-    for edge in (ours.mean() - half, ours.mean() + half):
-        at_edge = against_printed((edge, None), list(ours), UNROUNDED)
-        assert at_edge is not None
-        assert at_edge.p == pytest.approx(0.05)
+from evalign_papers.analysis.hypothesis_tests import holm, over_splits
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=12))

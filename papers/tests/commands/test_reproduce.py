@@ -137,7 +137,8 @@ def test_a_missing_data_set_is_looked_for_once_and_said_once(tmp_path, monkeypat
     assert left.value.exit_code == 2
     assert len(attempts) == 1  # by OpenML for Mammography; CocktailParty has no address
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in said] == [f"btg/1/honest/{data}.f1 and 1 more were not run" for data in DATA]
+    cells = [f"btg/1/honest/{data}.f1 and 1 more were not run" for data in DATA]
+    assert [line.split(": ")[1] for line in said] == cells
     assert "needs mammography.parquet" in said[1]
     assert not list(tmp_path.rglob("*.report.json"))
 

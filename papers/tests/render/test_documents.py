@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from evalign_papers.analysis.contests import ANCHORED, ANCHORED_FIELDS, PAPER_FI
 from evalign_papers.analysis.filled import fill
 from evalign_papers.engine.printed import load_table
 from evalign_papers.render.benchmarks import corrected_mean, read_results
+from evalign_papers.render.distance_figure import COLOURS, distance_figure, place_of
 from evalign_papers.render.documents import CIFAR10_ROWS, Numbers, write_document
 from evalign_papers.render.reproduction import (
     CLAIMS,
@@ -176,6 +178,39 @@ def test_effects_of_quirks(papers: Path) -> None:
     assert "| 0.56 ± 0.11 | 0.900 ± 0.000 (n = 2) | +0.340 | far off | cut_logits +0.150 | 0.099 ± 0.008 |" in missed
 
 
+def test_every_number_is_listed_and_drawn(papers: Path) -> None:
+    far, near = {"f1": [0.9, 0.9], "accuracy": [0.99, 0.99]}, {"f1": [0.46, 0.46]}
+    write_report(papers, "btg/1/paper/mammography.bce", {"paper": far})
+    write_report(papers, "btg/1/paper/mammography.ap_perf", {"paper": near}, planned=10)
+    blocks = reproduction_blocks(papers)
+    # 0.56 ± 0.11 and 0.99 ± 0.00 are printed; the honest run has F1 alone.
+    assert "0.56 ± 0.11<br>0.900 ± 0.000 (n = 2) ✗<br>0.099 ± 0.008" in blocks["numbers"]
+    assert "0.99 ± 0.00<br>0.990 ± 0.000 (n = 2) ●<br>" in blocks["numbers"]
+    assert (
+        "Of 3 printed numbers measured here, **1 are within .05** (1 of them within .02), **1 are undecided**"
+        in blocks["headline"]  # though btg-s4 prints them once more
+    )
+    svg = distance_figure([fill(papers, load_table(papers, name)) for name in ("btg-1", "btg-2")])
+    dots = [(float(x), paint) for x, paint in re.findall(r'<circle cx="([\d.]+)" cy="[\d.]+" r="[\d.]+" (.*?)/>', svg)]
+    dots = dots[len(COLOURS) + 1 :]  # after the legend
+    places = [place_of(0.9 - 0.56), place_of(0.0), place_of(0.0)]
+    assert sorted(x for x, _ in dots) == pytest.approx(sorted(places), abs=0.06)
+    assert [paint for x, paint in dots if x > place_of(0.1)] == [f'fill="{COLOURS["far off"]}"']
+    assert not any('fill="#ffffff"' in paint for _, paint in dots)
+    assert re.findall(r'text-anchor="end">(.*?)<', svg) == ["btg-1"]
+
+
+def test_dots_below_the_printed_budget_are_hollow(papers: Path) -> None:
+    write_report(papers, "btg/2/paper/cifar10_frog.f1", {"paper": {"f1": [0.73, 0.73], "accuracy": [0.95, 0.95]}})
+    filled = fill(papers, load_table(papers, "btg-2"))
+    short = [
+        replace(cell, measured=cell.measured | {"paper": replace(cell.measured["paper"], reduced=("2 of 10 trials",))})
+        if cell.metric == "f1" else cell for cell in filled.cells
+    ]  # fmt: skip
+    dots = distance_figure([replace(filled, cells=tuple(short))]).split("btg-2</text>")[1]
+    assert (dots.count("<circle"), dots.count('fill="#ffffff"')) == (2, 1)
+
+
 def test_a_document_is_written_where_it_changed(tmp_path: Path) -> None:
     path = tmp_path / "doc.md"
     assert not write_document(path, "new", check=True)
@@ -186,7 +221,7 @@ def test_a_document_is_written_where_it_changed(tmp_path: Path) -> None:
 
 def test_templates_look_their_numbers_up(papers: Path) -> None:
     """A sentence with a number that no report holds cannot be written: there are no typed results in the prose."""
-    for name in ("results.md", "reproduction.md"):
+    for name in ("results.md", "reproduction.md", "reproduction_numbers.md"):
         text = (TEMPLATES / f"{name}.j2").read_text()
         prose = re.sub(r"\{\{.*?\}\}|\{%.*?%\}|`[^`]*`", "", text, flags=re.DOTALL)
         typed = set(re.findall(r"(?<![\w.])[+−-]?\d*\.\d\d+", prose))

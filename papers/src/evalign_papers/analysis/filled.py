@@ -1,6 +1,6 @@
 """Tables filled from reports: each number as printed, as measured by the paper's protocol, and as measured honestly."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import isnan, nan
@@ -9,7 +9,6 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from evalign_papers.analysis.distance import Distance, distance
-from evalign_papers.analysis.hypothesis_tests import Comparison, against_printed, holm
 from evalign_papers.engine.printed import Printed, Row, Table
 from evalign_papers.engine.reports import Report, load_report
 from evalign_papers.engine.settings import (
@@ -79,32 +78,29 @@ class Number:
     measured: Mapping[str, Measured]
     incomparable: tuple[str, ...] = ()  # protocols that measure something else than what was printed
 
-    @cached_property
-    def tests(self) -> dict[str, Comparison | None]:
-        """Welch's test of each protocol against the printed number; None if there is nothing to compare."""
-        return {
-            protocol: against_printed(self.printed, found.values, self.decimals)
-            if self.printed and protocol not in self.incomparable
-            else None
-            for protocol, found in self.measured.items()
-        }
+    @property
+    def reduced(self) -> bool:
+        """Whether the paper's protocol ran below the printed budget."""
+        return "paper" in self.measured and bool(self.measured["paper"].reduced)
 
     @cached_property
     def distance(self) -> Distance | None:
         """Distance of the paper's protocol from the printed number; None if there is nothing to compare."""
-        return self._distance(())
+        return self.distance_of(self.measured["paper"].values) if "paper" in self.measured else None
 
     @cached_property
     def distance_without_test(self) -> Distance | None:
-        """The same without the quirk `test_chooses`, if a report has it."""
-        return self._distance(tuple(self.measured["paper"].without_test.values()) if "paper" in self.measured else ())
-
-    def _distance(self, instead: tuple[float, ...]) -> Distance | None:
+        """The same without the quirk `test_chooses`, where a report has it."""
         found = self.measured.get("paper")
-        if found is None or self.printed is None or "paper" in self.incomparable:
+        return None if found is None else self.distance_of(list(found.without_test.values()) or found.values)
+
+    def distance_of(self, values: Sequence[float]) -> Distance | None:
+        """Distance of trials of the paper's protocol from the printed number."""
+        if self.printed is None or "paper" in self.incomparable:
             return None
-        fresh, values = self.measured["honest"].values if "honest" in self.measured else (), instead or found.values
-        return distance(self.printed, values, self.decimals, one_split=found.one_split, over_splits=fresh)
+        fresh = self.measured["honest"].values if "honest" in self.measured else ()
+        one_split = self.measured["paper"].one_split
+        return distance(self.printed, values, self.decimals, one_split=one_split, over_splits=fresh)
 
 
 @dataclass(frozen=True)
@@ -119,19 +115,6 @@ class FilledTable:
     def _by_place(self) -> dict[tuple[str, str, str], Number]:
         return {(cell.row.label, cell.dataset, cell.metric): cell for cell in self.cells}
 
-    @cached_property
-    def adjusted(self) -> dict[tuple[str, str, str, str], float]:
-        """p values against the printed numbers, corrected (Holm) for all those of one protocol in this table."""
-        out: dict[tuple[str, str, str, str], float] = {}
-        for protocol in self.table.protocols:
-            places = [
-                ((cell.row.label, cell.dataset, cell.metric, protocol), test.p)
-                for cell in self.cells
-                if (test := cell.tests[protocol]) is not None
-            ]
-            out |= zip([place for place, _ in places], holm([p for _, p in places]), strict=True)
-        return out
-
     def states(self, protocol: str) -> dict[tuple[str, str], State]:
         """State of every run the table needs, by row and data set: the best state of its metrics."""
         best: dict[tuple[str, str], State] = {}
@@ -139,6 +122,17 @@ class FilledTable:
             state, place = cell.measured[protocol].state, (cell.row.label, cell.dataset)
             best[place] = max(best.get(place, state), state, key=STATES.index)
         return {place: state for place, state in best.items() if state != "not planned"}
+
+
+def distinct_numbers(filled: Iterable[FilledTable]) -> list[tuple[Table, Number, Distance]]:
+    """Printed numbers with their distances; one that several tables print of the same run counts once."""
+    found: dict[tuple[object, ...], tuple[Table, Number, Distance]] = {}
+    for one in filled:
+        for cell in one.cells:
+            if cell.distance is not None:
+                number = (cell.row.folder, cell.row.cell, cell.dataset, cell.metric, cell.printed)
+                found.setdefault(number, (one.table, cell, cell.distance))
+    return list(found.values())
 
 
 def fill(papers: Path, table: Table) -> FilledTable:

@@ -1,12 +1,10 @@
-"""Significance tests: a printed mean against our trials, two methods over the same splits, Holm's correction."""
+"""Significance tests: two methods over the same splits, Holm's correction."""
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import ttest_ind_from_stats
 
 from evalign.comparison.significance import corrected_error, two_sided_p
 
@@ -25,33 +23,6 @@ class Comparison(NamedTuple):
     @property
     def clear(self) -> bool:
         return self.p < LEVEL
-
-
-def against_printed(
-    printed: tuple[float, float | None], ours: Sequence[float], decimals: tuple[int, int] = (2, 2)
-) -> Comparison | None:
-    """Welch's test of our trials against a printed mean and deviation of ten; None for fewer than two trials.
-
-    t = d / sqrt(s1^2 / 10 + s2^2 / n). Print has few decimals, so: a printed deviation of 0.00 counts as half a unit of
-    its last place (0.005), and half a unit of the mean's last place is subtracted from the difference of means, since
-    the printed mean is rounded. Without a printed deviation the number is one run, treated as one more draw like our
-    trials.
-
-    >>> against_printed((0.63, 0.04), [0.62, 0.66, 0.59, 0.64]).p > 0.5
-    True
-    """
-    n = len(ours)
-    if n < 2:
-        return None
-    mean, deviation = printed
-    difference, own = fmean(ours) - mean, stdev(ours) ** 2
-    beyond_rounding = max(0.0, abs(difference) - 0.5 * 10.0 ** -decimals[0])
-    if deviation is None:
-        error = sqrt(own * (1 + 1 / n))
-        return Comparison(difference, error, two_sided_p(beyond_rounding, error, n - 1))
-    spread = max(deviation, 0.5 * 10.0 ** -decimals[1])
-    welch = ttest_ind_from_stats(beyond_rounding, sqrt(own), n, 0.0, spread, PRINTED_TRIALS, equal_var=False)
-    return Comparison(difference, sqrt(spread**2 / PRINTED_TRIALS + own / n), float(welch.pvalue))
 
 
 def over_splits(

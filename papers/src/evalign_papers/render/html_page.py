@@ -12,7 +12,7 @@ from markupsafe import Markup
 from evalign.storage.atomic import write_atomically
 from evalign_papers.analysis.distance import VERDICTS
 from evalign_papers.analysis.facts import Fact, count_facts
-from evalign_papers.analysis.filled import FilledTable, fill
+from evalign_papers.analysis.filled import FilledTable, Number, distinct_numbers, fill
 from evalign_papers.engine.printed import all_tables
 from evalign_papers.render.figure_parts import Drawn
 from evalign_papers.render.figures import imbalance, trade_off
@@ -58,14 +58,11 @@ def summary(filled: Sequence[FilledTable]) -> str:
     """Summary of the page in one sentence."""
     runs = [state for one in filled for protocol in one.table.protocols for state in one.states(protocol).values()]
     begin = f"{runs.count('complete')} of {len(runs)} runs are complete."
-    counts: Counter[str] = Counter(dict.fromkeys(map(str, VERDICTS), 0))
-    for one in filled:
-        counts.update(distance_counts(one))
-    total = counts.total()
-    if not total:
+    counts = Counter(found.verdict for *_, found in distinct_numbers(filled))
+    if not counts:
         return f"{begin} No printed number has been measured under the paper's protocol yet."
-    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return f"{begin} Of {total} printed numbers measured under the paper's protocol: {listed}."
+    listed = ", ".join(f"{counts[name]} {name}" for name in VERDICTS)
+    return f"{begin} Of {counts.total()} printed numbers measured under the paper's protocol: {listed}."
 
 
 def distance_counts(filled: FilledTable) -> dict[str, int]:
@@ -116,19 +113,17 @@ def _block(filled: FilledTable, dataset: str) -> dict[str, Any]:
                     numbers.append(
                         {
                             "text": measured_number(cell.measured[name]),
-                            "mark": mark(filled, cell, name),
-                            "title": _title(filled, row.label, dataset, metric, name),
+                            "mark": mark(cell, name),
+                            "title": _title(cell, name),
                         }
                     )
         rows.append({"label": row.label, "extra": row.extra, "numbers": numbers})
     return {"dataset": dataset, "rows": rows}
 
 
-def _title(filled: FilledTable, label: str, dataset: str, metric: str, protocol: str) -> str:
-    """Tooltip of a mark: difference, standard error and p."""
-    p = filled.adjusted.get((label, dataset, metric, protocol))
-    row = next(row for row in filled.table.rows if row.label == label)
-    test = filled.cell(row, dataset, metric).tests[protocol]
-    if p is None or test is None:
+def _title(cell: Number, protocol: str) -> str:
+    """Tooltip of a mark: the difference, the interval of its size, and its class."""
+    found = cell.distance
+    if found is None or protocol != "paper":
         return ""
-    return f"{test.difference:+.3f} (standard error {test.error:.3f}), corrected p = {p:.2g}"
+    return f"{found.difference:+.3f}; distance {found.low:.3f} to {found.high:.3f} (90 %): {found.verdict}"

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -11,17 +12,26 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from evalign_papers.analysis.distance import VERDICTS, Distance
-from evalign_papers.analysis.filled import FilledTable, Measured, Number, fill, measure, read_report, report_path
-from evalign_papers.analysis.hypothesis_tests import LEVEL, against_printed, holm
+from evalign_papers.analysis.filled import (
+    FilledTable,
+    Measured,
+    Number,
+    distinct_numbers,
+    fill,
+    measure,
+    read_report,
+    report_path,
+)
 from evalign_papers.engine.config import QUIRKS
-from evalign_papers.engine.printed import all_tables
+from evalign_papers.engine.printed import Table, all_tables
 from evalign_papers.engine.settings import PRINTED
 from evalign_papers.render.documents import CIFAR10_ROWS, CLAIMS, literal, markdown_table
-from evalign_papers.render.wording import NONE, measured_number, not_run, printed_number, signed
+from evalign_papers.render.wording import NONE, mark, measured_number, not_run, printed_number, signed
 
 WITHOUT = "-without-"
 SHOWN = ("f1", "accuracy", "mcc")
 CURVE_EPOCHS = (1, 10, 40, 100, 300)
+MISSED = ("off", "far off")
 LEAST = 0.0005  # an effect below this is 0 at three decimals
 PAPERS = {"btg": "BtG", "east": "EAST", "mf": "MF"}
 KINDS = {"table": "tables", "ap_perf": "tables, AP-Perf", "batches": "synthetic tables by batch size"}
@@ -41,13 +51,15 @@ class Effect(NamedTuple):
 
 def reproduction_blocks(papers: Path, benchmarks: Path | None = None) -> dict[str, str]:
     everything = [fill(papers, table) for table in all_tables(papers)]
-    filled = [one for one in everything if one.adjusted]
+    filled = [one for one in everything if any(cell.distance for cell in one.cells)]
     moved = [effect for one in filled for effect in effects(papers, one)]
     return {
+        "headline": headline_block(filled),
+        "nearness": nearness_block(filled),
         "summary": summary_block(filled),
         "reached": reached_block(filled),
         "settings": settings_block(),
-        "budgets": budgets_block(filled),
+        **budgets_blocks(filled),
         "cifar10": cifar10_block(benchmarks),
         "cifar10-curves": curves_block(benchmarks),
         "adult": adult_block(filled),
@@ -56,6 +68,7 @@ def reproduction_blocks(papers: Path, benchmarks: Path | None = None) -> dict[st
         "fit": fit_block(moved),
         "quirks": quirks_block(moved),
         "missed": missed_block(filled, moved),
+        "numbers": numbers_block(filled),
         "not-run": not_run_block(everything),
     }
 
@@ -80,17 +93,19 @@ def effects(papers: Path, filled: FilledTable) -> Iterator[Effect]:
 def reached_block(filled: Sequence[FilledTable]) -> str:
     """A line for each table: how many printed numbers are in each class of distance, and the median distance."""
     found = {one.table.name: [cell.distance for cell in one.cells if cell.distance is not None] for one in filled}
-    fair = [cell.distance_without_test for one in filled for cell in one.cells if cell.distance_without_test]
-    everything = [distance for own in found.values() for distance in own]
-    if not everything:
+    distinct = _of_papers(filled)
+    everything = [distance for *_, distance in distinct]
+    fair = [cell.distance_without_test for _, cell, _ in distinct if cell.distance_without_test]
+    if not found:
         return NOTHING
     rows = []
     for one in filled:
         if own := found[one.table.name]:
             printed = sum(cell.printed is not None for cell in one.cells)
             rows.append([one.table.name, f"{len(own)} of {printed}", *_classes(own), f"`{one.table.command}`"])
-    rows.append(["all", str(len(everything)), *_classes(everything), ""])
-    rows.append(["all, without `test_chooses`", str(len(fair)), *_classes(fair), ""])
+    if everything:
+        rows.append(["papers, no number twice", str(len(everything)), *_classes(everything), ""])
+        rows.append(["the same without `test_chooses`", str(len(fair)), *_classes(fair), ""])
     head = ["table", "numbers measured", *VERDICTS, "median distance", "largest", "command"]
     return markdown_table(head, rows)
 
@@ -101,15 +116,36 @@ def _classes(found: Sequence[Distance]) -> list[str]:
     return [*(str(counts[name]) for name in VERDICTS), f"{median(gaps):.3f}", f"{max(gaps):.3f}"]
 
 
+def headline_block(filled: Sequence[FilledTable]) -> str:
+    """How many numbers that the papers print are near, undecided and off, in a sentence."""
+    counts = Counter(found.verdict for *_, found in _of_papers(filled))
+    if not counts:
+        return NOTHING
+    near, off = counts["within .02"] + counts["within .05"], counts["off"] + counts["far off"]
+    return (
+        f"Of {counts.total()} printed numbers measured here, **{near} are within .05** ({counts['within .02']} of them "
+        f"within .02), **{counts['undecided']} are undecided**, and **{off} are off** by more than .02 "
+        f"({counts['far off']} of them by more than .05)."
+    )
+
+
+def nearness_block(filled: Sequence[FilledTable]) -> str:
+    """The shares of near and of missed numbers, at the printed budget and below it, in a sentence."""
+    parts = []
+    for reduced, name in ((False, "at the printed budget"), (True, "below it")):
+        own = [found.verdict for _, cell, found in _of_papers(filled) if cell.reduced == reduced]
+        if own:
+            near, off = (100 * sum(verdict in kind for verdict in own) / len(own) for kind in (VERDICTS[:2], MISSED))
+            parts.append(f"of {len(own)} numbers {name} {near:.0f} % are within .05 and {off:.0f} % off")
+    return f"{'; '.join(parts)}.".capitalize() if parts else NOTHING
+
+
 def summary_block(filled: Sequence[FilledTable]) -> str:
     """Numbers in each class of distance by paper, for runs at and below the printed budget."""
     verdicts: dict[tuple[str, str], Counter[str]] = {}
-    for one in filled:
-        paper = one.table.name.partition("-")[0]
-        for cell in one.cells:
-            if cell.distance is not None and paper in PAPERS:
-                budget = "below it†" if cell.measured["paper"].reduced else "as printed"
-                verdicts.setdefault((paper, budget), Counter())[cell.distance.verdict] += 1
+    for table, cell, found in _of_papers(filled):
+        budget = "below it†" if cell.reduced else "as printed"
+        verdicts.setdefault((_paper(table), budget), Counter())[found.verdict] += 1
     if not verdicts:
         return NOTHING
     rows = [
@@ -117,6 +153,15 @@ def summary_block(filled: Sequence[FilledTable]) -> str:
         for (paper, budget), own in sorted(verdicts.items())
     ]
     return markdown_table(["paper", "budget", "numbers", *VERDICTS], rows)
+
+
+def _of_papers(filled: Sequence[FilledTable]) -> list[tuple[Table, Number, Distance]]:
+    """Distinct numbers of the papers' own tables; our checks repeat some."""
+    return distinct_numbers(one for one in filled if _paper(one.table) in PAPERS)
+
+
+def _paper(table: Table) -> str:
+    return table.name.partition("-")[0]
 
 
 def settings_block() -> str:
@@ -134,8 +179,8 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values) or NONE
 
 
-def budgets_block(filled: Sequence[FilledTable]) -> str:
-    """A line for each data set and kind of reduction: the rows whose runs are below the printed budget, and how."""
+def budgets_blocks(filled: Sequence[FilledTable]) -> dict[str, str]:
+    """How many rows ran at the printed budget, and a line for each data set and kind of reduction of the others."""
     groups: dict[tuple[str, tuple[str, ...]], dict[str, list[str]]] = {}
     full = 0
     for one in filled:
@@ -149,14 +194,14 @@ def budgets_block(filled: Sequence[FilledTable]) -> str:
                 runs = groups.setdefault((place[1], _budget_cells(found.reduced)), {})
                 runs.setdefault(one.table.name, []).append(place[0])
     if not groups:
-        return f"All {full} runs are at the printed budget." if full else NOTHING
+        return {"budget-counts": f"All {full} rows ran at the printed budget." if full else NOTHING, "budgets": NOTHING}
     lines = [
         [dataset, *cells, "<br>".join(literal(f"{table}: {'; '.join(labels)}") for table, labels in runs.items())]
         for (dataset, cells), runs in sorted(groups.items())
     ]
     below = sum(len(labels) for runs in groups.values() for labels in runs.values())
-    note = f"Rows of tables (one per data set) at the printed budget: {full}; below it: {below}."
-    return f"{note}\n\n{markdown_table(['data', *BUDGET_COLUMNS, 'tables and rows'], lines)}"
+    note = f"Of the rows of all tables, one per data set, {full} ran at the printed budget and {below} below it (†)."
+    return {"budget-counts": note, "budgets": markdown_table(["data", *BUDGET_COLUMNS, "tables and rows"], lines)}
 
 
 def _budget_cells(reduced: Sequence[str]) -> tuple[str, ...]:
@@ -274,24 +319,17 @@ def fit_block(moved: Sequence[Effect]) -> str:
         numbers = {
             _run(effect.cell): effect for effect in moved if effect.quirk == quirk and abs(effect.value) >= LEAST
         }
-        tests = [
-            (
-                effect.cell.tests["paper"],
-                against_printed(effect.cell.printed, effect.without.values, effect.cell.decimals),
-            )
-            for effect in numbers.values()
-            if effect.cell.printed is not None
-        ]
-        both = [(one, other) for one, other in tests if one is not None and other is not None]
+        pairs = [(effect.cell.distance, effect.cell.distance_of(effect.without.values)) for effect in numbers.values()]
+        both = [(one, other) for one, other in pairs if one is not None and other is not None]
         if both:
             sides = [[pair[side] for pair in both] for side in (0, 1)]
-            off = [str(sum(p < LEVEL for p in holm([test.p for test in side]))) for side in sides]
-            gaps = [f"{median(abs(test.difference) for test in side):.3f}" for side in sides]
+            off = [str(sum(one.verdict in MISSED for one in side)) for side in sides]
+            gaps = [f"{median(abs(one.difference) for one in side):.3f}" for side in sides]
             rows.append([quirk, str(len(both)), *off, *gaps])
     if not rows:
         return "No report has a variant without a quirk yet."
-    head = ["quirk", "numbers it moves", "clearly off with it", "clearly off without it", "median distance with it",
-            "median distance without it"]  # fmt: skip
+    head = ["quirk", "numbers it moves", "off or far off with it", "without it", "median distance with it",
+            "without it"]  # fmt: skip
     return markdown_table(head, rows)
 
 
@@ -322,28 +360,42 @@ def missed_block(filled: Sequence[FilledTable], moved: Sequence[Effect]) -> str:
         place = (effect.table, effect.cell.row.label, effect.cell.dataset, effect.cell.metric)
         if place not in largest or abs(effect.value) > abs(largest[place].value):
             largest[place] = effect
-    rows, seen = [], set()
-    for one in filled:
-        for cell in one.cells:
-            test = cell.distance
-            number = (cell.row.folder, cell.row.cell, cell.dataset, cell.metric, cell.printed)
-            # A row may stand in two tables.
-            if test is not None and test.verdict in ("off", "far off") and number not in seen:
-                seen.add(number)
-                moving = largest.get((one.table.name, cell.row.label, cell.dataset, cell.metric))
-                mover = (
-                    NONE if moving is None or abs(moving.value) < LEAST else f"{moving.quirk} {signed(moving.value)}"
-                )
-                line = [one.table.name, literal(cell.row.label), cell.dataset, one.table.metrics[cell.metric],
-                        printed_number(cell.printed, cell.decimals), measured_number(cell.measured["paper"]),
-                        signed(test.difference), test.verdict, mover,
-                        measured_number(cell.measured["honest"])]  # fmt: skip
-                rows.append((abs(test.difference), line))
+    rows = []
+    for table, cell, test in distinct_numbers(filled):
+        if test.verdict in MISSED:
+            moving = largest.get((table.name, cell.row.label, cell.dataset, cell.metric))
+            mover = NONE if moving is None or abs(moving.value) < LEAST else f"{moving.quirk} {signed(moving.value)}"
+            line = [table.name, literal(cell.row.label), cell.dataset, table.metrics[cell.metric],
+                    printed_number(cell.printed, cell.decimals), measured_number(cell.measured["paper"]),
+                    signed(test.difference), test.verdict, mover, measured_number(cell.measured["honest"])]  # fmt: skip
+            rows.append((abs(test.difference), line))
     if not rows:
         return "No measured number is off."
     head = ["table", "row", "data", "metric", "printed", "paper protocol", "difference", "class",
             "quirk that moves it most", "honest"]  # fmt: skip
     return markdown_table(head, [line for _, line in sorted(rows, key=lambda row: -row[0])])
+
+
+def numbers_block(filled: Sequence[FilledTable]) -> str:
+    """Every printed number beside ours by both protocols: a section for each table, a line for each run."""
+    sections = []
+    for one in filled:
+        names, rows = one.table.metrics, []
+        for dataset, row in product(one.table.datasets, one.table.rows):
+            cells = [one.cell(row, dataset, metric) for metric in names]
+            if any(cell.distance for cell in cells):
+                rows.append([dataset, literal(row.label), *map(_three, cells)])
+        head = f"### {one.table.name}: {one.table.title}"
+        sections.append(f"{head}\n\n{markdown_table(['data', 'row', *names.values()], rows)}")
+    return "\n\n".join(sections) or NOTHING
+
+
+def _three(cell: Number) -> str:
+    """Printed, by the paper's protocol with the sign of its class, honest; on a line each."""
+    if cell.printed is None:
+        return NONE
+    both = [f"{measured_number(cell.measured[name])} {mark(cell, name)}".strip() for name in cell.measured]
+    return "<br>".join([printed_number(cell.printed, cell.decimals), *both])
 
 
 def not_run_block(filled: Sequence[FilledTable]) -> str:

@@ -1,6 +1,6 @@
 """docs/research/results.md: metric training against its rivals, from honest reports and rows of benchmarks.
 
-python -m evalign_papers.render.results            write the blocks of results.md and reproduction.md
+python -m evalign_papers.render.results            write results.md, reproduction.md, its numbers and its figure
 python -m evalign_papers.render.results --check    fail where they are not up to date
 """
 
@@ -13,9 +13,10 @@ from evalign_papers.analysis.contests import ANCHORED, Contender, Duel, duels, t
 from evalign_papers.analysis.filled import FilledTable, fill, measure, read_report
 from evalign_papers.analysis.hypothesis_tests import holm, over_splits
 from evalign_papers.datasets import find_card
-from evalign_papers.engine.printed import find_papers, load_table
+from evalign_papers.engine.printed import all_tables, find_papers, load_table
 from evalign_papers.render.along_training import east_blocks
 from evalign_papers.render.benchmarks import NOTHING, judged_together, tree_blocks
+from evalign_papers.render.distance_figure import distance_figure
 from evalign_papers.render.documents import markdown_table, render_document, write_document
 from evalign_papers.render.reproduction import reproduction_blocks
 from evalign_papers.render.wording import NONE, NOT_RUN, measured_number, signed
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--papers", type=Path, help="the folder of tables and reports")
     parser.add_argument(
-        "--docs", type=Path, default=Path("docs/research"), help="the folder of results.md and reproduction.md"
+        "--docs", type=Path, default=Path("docs/research"), help="the pages' folder; pictures lie in ../images"
     )
     parser.add_argument("--benchmarks", type=Path, default=Path("benchmarks/results"), help="the folder of their rows")
     parser.add_argument("--check", action="store_true", help="write nothing, fail where a document is out of date")
@@ -194,12 +195,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     papers = find_papers(args.papers)
     blocks = {
         "results.md": results_blocks(papers) | tree_blocks(args.benchmarks) | east_blocks(args.benchmarks),
-        "reproduction.md": reproduction_blocks(papers, args.benchmarks),
+        "reproduction.md": (found := reproduction_blocks(papers, args.benchmarks)),
+        "reproduction_numbers.md": found,
     }
     current = [
         write_document(args.docs / name, render_document(name, papers, own, args.benchmarks), check=args.check)
         for name, own in blocks.items()
     ]
+    picture = distance_figure([fill(papers, table) for table in all_tables(papers)])
+    current.append(write_document(args.docs.parent / "images" / "reproduction.svg", picture, check=args.check))
     return int(args.check and not all(current))
 
 

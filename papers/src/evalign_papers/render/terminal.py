@@ -21,7 +21,7 @@ from evalign_papers.render.wording import (
 )
 
 LABEL, NUMBER = 32, 20  # columns that a row's name and a number take
-COLOURS = {"▲": "green", "▼": "red", "≈": "dim", "≠": "dim"}
+COLOURS = {"●": "green", "◐": "green", "?": "dim", "○": "yellow", "✗": "red", "≠": "dim"}
 
 
 def show(filled: FilledTable, console: Console, facts: Sequence[Fact] = ()) -> None:
@@ -30,7 +30,7 @@ def show(filled: FilledTable, console: Console, facts: Sequence[Fact] = ()) -> N
     console.print(f"[dim]{table.source} · {state_of(filled)}[/dim]", highlight=False)
     for grid in [fact_grid(facts)] if table.kind == "facts" else grids(filled, console.width):
         console.print(grid)
-    if any(cell.tests[protocol] for cell in filled.cells for protocol in table.protocols):
+    if any(cell.distance for cell in filled.cells):
         console.print(f"[dim]{LEGEND}[/dim]", highlight=False)
     for line in reduced_notes(filled):
         console.print(f"[dim]{line}[/dim]", highlight=False)
@@ -56,16 +56,16 @@ def _grid(filled: FilledTable, dataset: str, metrics: Sequence[str]) -> Grid:
             grid.add_column(f"{table.metrics[metric]}\n{name}", justify="right", no_wrap=True)
     for row in table.rows:
         cells = [filled.cell(row, dataset, metric) for metric in metrics]
-        grid.add_row(row.label, *(_text(filled, cell, name) for cell in cells for name in columns(table)))
+        grid.add_row(row.label, *(_text(cell, name) for cell in cells for name in columns(table)))
     return grid
 
 
-def _text(filled: FilledTable, cell: Number, name: str) -> Text:
+def _text(cell: Number, name: str) -> Text:
     if name == "printed":
         return Text(printed_number(cell.printed, cell.decimals))
-    sign = mark(filled, cell, name)
+    sign = mark(cell, name)
     text = Text(measured_number(cell.measured[name]))
-    return text.append(f" {sign}", style=COLOURS[sign[0]]) if sign else text
+    return text.append(f" {sign}", style=COLOURS[sign]) if sign else text
 
 
 def fact_grid(facts: Sequence[Fact]) -> Grid:

@@ -2,18 +2,22 @@
 
 from typing import NamedTuple
 
+from evalign_papers.analysis.distance import Verdict
 from evalign_papers.analysis.filled import FilledTable, Measured, Number
 from evalign_papers.analysis.hypothesis_tests import PRINTED_TRIALS
 from evalign_papers.engine.printed import Printed, Table
 
 NONE, REDUCED, NOT_RUN = "–", "†", "not run"
 STARS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
+CLASSES: dict[Verdict, str] = {
+    "within .02": "●", "within .05": "◐", "undecided": "?", "off": "○", "far off": "✗",
+}  # fmt: skip
+OTHER = "≠"
 LEGEND = (
-    "▲ and ▼: above or below the printed number by Welch's test against ten printed trials, p corrected (Holm) for all "
-    "numbers of the table under that protocol; * p < 0.05, ** p < 0.01, *** p < 0.001; ≈ no clear difference; ≠ what "
-    "was printed is another quantity (macro F1, F1 of the other class, balanced accuracy called AUROC). A printed "
-    "deviation of 0.00 counts as half a unit of its last place, and half a unit of the printed mean's last "
-    "place is no difference. † is a run below the printed budget: the notes say in which respect."
+    "Distance of the paper protocol from print, by two one-sided tests at 5 %: ● within .02, ◐ within .05, ? undecided "
+    "(too noisy for either), ○ off by more than .02, ✗ far off, by more than .05. ≠ print has another quantity "
+    "(macro F1, F1 of the other class, balanced accuracy called AUROC). † ran below the printed budget: the notes say "
+    "in which respect."
 )
 
 
@@ -78,15 +82,14 @@ def signed(value: float, error: float | None = None, p: float = 1.0) -> str:
     return f"**{text}**{stars(p).replace('*', chr(92) + '*')}" if stars(p) else text
 
 
-def mark(filled: FilledTable, cell: Number, protocol: str) -> str:
-    """Whether a measured number is off the printed one: ▲ or ▼ with stars, ≈, ≠ of two quantities, or nothing."""
-    test = cell.tests[protocol]
+def mark(cell: Number, protocol: str) -> str:
+    """Sign of the paper protocol's class of distance; ≠ where print has another quantity; else nothing.
+
+    The honest protocol tests on other rows, so that its distance from print says nothing.
+    """
     if cell.printed and protocol in cell.incomparable and cell.measured[protocol].scores:
-        return "≠"
-    if test is None:
-        return ""
-    p = filled.adjusted[cell.row.label, cell.dataset, cell.metric, protocol]
-    return f"{'▲' if test.difference > 0 else '▼'}{stars(p)}" if stars(p) else "≈"
+        return OTHER
+    return CLASSES[cell.distance.verdict] if protocol == "paper" and cell.distance is not None else ""
 
 
 def state_of(filled: FilledTable) -> str:
