@@ -53,6 +53,17 @@ class Confusion:
         # Outcomes of one sample, among which label smoothing spreads: one-vs-rest problems of C classes have C.
         self.outcomes = outcomes or (2 if multilabel else tp.shape[-1])
 
+    @classmethod
+    def of_matrix(cls, matrix: Tensor, *, present: Tensor | None = None) -> "Confusion":
+        """The counts of a matrix (..., C, C), rows = labels, columns = predictions.
+
+        >>> Confusion.of_matrix(torch.tensor([[3.0, 1.0], [0.0, 2.0]])).predicted
+        tensor([3., 3.])
+        """
+        actual, predicted = matrix.sum(-1), matrix.sum(-2)
+        tp, total = matrix.diagonal(dim1=-2, dim2=-1), matrix.sum((-2, -1))
+        return cls(tp, actual, predicted, total, present=present, matrix=matrix)
+
     @property
     def fp(self) -> Tensor:
         return self.predicted - self.tp

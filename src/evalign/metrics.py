@@ -243,6 +243,11 @@ def is_averaged(name: str) -> bool:
     return name in _AVERAGED
 
 
+def name_of(metric: str | MetricFunction) -> str:
+    """The name of a metric, whether it is given by name or as a function."""
+    return metric if isinstance(metric, str) else getattr(metric, "__name__", "metric")
+
+
 def quotient(name: str, c: Confusion, **options: Any) -> tuple[Tensor, Tensor]:
     """The two parts of a metric that is a quotient of counts averaged over classes, before they are divided.
 

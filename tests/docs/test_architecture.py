@@ -1,6 +1,9 @@
 """The rules of docs/architecture.md that import-linter does not know: names, sizes, private members."""
 
 import ast
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -89,3 +92,13 @@ def test_a_folder_has_at_most_fourteen_entries_and_the_root_sixteen_modules(pack
 def test_a_module_has_at_most_450_lines():
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in MODULES}
     assert {path: count for path, count in lines.items() if count > 450} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("use", "most"), [("loss", 8), ("fit", 25), ("command", 60)])
+def test_one_use_enters_few_files(use, most):
+    command = [sys.executable, str(ROOT / "tools" / "count_files.py"), use]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT / "papers" / "src")))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    count = next(line for line in reversed(done.stdout.splitlines()) if line.isdigit())
+    assert int(count) <= most

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign import checks, steps
+from evalign import checks, metrics, steps
 from evalign._options import LossOptions
 from evalign.boosting.gradients import Bend, Table, compiled_derivatives, has_compiled_form, metric_gradient
 from evalign.confusion import Confusion
@@ -240,7 +240,7 @@ class ScoreObjective:
 
     @property
     def name(self) -> str:
-        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
+        return metrics.name_of(self.metric)
 
     def gradient(self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0) -> tuple[Array, Array]:
         """First and second derivative by every score, of the scores' shape and precision."""

@@ -13,7 +13,7 @@ from evalign import checks, decision, metrics
 from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.decision.constraints import class_index
-from evalign.decision.costs import Costs, cheapest, cost_metric
+from evalign.decision.costs import Costs, cheapest, cost_metric, costs_paid
 from evalign.decision.rule import REJECTED
 from evalign.decision.search.problem import class_betas
 from evalign.metrics import Average, MetricFunction
@@ -41,7 +41,7 @@ class Aim:
 
     @property
     def name(self) -> str:
-        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
+        return metrics.name_of(self.metric)
 
 
 class Judge:
@@ -183,10 +183,7 @@ class Judge:
 
     def paid(self, truth: Codes, decided: Codes, table: Floats) -> Floats:
         """Cost of each row (n,), by a `cost_table`."""
-        kept = decided != REJECTED
-        at = truth, np.where(kept, decided, 0)
-        found = table[at] if table.ndim == 2 else table[np.arange(len(truth)), *at]
-        return np.where(kept, found, (self.costs and self.costs.reject) or 0.0)
+        return costs_paid(decided, truth, table, None if self.costs is None else self.costs.reject)
 
     def _cost_metric(self) -> MetricFunction:
         """Minus the mean cost of a confusion; costs of rows are not known to it."""
@@ -202,5 +199,4 @@ def as_confusion(matrix: NDArray[Any], *, multilabel: bool = False) -> Confusion
         return Confusion(
             cells[..., 1, 1], cells[..., 1, :].sum(-1), cells[..., :, 1].sum(-1), cells.sum((-2, -1)), multilabel=True
         )
-    tp = cells.diagonal(dim1=-2, dim2=-1)
-    return Confusion(tp, cells.sum(-1), cells.sum(-2), cells.sum((-2, -1)), matrix=cells)
+    return Confusion.of_matrix(cells)

@@ -55,7 +55,7 @@ class Constraint:
 
     @property
     def name(self) -> str:
-        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
+        return metrics.name_of(self.metric)
 
     def with_index(self, classes: Sequence[Any]) -> "Constraint":
         """The same constraint with the label replaced by its index in `classes`.

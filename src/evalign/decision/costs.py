@@ -112,12 +112,17 @@ def _minus_cost(c: Confusion, *, matrix: Tensor) -> Tensor:
     return -(matrix.to(c.tp.dtype) * c.matrix).sum((-2, -1)) / c.total
 
 
-def mean_cost(decisions: Labels, y: Labels, costs: Floats, weight: Floats, reject: float | None = None) -> float:
-    """Mean cost of decisions, for costs (C, C) or (n, C, C); a rejected row costs `reject`."""
+def costs_paid(decisions: Labels, y: Labels, costs: Floats, reject: float | None = None) -> Floats:
+    """Cost of each decision (n,), for costs (C, C) or (n, C, C); a rejected row costs `reject`."""
     rows, kept = np.arange(len(y)), decisions != REJECTED
     decided = np.where(kept, decisions, 0)
     paid = costs[y, decided] if costs.ndim == 2 else costs[rows, y, decided]
-    return float(weight @ np.where(kept, paid, reject or 0.0) / weight.sum())
+    return np.where(kept, paid, reject or 0.0)
+
+
+def mean_cost(decisions: Labels, y: Labels, costs: Floats, weight: Floats, reject: float | None = None) -> float:
+    """Weighted mean of `costs_paid`."""
+    return float(weight @ costs_paid(decisions, y, costs, reject) / weight.sum())
 
 
 def cheapest(

@@ -25,7 +25,6 @@ from sklearn.utils.validation import (
 from threadpoolctl import threadpool_limits
 
 from evalign import checks, decision, metrics
-from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.decision.costs import cost_metric
 from evalign.estimators.decision_mixin import Deciding
@@ -406,12 +405,6 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
             return self._plug_in(held_out.probabilities, held_out.weight)
         return self._learned_rule(held_out.probabilities, held_out.labels, held_out.weight, held_out.costs)
 
-    def _score_matrix(self, matrix: Floats) -> float:
-        """The metric of a confusion matrix (C, C), rows by label."""
-        cells = torch.from_numpy(matrix)
-        counts = Confusion(cells.diagonal(), cells.sum(1), cells.sum(0), cells.sum(), matrix=cells)
-        return float(metrics.resolve(self._training_metric, average=self._average, beta=self._beta)(counts))
-
     # -- what follows from the options --------------------------------------------------------------------------
 
     @property
@@ -429,4 +422,4 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
 
     @property
     def metric_name(self) -> str:
-        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
+        return metrics.name_of(self.metric)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
-from evalign import checks
+from evalign import checks, metrics
 from evalign.boosting.growth import (
     LIBRARIES,
     Grown,
@@ -19,6 +20,7 @@ from evalign.boosting.growth import (
     prior_scores,
 )
 from evalign.boosting.score_objective import BoostRecipe, ScoreObjective, cooling, find_recipe
+from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.planning import OnEpoch
@@ -95,11 +97,12 @@ class EASTBooster(MetricClassifier):
     def _grow_on_entropy(self, data: TrainingRows, on_round: OnEpoch) -> Floats:
         """By the library's own objective, which is several times as fast as gradients from outside."""
         self.columns_ = STOCK_COLUMNS if self.columns == "auto" else float(self.columns)
+        metric = metrics.resolve(self._training_metric, average=self._average, beta=self._beta)
         grown = cross_fit(
             data.encoded(TreeTable), data.codes, data.divisions,
             self._tree_options(data.seed, self.columns_, self.cores), categorical=self.encoder_.categorical,
-            library=self.library, rounds=self._most_rounds, patience=self.patience, score=self._score_matrix,
-            on_round=on_round,
+            library=self.library, rounds=self._most_rounds, patience=self.patience, on_round=on_round,
+            score=lambda matrix: float(metric(Confusion.of_matrix(torch.from_numpy(matrix)))),
         )  # fmt: skip
         return self._keep(grown)
 

@@ -180,8 +180,6 @@ class EASTClassifier(MetricClassifier):
         checks.check_choice("network", self.network, CURVES)
         checks.check_choice("sharing", self.sharing, SHARING)
         checks.check_number("ensemble", self.ensemble, low=1, whole=True)
-        if self.ensemble != int(self.ensemble):
-            raise ValueError(f"ensemble must be a whole number of networks, got {self.ensemble}")
         if self.network == "embedding" and self.numeric == "standard":
             raise ValueError(
                 "network 'embedding' cuts numbers at their quantiles, which numeric 'standard' does not learn; "

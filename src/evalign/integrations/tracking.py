@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from evalign import metrics
 from evalign._batch import FlatBatch, Sums, dense
 from evalign.confusion import Confusion
 from evalign.distributed import is_up
@@ -33,7 +34,7 @@ class Tracker:
 
     def __init__(self, loss: MetricLoss) -> None:
         self.loss = loss
-        self.name = loss.metric if isinstance(loss.metric, str) else getattr(loss.metric, "__name__", "metric")
+        self.name = metrics.name_of(loss.metric)
         self.reset()
 
     def reset(self) -> None:

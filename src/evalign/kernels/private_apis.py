@@ -1,4 +1,4 @@
-"""Every use of private parts of torch and Triton, behind one switch.
+"""Private parts of torch and Triton that save time, behind one switch.
 
 Set the environment variable `EVALIGN_PRIVATE_APIS=0` to use public interfaces only; the numbers are the same (see
 `tests/kernels/test_private_apis.py`). The private ones save host time, which a small batch on a GPU waits for: on an

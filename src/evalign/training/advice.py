@@ -93,8 +93,7 @@ def advise(
     if average is None:
         average = "binary" if len(shares) == 2 else "macro"
     matrix = _typical(shares, recall).requires_grad_()
-    c = Confusion(matrix.diagonal(), matrix.sum(1), matrix.sum(0), matrix.sum(), matrix=matrix)
-    score = metrics.resolve(metric, average=average, beta=beta)(c)
+    score = metrics.resolve(metric, average=average, beta=beta)(Confusion.of_matrix(matrix))
     (slope,) = torch.autograd.grad(score, matrix)
     p = matrix.detach()
     variance = (p * slope**2).sum() - (p * slope).sum() ** 2

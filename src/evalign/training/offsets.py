@@ -55,8 +55,7 @@ LEAST = 1e-3  # of the largest gain: a metric may have nothing to gain from a cl
 
 def of_matrix(matrix: Tensor) -> Confusion:
     """The counts of a matrix (C, C), rows = labels; classes without a row are left out of means."""
-    actual = matrix.sum(1)
-    return Confusion(matrix.diagonal(), actual, matrix.sum(0), matrix.sum(), present=actual > 0, matrix=matrix)
+    return Confusion.of_matrix(matrix, present=matrix.sum(1) > 0)
 
 
 def gain_matrix(matrix: Tensor, metric: Callable[[Confusion], Tensor]) -> Tensor:

@@ -115,7 +115,7 @@ class Problem:
         names = [metric, *(c.metric for c in constraints)]
         if multilabel and "quadratic_kappa" in names:
             raise ValueError("quadratic_kappa needs ordered classes, got task 'multilabel'; choose another metric")
-        self.name = metric if isinstance(metric, str) else getattr(metric, "__name__", "metric")
+        self.name = metrics.name_of(metric)
         self.classes, self.multilabel, self.constraints = classes, multilabel, tuple(constraints)
         self.metric = BatchedMetric(metrics.resolve(metric, average=average, beta=beta), self.name)
         self.limits = [BatchedMetric(c.resolve(average=average, beta=beta), str(c)) for c in constraints]
