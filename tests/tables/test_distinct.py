@@ -1,5 +1,6 @@
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,3 +66,11 @@ def test_dividing_conserves_weight_and_shares_heavy_rows(n, seed, scale):
     alone = (y == 0).sum() <= 20  # among so few rows none has twenty times the mean
     assert alone or (0 in division.train and 0 in division.valid)
     assert not set(division.train[1:]) & set(division.valid[1:]) - {0}
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, {1}])
+def test_values_without_a_hash_name_their_column(value):
+    table = pd.DataFrame({"a": [1.0, 2.0], "tags": [value, value]})
+    kind = type(value).__name__
+    with pytest.raises(ValueError, match=f"column 'tags' holds {kind} values, but every argument must be a string or"):
+        distinct_rows(table, np.array([0, 1]), np.ones(2))

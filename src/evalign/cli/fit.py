@@ -80,9 +80,9 @@ def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output,
     parts = (loaded.table, loaded.test) if loaded.test is not None else split(loaded.table, source.share, settings.seed)
     facts = loaded.describe()
     data.note_positive(judge, facts["classes"], output.note)
-    recipe = find_recipe(settings.recipe_of("network"))
-    batch_size = recipe.batch_size or default_batch_size(round(0.8 * len(parts[0])))
-    data.note_batches(judge, facts["classes"], batch_size, output.note)
+    if (name := settings.network_recipe) and name != "cross_entropy":
+        batch_size = find_recipe(name).batch_size or default_batch_size(round(0.8 * len(parts[0])))
+        data.note_batches(judge, facts["classes"], batch_size, output.note)
     details = loaded.details()
     del loaded  # the parts are copies, and the whole may be large
     with output.warnings_as_notes():

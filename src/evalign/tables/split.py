@@ -15,6 +15,8 @@ from scipy.sparse import issparse
 from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import type_of_target
 
+from evalign.tables.columns import column_kind
+
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
@@ -29,7 +31,12 @@ def distinct_rows(X: Any, labels: Codes, weight: Floats) -> tuple[Codes, Floats]
     [1.0, 2.0]
     """
     frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(np.asarray(X))
-    hashes = pd.util.hash_pandas_object(frame, index=False).to_numpy()
+    try:
+        hashes = pd.util.hash_pandas_object(frame, index=False).to_numpy()
+    except TypeError:  # lists, sets and mappings have no hash
+        for position, name in enumerate(frame.columns):
+            column_kind(frame.iloc[:, position], name if isinstance(name, str) else position)  # names the column
+        raise
     order = np.lexsort((hashes, labels))
     order = order[weight[order] > 0]
     same = (np.diff(hashes[order].view(np.int64)) == 0) & (np.diff(labels[order]) == 0)
