@@ -70,8 +70,9 @@ def check_number(
         raise TypeError(f"{name} must be a {'whole ' * whole}number, got {value!r} of type {type(value).__name__}")
     if whole and not isinstance(value, Integral):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
-    above = value > low if open_low else value >= low
-    below = value < high if open_high else value <= high
+    number: Any = value  # `Real` has no comparisons for type checkers
+    above = number > low if open_low else number >= low
+    below = number < high if open_high else number <= high
     if not (above and below):  # phrased so that nan fails too
         left, right = "(" if open_low else "[", ")" if open_high else "]"
         raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value:g}")
