@@ -24,7 +24,7 @@ from evalign.checks import blank, counting_dtype, finite_gradient, is_soft, repr
 from evalign.confusion import Confusion, Task
 from evalign.kernels import dispatch
 from evalign.kernels.dispatch import CountsHook, column_counts, fused_loss, row_counts
-from evalign.kernels.plan import AGREEMENTS, CLOSED_FORMS, FivePoints, LaunchPlan, Plan, Settings, closed_form
+from evalign.kernels.plan import AGREEMENTS, CLOSED_FORMS, FivePoints, KernelSettings, LaunchPlan, Plan, closed_form
 from evalign.metrics import Average, Beta, MetricFunction
 from evalign.steps import StepChoice
 
@@ -319,10 +319,10 @@ class Objective:
         )  # fmt: skip
         return confusion, entropy
 
-    def settings(self, temperature: float | Tensor) -> Settings:
+    def settings(self, temperature: float | Tensor) -> KernelSettings:
         """What kernels need besides the batch and the metric."""
         losses = bool(self.anchor) and self.anchor_term == "cross_entropy"
-        return Settings(self.points(temperature), self.label_smoothing, losses, self._taus)
+        return KernelSettings(self.points(temperature), self.label_smoothing, losses, self._taus)
 
     def points(self, temperature: float | Tensor) -> FivePoints:
         if self.step.step == "annealed" and isinstance(temperature, Tensor) and temperature.is_cuda:

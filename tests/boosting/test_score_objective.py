@@ -12,7 +12,7 @@ from sklearn.metrics import f1_score, log_loss, matthews_corrcoef, roc_auc_score
 from evalign import MetricLoss, metrics
 from evalign._options import LossOptions
 from evalign.boosting import gradients
-from evalign.boosting.gradients import Table, metric_gradient
+from evalign.boosting.gradients import ScoredRows, metric_gradient
 from evalign.boosting.score_objective import RoundCounter, ScoreObjective, cooling
 
 
@@ -122,7 +122,7 @@ def test_memory_of_the_gradient_is_not_an_autograd_graph_of_the_table(monkeypatc
     monkeypatch.setattr("evalign.objective.Objective.confusion", counting)
     scores, y, _ = table("multiclass", n=100_000)
     objective = ScoreObjective("f1", step="sigmoid").objective
-    metric_gradient(objective, Table(torch.from_numpy(scores), torch.from_numpy(y), torch.ones(len(y))), 0.2)
+    metric_gradient(objective, ScoredRows(torch.from_numpy(scores), torch.from_numpy(y), torch.ones(len(y))), 0.2)
     with_graph = [n for n, graph in rows if graph]
     assert sum(with_graph) == 100_000
     assert max(with_graph) <= gradients.EAGER // 4

@@ -79,6 +79,14 @@ def test_every_module_name_occurs_once():
     assert {name for name, times in names.items() if times > 1} <= {"__init__", "__main__"}
 
 
+def test_every_class_name_occurs_once():
+    """But for the same class for two frameworks, such as `MetricObjective` of LightGBM and XGBoost."""
+    names = Counter()
+    for path in PRODUCT.rglob("*.py"):
+        names.update(node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
+    assert {name for name, times in names.items() if times > 1} == {"MetricObjective", "MetricCallback"}
+
+
 @pytest.mark.parametrize("package", FOLDERS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_folder_has_at_most_fourteen_entries_and_the_root_sixteen_modules(package):
     modules = [path for path in package.glob("*.py") if path.name not in ("__init__.py", "__main__.py")]

@@ -14,7 +14,7 @@ from evalign import MetricLoss, membership
 from evalign.kernels import reference
 from evalign.kernels.cpu import cpu_loss
 from evalign.kernels.gpu import gpu_loss
-from evalign.kernels.plan import FivePoints, Settings, Slopes
+from evalign.kernels.plan import FivePoints, KernelSettings, Slopes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter computes masked entries too, and says so where they are nan.
@@ -39,10 +39,10 @@ def both_row_forms(z, y, weight, slopes, temperature=0.2, smoothing=0.0, linear=
     points = FivePoints(temperature, 0.5 if linear else 2.5 * temperature)
     there = points if linear else FivePoints(0, 0, torch.tensor(temperature, dtype=torch.float64, device=DEVICE))
     losses = slopes.losses is not None
-    settings = Settings(there, smoothing, losses)
+    settings = KernelSettings(there, smoothing, losses)
     counts, kept = gpu_loss.row_forward(on_device(z), on_device(y), on_device(weight), settings)
     gradient = gpu_loss.row_backward(kept, settings, Slopes(*map(on_device, slopes)))
-    settings = Settings(points, smoothing, losses)
+    settings = KernelSettings(points, smoothing, losses)
     expected, kept = reference.row_forward(z.double(), y, weight.double(), settings)
     given = Slopes(*(None if x is None else x.double() for x in slopes))
     slope = reference.row_backward(kept, settings, given)
@@ -137,10 +137,10 @@ def test_columns(shape, thresholds):
     points = FivePoints(0.15, 0.375)
     for losses, smoothing in ((True, 0.1), (False, 0.0)):
         by_losses = torch.tensor(0.7) if losses else None
-        settings = Settings(points, smoothing, losses, thresholds)
+        settings = KernelSettings(points, smoothing, losses, thresholds)
         wanted = [*cpu_loss.column_forward((z, y, weight), settings)]
         wanted.append(cpu_loss.column_backward((z, y, weight), settings, *slopes, by_losses))
-        there = Settings(FivePoints(0, 0, torch.tensor(0.15, device=DEVICE)), smoothing, losses, thresholds)
+        there = KernelSettings(FivePoints(0, 0, torch.tensor(0.15, device=DEVICE)), smoothing, losses, thresholds)
         kept = tuple(map(on_device, (z, y, weight)))
         found = [*gpu_loss.column_forward(kept, there)]
         found.append(gpu_loss.column_backward(kept, there, *map(on_device, slopes), on_device(by_losses)))

@@ -12,7 +12,7 @@ from evalign import MetricLoss, losses
 from evalign.kernels import dispatch, private_apis
 from evalign.kernels.gpu import gpu_loss, loss_plans
 from evalign.kernels.gpu import launch as triton_launch
-from evalign.kernels.plan import FivePoints, Plan, Settings, closed_form
+from evalign.kernels.plan import FivePoints, KernelSettings, Plan, closed_form
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter computes masked entries too, and says so where they are nan.
@@ -34,7 +34,10 @@ def by_triton(z, y, weight, task="multiclass", metric="f1", average="macro", anc
     points = FivePoints(0, 0, torch.tensor(0.2, dtype=torch.float64, device=DEVICE))
     form = closed_form(metric, average, z.shape[1] if task == "multiclass" else 2, label_smoothing=smoothing)
     thresholds = () if task == "multiclass" else (0.3,)
-    settings, plan = Settings(points, smoothing, bool(anchor), thresholds), Plan(form, anchor, task == "binary", -7)
+    settings, plan = (
+        KernelSettings(points, smoothing, bool(anchor), thresholds),
+        Plan(form, anchor, task == "binary", -7),
+    )
     if weight is not None:
         y, weight = torch.where(y == -7, 0, y), torch.where(y == -7, 0.0, weight)
     given = [None if x is None else x.to(DEVICE) for x in (z, y, weight)]

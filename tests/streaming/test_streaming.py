@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evalign.streaming import source as sources
 from evalign.streaming.fit_stream import Stream, StreamBatches, fit_stream
 from evalign.streaming.source import ParquetRows, Parts, hashed
-from evalign.streaming.statistics import CategorySummary, HeldOut, Sample, Statistics, survey
+from evalign.streaming.statistics import CategorySummary, HeldOutRows, Sample, Statistics, survey
 from evalign.tables import TableEncoder
 from evalign.tables.columns import ColumnTypeError
 from evalign.tables.files import TableError
@@ -218,7 +218,7 @@ def test_the_survey_counts_labels_of_all_rows_and_keeps_those_held_out(folder):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=12), st.integers(1, 5), st.integers(0, 100))
 def test_rows_that_are_kept_stay_as_they_are_and_in_few_tables(sizes, most, seed):
-    rng, held, expected = np.random.default_rng(seed), HeldOut(most), []
+    rng, held, expected = np.random.default_rng(seed), HeldOutRows(most), []
     for first, (size, as_text) in enumerate(sizes):
         names = rng.choice(["ash", "oak", "yew"], size)
         column = pa.array(names) if as_text else pa.array(names).dictionary_encode()  # other codes in every chunk

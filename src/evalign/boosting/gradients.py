@@ -19,26 +19,26 @@ EAGER = 1 << 17  # of the plain form, which keeps some thirty
 
 
 @dataclass(frozen=True)
-class Table:
+class ScoredRows:
     """Scores (n, C), (n,) for binary or (n, L) for multilabel tasks, labels and weights of the labels' shape."""
 
     scores: Tensor
     y: Tensor
     weight: Tensor
 
-    def blocks(self, size: int) -> Iterator[tuple[slice, "Table"]]:
+    def blocks(self, size: int) -> Iterator[tuple[slice, "ScoredRows"]]:
         rows = max(1, size // max(1, self.scores[:1].numel()))
         for start in range(0, max(1, len(self.scores)), rows):
             part = slice(start, start + rows)
-            yield part, Table(self.scores[part], self.y[part], self.weight[part])
+            yield part, ScoredRows(self.scores[part], self.y[part], self.weight[part])
 
 
-def metric_gradient(objective: Objective, table: Table, temperature: float) -> tuple[Tensor, Tensor]:
+def metric_gradient(objective: Objective, table: ScoredRows, temperature: float) -> tuple[Tensor, Tensor]:
     """1 - M(C) and its gradient, of the scores' shape: in blocks of rows, by the fused form where there is one.
 
     >>> from evalign.steps import StepChoice
     >>> objective = Objective("accuracy", "binary", StepChoice("annealed"), average="binary")
-    >>> table = Table(torch.zeros(2), torch.tensor([0, 1]), torch.ones(2))
+    >>> table = ScoredRows(torch.zeros(2), torch.tensor([0, 1]), torch.ones(2))
     >>> metric_gradient(objective, table, 0.2)
     (tensor(0.5000), tensor([ 0.1500, -0.1500]))
     """
@@ -48,10 +48,10 @@ def metric_gradient(objective: Objective, table: Table, temperature: float) -> t
             value = objective.ranked(scores, table.y, table.weight, temperature)
             return value.detach(), torch.autograd.grad(value, scores)[0]
 
-    def counted(part: Table) -> Confusion:
+    def counted(part: ScoredRows) -> Confusion:
         return objective.counts(part.scores, part.y, part.weight, temperature)[0]
 
-    def plain(part: Table) -> Confusion:
+    def plain(part: ScoredRows) -> Confusion:
         return objective.confusion(part.scores, part.y, part.weight, temperature)
 
     fused = objective.step.step in FUSED_STEPS and not isinstance(objective.thresholds, tuple)
@@ -61,7 +61,7 @@ def metric_gradient(objective: Objective, table: Table, temperature: float) -> t
     in_one_pass = fused and table.scores.numel() <= size
     if in_one_pass:
         scores = table.scores.detach().requires_grad_()
-        confusion = counted(Table(scores, table.y, table.weight))
+        confusion = counted(ScoredRows(scores, table.y, table.weight))
     else:
         with torch.no_grad():
             confusion = sum((counted(part) for _, part in table.blocks(size)), start=0)  # type: ignore[assignment]
@@ -72,13 +72,13 @@ def metric_gradient(objective: Objective, table: Table, temperature: float) -> t
     gradient = torch.empty_like(table.scores)
     for part, block in table.blocks(EAGER if reads_matrix else size):
         scores = block.scores.detach().requires_grad_()
-        counts = (plain if reads_matrix else counted)(Table(scores, block.y, block.weight))
+        counts = (plain if reads_matrix else counted)(ScoredRows(scores, block.y, block.weight))
         values = [counts.tp, counts.predicted, *([counts.matrix] if reads_matrix else [])]
         gradient[part] = torch.autograd.grad(values, scores, slopes)[0]
     return value, gradient
 
 
-def _summed_matrix(plain: Callable[[Table], Confusion], table: Table) -> Tensor:
+def _summed_matrix(plain: Callable[[ScoredRows], Confusion], table: ScoredRows) -> Tensor:
     with torch.no_grad():
         parts = [plain(part).matrix for _, part in table.blocks(EAGER)]
     return torch.stack(parts).sum(0)
@@ -109,21 +109,21 @@ class Bend(NamedTuple):
     damping: float
 
 
-def has_compiled_form(objective: Objective, table: Table, temperature: float) -> bool:
+def has_compiled_form(objective: Objective, table: ScoredRows, temperature: float) -> bool:
     """Whether there is a compiled form for this objective and these scores."""
     is_one_column = objective.task == "binary" and table.scores.is_contiguous()
     return is_one_column and objective.is_whole(table.scores, table.y, table.weight, temperature, objective.beta)
 
 
 def compiled_derivatives(
-    objective: Objective, table: Table, temperature: float, metric_weight: float, bend: Bend
+    objective: Objective, table: ScoredRows, temperature: float, metric_weight: float, bend: Bend
 ) -> tuple[float, float, NDArray[np.float32], NDArray[np.float32]]:
     """1 - metric, mean cross-entropy (0 without an anchor), and both derivatives of n times the loss.
 
     >>> import torch
     >>> from evalign.steps import StepChoice
     >>> objective = Objective("f1", "binary", StepChoice("annealed"), average="binary", anchor=1.0)
-    >>> table = Table(torch.zeros(4), torch.tensor([0, 0, 0, 1]), torch.ones(4))
+    >>> table = ScoredRows(torch.zeros(4), torch.tensor([0, 0, 0, 1]), torch.ones(4))
     >>> lost, entropy, gradient, hessian = compiled_derivatives(objective, table, 0.2, 1.0, Bend(1.0, 1e-3, 1.0))
     >>> gradient.round(3), hessian.round(3)
     (array([ 0.633,  0.633,  0.633, -1.167], dtype=float32), array([0.383, 0.383, 0.383, 0.917], dtype=float32))

@@ -47,7 +47,7 @@ class TreeOptions:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TreeRows:
     """Encoded rows with labels and weights; `categorical` are the positions of columns that hold codes."""
 
     x: Array
@@ -65,7 +65,7 @@ class Grower(Protocol):
 
     trees: type[TextTrees]
 
-    def __init__(self, train: Rows, valid: Rows, options: TreeOptions, start: Array | None = None) -> None: ...
+    def __init__(self, train: TreeRows, valid: TreeRows, options: TreeOptions, start: Array | None = None) -> None: ...
 
     @staticmethod
     def prepare_thread() -> None:
@@ -143,8 +143,8 @@ _one_at_a_time = threading.Lock()  # numba's default threading layer does not al
 @dataclass(frozen=True)
 class _Fold:
     grower: Grower
-    train: Rows
-    valid: Rows
+    train: TreeRows
+    valid: TreeRows
     classes: int
 
     def grow(self, rounds: int) -> list[_HeldOut]:
@@ -188,8 +188,8 @@ def _growing(
     workers = max(1, min(options.threads, len(divisions)))
     each = replace(options, threads=max(1, options.threads // workers))
 
-    def rows(places: Array, weight: Array) -> Rows:
-        return Rows(x[places], codes[places], weight, list(categorical))
+    def rows(places: Array, weight: Array) -> TreeRows:
+        return TreeRows(x[places], codes[places], weight, list(categorical))
 
     def made(number: int) -> _Fold:
         d, own = divisions[number], replace(each, seed=(options.seed + number) % 2**31)

@@ -10,7 +10,7 @@ from evalign.boosting.score_objective import Array, ChecksObjective, RoundObject
 from evalign.boosting.score_objective import cooling as cooling
 
 if TYPE_CHECKING:
-    from evalign.boosting.growth import Gradient, Rows, TreeOptions
+    from evalign.boosting.growth import Gradient, TreeOptions, TreeRows
 
 TINY = np.finfo(np.float64).tiny
 
@@ -31,7 +31,9 @@ class LightGBMGrower:
 
     trees: type[TextTrees] = LightGBMTrees
 
-    def __init__(self, train: "Rows", valid: "Rows", options: "TreeOptions", start: Array | None = None) -> None:
+    def __init__(
+        self, train: "TreeRows", valid: "TreeRows", options: "TreeOptions", start: Array | None = None
+    ) -> None:
         own = "none" if start is None else "multiclass" if options.outputs > 1 else "binary"
         params: dict[str, Any] = {
             "objective": own,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evalign import checks, metrics, steps
 from evalign._options import LossOptions
-from evalign.boosting.gradients import Bend, Table, compiled_derivatives, has_compiled_form, metric_gradient
+from evalign.boosting.gradients import Bend, ScoredRows, compiled_derivatives, has_compiled_form, metric_gradient
 from evalign.confusion import Confusion
 from evalign.metrics import MetricFunction
 from evalign.objective import Objective, cross_entropy
@@ -258,7 +258,7 @@ class ScoreObjective:
         return lost, gradient, hessian
 
     def _derivatives(
-        self, table: Table, round: int, shape: tuple[int, ...]
+        self, table: ScoredRows, round: int, shape: tuple[int, ...]
     ) -> tuple[float, float | None, Array, Array]:
         """The metric's part of the loss, the cross-entropy if already computed, and both derivatives of the loss."""
         anchor, lost, temperature = self.objective.anchor, 0.0, self.temperature_at(round)
@@ -331,7 +331,7 @@ class ScoreObjective:
         checks.check_temperature(value)
         return value
 
-    def _table(self, scores: Array, y: Array, weight: Array | None) -> Table:
+    def _table(self, scores: Array, y: Array, weight: Array | None) -> ScoredRows:
         z = torch.from_numpy(np.ascontiguousarray(scores))
         checks.check_floating("scores", z)
         flat = self.task == "binary"
@@ -347,7 +347,7 @@ class ScoreObjective:
             labels = self._labels(z, y)
             given = np.array(y), None if weight is None else np.array(weight)
             self._checked = CheckedLabels(z.shape, z.dtype, *given, labels, self._weights(z, labels, weight))
-        return Table(z, self._checked.labels, self._checked.weights)
+        return ScoredRows(z, self._checked.labels, self._checked.weights)
 
     def _labels(self, z: Tensor, y: Array) -> Tensor:
         given = torch.from_numpy(np.ascontiguousarray(y))
@@ -377,7 +377,7 @@ class ScoreObjective:
     def _probabilities(self, z: Tensor) -> Tensor:
         return z.softmax(1) if self.task == "multiclass" else z.sigmoid()
 
-    def _targets(self, table: Table) -> Tensor:
+    def _targets(self, table: ScoredRows) -> Tensor:
         """Labels as probabilities, smoothed."""
         e = self.objective.label_smoothing
         if self.task != "multiclass":
@@ -385,11 +385,11 @@ class ScoreObjective:
         spread = torch.full_like(table.scores, e / table.scores.shape[1])
         return spread.scatter_add_(1, table.y[:, None], torch.full_like(spread[:, :1], 1 - e))
 
-    def _entropy(self, table: Table) -> float:
+    def _entropy(self, table: ScoredRows) -> float:
         smoothing = self.objective.label_smoothing
         return float(cross_entropy(table.scores, table.y, table.weight, self.task, smoothing))
 
-    def _hard(self, table: Table) -> Confusion:
+    def _hard(self, table: ScoredRows) -> Confusion:
         thresholds, z = self.objective.thresholds, table.scores
         if isinstance(thresholds, tuple):
             hard = replace(self.objective, step=StepChoice(steps.hard))

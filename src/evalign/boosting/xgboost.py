@@ -10,7 +10,7 @@ from evalign.boosting.score_objective import Array, ChecksObjective, RoundObject
 from evalign.boosting.score_objective import cooling as cooling
 
 if TYPE_CHECKING:
-    from evalign.boosting.growth import Gradient, Rows, TreeOptions
+    from evalign.boosting.growth import Gradient, TreeOptions, TreeRows
 
 LARGEST = 3e38  # XGBoost holds float32
 
@@ -33,7 +33,9 @@ class XGBoostGrower:
 
     trees: type[TextTrees] = XGBoostTrees
 
-    def __init__(self, train: "Rows", valid: "Rows", options: "TreeOptions", start: Array | None = None) -> None:
+    def __init__(
+        self, train: "TreeRows", valid: "TreeRows", options: "TreeOptions", start: Array | None = None
+    ) -> None:
         codes = set(train.categorical)
         types = ["c" if j in codes else "q" for j in range(train.x.shape[1])]
         self._train = xgboost.QuantileDMatrix(

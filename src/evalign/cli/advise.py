@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.run_files import Source, load
+from evalign.cli.run_files import InputFiles, load
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +32,7 @@ def command(
     class, how often a class is missing, the standard error of the metric in one batch, and the decay that
     MetricLoss(memory="auto") uses. The bound of EAST Theorem 5.8 holds for any classifier and is therefore large.
     """
-    source = Source.of(data, given)
+    source = InputFiles.of(data, given)
     source.check()
     from evalign import checks
     from evalign.cli.console import Output

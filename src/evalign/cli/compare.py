@@ -9,7 +9,7 @@ import typer
 
 from evalign.cli import options as o
 from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Listener, Output, watch_interrupt
-from evalign.cli.run_files import Loaded, RunFolder, Source, load
+from evalign.cli.run_files import InputFiles, Loaded, RunFolder, load
 
 NAME = "compare"
 EXAMPLE = "evalign compare adult.csv --target income --metric f1 --splits 5"
@@ -43,7 +43,7 @@ def command(
     report.html and result.json to the --out folder.
     """
     settings = o.Settings.of(given | {"model": model}, context)
-    source = Source.of(data, given, settings.cost_columns)
+    source = InputFiles.of(data, given, settings.cost_columns)
     folder = RunFolder(out, force=given["force"])
     source.check()
     folder.check()

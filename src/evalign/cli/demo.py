@@ -43,7 +43,7 @@ def command(
     """
     from evalign.cli.compare import run
     from evalign.cli.console import Output
-    from evalign.cli.run_files import REPORT, RunFolder, Source, load
+    from evalign.cli.run_files import REPORT, InputFiles, RunFolder, load
     from evalign.storage.atomic import created, write_atomically
     from evalign.tables.files import TableError
 
@@ -65,7 +65,7 @@ def command(
             "ones; about half a minute."
         )
         data, later = (write_atomically(path, text) for path, text in tables.items())
-        source = Source(data, TARGET, test=later)
+        source = InputFiles(data, TARGET, test=later)
         run(NAME, load(source, output.note), settings, splits, folder, output, interrupt, rivals=RIVALS)
     output.show(
         f"Next:   evalign fit {shlex.quote(str(data))} --target {TARGET} --positive {POSITIVE} --metric precision "

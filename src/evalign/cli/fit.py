@@ -12,7 +12,7 @@ import typer
 
 from evalign.cli import options as o
 from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Listener, Output, watch_interrupt
-from evalign.cli.run_files import CHECKPOINTS, RunFolder, Source
+from evalign.cli.run_files import CHECKPOINTS, InputFiles, RunFolder
 
 NAME = "fit"
 ROUNDS = 1000  # maximum of boosting rounds, the end of the progress bar
@@ -46,7 +46,7 @@ def command(
     resume a run that was killed.
     """
     settings = o.Settings.of(given, context)
-    source = Source.of(data, given, settings.cost_columns)
+    source = InputFiles.of(data, given, settings.cost_columns)
     in_passes = given["stream"] or data.is_dir()
     to_network = in_passes and "model" not in o.given_options(context)
     if to_network:
@@ -67,7 +67,7 @@ def command(
         raise typer.Exit(EXIT_INFEASIBLE)
 
 
-def run(source: Source, folder: RunFolder, settings: o.Settings, output: Output, interrupt: Interrupt) -> Any:
+def run(source: InputFiles, folder: RunFolder, settings: o.Settings, output: Output, interrupt: Interrupt) -> Any:
     """Train on a table in memory; returns the model that was saved."""
     from evalign.cli import run_files as data
     from evalign.comparison.goals import Judge

@@ -67,7 +67,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Source:
+class InputFiles:
     """Input files of a run, and which columns and rows to use; `test_size` is None unless it was given.
 
     `target` names several columns if it has commas; `costs` are columns that hold costs.
@@ -84,7 +84,7 @@ class Source:
     costs: Sequence[str] = ()
 
     @classmethod
-    def of(cls, path: Path, given: dict[str, Any], costs: Sequence[str] = ()) -> "Source":
+    def of(cls, path: Path, given: dict[str, Any], costs: Sequence[str] = ()) -> "InputFiles":
         """The source that the options of a command describe."""
         own = {name: given[name] for name in ("test", "test_size", "drop_unlabelled", "task") if name in given}
         drop, reading = tuple(given.get("drop") or ()), Reading.of(given)
@@ -128,7 +128,7 @@ class Loaded:
 
     table: "Table"
     test: "Table | None"
-    source: Source
+    source: InputFiles
     profile: "TableProfile"
     reading: dict[str, Any]  # how the file was read, to read rows to predict alike
 
@@ -152,7 +152,7 @@ class Loaded:
         }
 
 
-def load(source: Source, note: Note) -> Loaded:
+def load(source: InputFiles, note: Note) -> Loaded:
     """Read and check everything that can be checked before training."""
     import pandas as pd
 

@@ -16,7 +16,7 @@ from evalign.cli.run_files import CHECKPOINTS, RunFolder
 from evalign.comparison import contenders
 from evalign.comparison.contenders import Contender
 from evalign.comparison.goals import Judge
-from evalign.comparison.run import Trial, judged, warnings_of_ours
+from evalign.comparison.run import FittedContender, judged, warnings_of_ours
 from evalign.decision import Rule
 from evalign.streaming.fit_stream import Stream, fit_stream, probabilities
 from evalign.streaming.source import ParquetRows, own_rank, process_group, rank_count
@@ -26,7 +26,7 @@ from evalign.training.loop import Epoch
 
 
 def run(
-    source: data.Source, folder: RunFolder, settings: Settings, output: Output, interrupt: Interrupt,
+    source: data.InputFiles, folder: RunFolder, settings: Settings, output: Output, interrupt: Interrupt,
     importance: Callable[[Any, pd.DataFrame, Any], list[dict[str, Any]]], by_default: bool = False,
 ) -> Any:  # fmt: skip
     """Collect statistics, train our network and cross-entropy, save; under torchrun the first rank writes.
@@ -59,7 +59,7 @@ def run(
 
 def _train(
     source: ParquetRows, folder: RunFolder, settings: Settings, test_size: float, output: Output, interrupt: Interrupt
-) -> tuple[Stream, Judge, list[Trial]]:
+) -> tuple[Stream, Judge, list[FittedContender]]:
     output.say(f"{source.rows} rows in {len(source.files)} files: reading them once")
     stream = Stream.open(source, test_size=test_size, seed=settings.seed)
     output.say(f"first pass: {stream.survey.statistics.rows} rows to train on")
@@ -82,7 +82,7 @@ def _counts(stream: Stream) -> dict[str, int]:
 def _trial(
     contender: Contender, stream: Stream, judge: Judge, folder: RunFolder, settings: Settings, output: Output,
     interrupt: Interrupt,
-) -> Trial:  # fmt: skip
+) -> FittedContender:  # fmt: skip
     """Train, learn decision rules on validation rows, then predict the test rows."""
     started = time.perf_counter()
     model = contender.make(settings.seed)
@@ -106,7 +106,7 @@ def _trial(
     return judged(contender, model, rules, p, truth, seconds, judge)
 
 
-def _majority(stream: Stream, judge: Judge, like: Trial) -> Trial:
+def _majority(stream: Stream, judge: Judge, like: FittedContender) -> FittedContender:
     """The majority class baseline, from the label counts."""
     counts = np.array([stream.survey.labels[label] for label in judge.classes.tolist()])
     p = np.zeros_like(like.probabilities)
@@ -115,7 +115,7 @@ def _majority(stream: Stream, judge: Judge, like: Trial) -> Trial:
 
 
 def _finish(
-    stream: Stream, judge: Judge, trials: list[Trial], folder: RunFolder, settings: Settings, output: Output,
+    stream: Stream, judge: Judge, trials: list[FittedContender], folder: RunFolder, settings: Settings, output: Output,
     interrupt: Interrupt, importance: list[dict[str, Any]],
 ) -> Any:  # fmt: skip
     source = stream.source

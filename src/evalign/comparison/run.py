@@ -40,7 +40,7 @@ class Row:
 
 
 @dataclass
-class Trial:
+class FittedContender:
     """One contender, fitted once, with its decision rules and their predictions of the test rows."""
 
     contender: Contender
@@ -127,12 +127,12 @@ class Comparison:
 
     judge: Judge
     rows: list[Row] = field(default_factory=list)
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[FittedContender] = field(default_factory=list)
     splits: int = 0
     interrupted: bool = False
     test_share: float = 0.2  # of the rows of a split
 
-    def add(self, trials: Sequence[Trial]) -> None:
+    def add(self, trials: Sequence[FittedContender]) -> None:
         """Take the trials of one more split."""
         for trial in trials:
             self.rows += trial.rows(self.judge, self.splits)
@@ -183,7 +183,7 @@ def evaluate(
     *,
     seed: int,
     on_epoch: Callable[[Epoch], None] | None = None,
-) -> Trial:
+) -> FittedContender:
     """Fit, learn every decision rule on the rows held out of development, and only then look at the test rows."""
     started = time.perf_counter()
     estimator = contender.make(seed)
@@ -209,14 +209,14 @@ def evaluate(
 def judged(
     contender: Contender, estimator: Any, rules: dict[str, Rule], p: Floats, truth: Codes, seconds: float, judge: Judge,
     X: Any = None,
-) -> Trial:  # fmt: skip
+) -> FittedContender:  # fmt: skip
     """The trial of a fitted estimator whose test rows X have the probabilities p, classes in the judge's order."""
     predictions = {name: judge.decide(rule, p, X) for name, rule in rules.items()}
     paid = {}
     if judge.costs is not None:
         table = judge.cost_table(X)
         paid = {name: judge.paid(truth, decided, table) for name, decided in predictions.items()}
-    return Trial(contender, estimator, rules, p, predictions, truth, seconds, paid)
+    return FittedContender(contender, estimator, rules, p, predictions, truth, seconds, paid)
 
 
 def compare(
@@ -250,7 +250,7 @@ def compare(
     for number in range(splits):
         parts = split(table, test_size, seed + number) if test is None else (table, Table(*test))
         comparison.test_share = len(parts[1]) / (len(parts[0]) + len(parts[1]))
-        trials: list[Trial] = []
+        trials: list[FittedContender] = []
         try:
             for contender in listed:
                 on_epoch = on_step(contender.title, number)
@@ -274,7 +274,7 @@ class Choice:
     scores: tuple[float, ...]
     rows: int
 
-    def reason(self, trials: Sequence[Trial], metric: str) -> str:
+    def reason(self, trials: Sequence[FittedContender], metric: str) -> str:
         """Why, in one sentence.
 
         >>> Choice(0, (0.5,), 7).reason([], "f1")
@@ -287,7 +287,7 @@ class Choice:
         return f"{metric} on the {self.rows} rows that {who} held out of training: {said}"
 
 
-def choose(trials: Sequence[Trial], judge: Judge) -> Choice:
+def choose(trials: Sequence[FittedContender], judge: Judge) -> Choice:
     """The trial whose own decisions score best on held-out rows; of equals the first.
 
     Rules, and a blend's weights, were learned on the same held-out rows. Scores are therefore slightly too high, and
@@ -300,7 +300,7 @@ def choose(trials: Sequence[Trial], judge: Judge) -> Choice:
     return Choice(int(np.argmax(scores)), scores, len(np.unique(common)))
 
 
-def _score(trial: Trial, rows: Codes, judge: Judge) -> float:
+def _score(trial: FittedContender, rows: Codes, judge: Judge) -> float:
     own = trial.estimator.held_out_predictions_
     at = np.flatnonzero(np.isin(own.rows, rows))
     truth, weight, costs = own.labels[at], own.weight[at], None if own.costs is None else own.costs[at]

@@ -33,7 +33,7 @@ Batch = tuple[Floats, Labels | None, Floats]
 Sums = tuple[NDArray[Any], ...]
 
 
-class Batches:
+class ProbabilityBatches:
     """Probabilities, labels and weights that can be read again and again; `total` adds up a function of the batches.
 
     source: a callable that returns an iterable of batches, or a list of batches: p, (p, labels) or (p, labels,
@@ -127,7 +127,7 @@ class Batches:
 def _on_worker(
     function: Callable[[Batch], Sums], target: str | None, weight: str | None, columns: dict[str, Any]
 ) -> dict[str, Any]:
-    batch = Batches(None, target, weight).of_columns(columns)
+    batch = ProbabilityBatches(None, target, weight).of_columns(columns)
     return {"sums": np.array([pickle.dumps(function(batch))], dtype=object)}
 
 
@@ -138,11 +138,11 @@ def learn_from_batches(
 ) -> Rule:  # fmt: skip
     """Learn a rule from rows that are read in batches; memory does not grow with the number of rows.
 
-    `source`, `target` and `sample_weight` as in `Batches`; the others as in `plug_in` and `calibrated`. "plug_in" needs
-    no labels. Two classes: the rule of the whole, with probabilities rounded where more than a million differ. More
-    classes: the plug-in rule of the whole as for large arrays, without moving single rows; "auto" calibrates on a
-    sample of 8 million probabilities first. Constraints of more than two classes need the rows in memory, and so do
-    certificates (about 50 bytes a row).
+    `source`, `target` and `sample_weight` as in `ProbabilityBatches`; the others as in `plug_in` and `calibrated`.
+    "plug_in" needs no labels. Two classes: the rule of the whole, with probabilities rounded where more than a million
+    differ. More classes: the plug-in rule of the whole as for large arrays, without moving single rows; "auto"
+    calibrates on a sample of 8 million probabilities first. Constraints of more than two classes need the rows in
+    memory, and so do certificates (about 50 bytes a row).
 
     >>> rng = np.random.default_rng(0)
     >>> parts = [rng.dirichlet([3.0, 1.0, 0.5], size=1000) for _ in range(3)]
@@ -153,7 +153,7 @@ def learn_from_batches(
     'threshold'
     """
     checks.check_choice("decision", decision, DECISIONS)
-    batches = Batches(source, target, sample_weight)
+    batches = ProbabilityBatches(source, target, sample_weight)
     known = batches.total(_shape_sums)
     classes, total, rows, labelled = len(known[0]), float(known[1]), float(known[2]), bool(known[3] == 0)
     if not total > 0:
@@ -187,7 +187,7 @@ def _shape_sums(batch: Batch) -> Sums:
     return weight @ p, weight.sum(), np.asarray(float(len(p))), np.asarray(float(y is None)), weight @ weight
 
 
-def _distinct(batches: Batches) -> tuple[Floats, Labels, Floats]:
+def _distinct(batches: ProbabilityBatches) -> tuple[Floats, Labels, Floats]:
     """Rows of two classes with equal probability and label as one row of their total weight."""
 
     def compressed(score: Floats, y: Labels, weight: Floats) -> Sums:
@@ -221,7 +221,7 @@ def _distinct(batches: Batches) -> tuple[Floats, Labels, Floats]:
     return np.stack([1 - score, score], axis=1), y, weight
 
 
-def _sample(batches: Batches, rows: float, classes: int) -> tuple[Floats, Labels, Floats]:
+def _sample(batches: ProbabilityBatches, rows: float, classes: int) -> tuple[Floats, Labels, Floats]:
     """Rows for the calibration: all if they are few, else evenly spaced ones."""
     step = max(1, -(-int(rows) * classes // SAMPLE))
 
@@ -237,7 +237,9 @@ def _sample(batches: Batches, rows: float, classes: int) -> tuple[Floats, Labels
 class BatchedCounts(ClassCounts):
     """Expected counts of the decisions of a gain matrix, each by one pass over the batches."""
 
-    def __init__(self, batches: Batches, calibration: Calibration | None, classes: int, *, reads_matrix: bool) -> None:
+    def __init__(
+        self, batches: ProbabilityBatches, calibration: Calibration | None, classes: int, *, reads_matrix: bool
+    ) -> None:
         self.batches, self.calibration, self.classes, self.reads_matrix = batches, calibration, classes, reads_matrix
         actual, total, rows, weighted = batches.total(partial(_actual_sums, calibration))
         self.prior, self.actual, self.total = actual / rows, torch.from_numpy(weighted), float(total)

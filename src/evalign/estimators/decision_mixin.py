@@ -194,10 +194,11 @@ class Deciding(DecisionParameters):
 
     def _rule_options(self) -> dict[str, Any]:
         """Options of every rule; constraints name classes by index."""
+        names, limits = self._decision_classes().tolist(), self.subject_to
         return {
             "metric": self.metric if self.costs is None else cost_metric(self._costs().matrix()),
             "average": self._average, "beta": self._beta, "task": "multilabel" if self.multilabel_ else "multiclass",
-            "subject_to": parse_constraints(self.subject_to, self._decision_classes().tolist()) or None,
+            "subject_to": None if limits is None else parse_constraints(limits, names) or None,
         }  # fmt: skip
 
     def _forget(self) -> None:

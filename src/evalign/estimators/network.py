@@ -22,7 +22,7 @@ from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
 from evalign.tables.columns import Numeric
-from evalign.tables.packed import Table, release_memory
+from evalign.tables.packed import EncodedTable, release_memory
 from evalign.tables.split import Codes, Floats, TrainingRows
 from evalign.training.batches import Rows, Score, argmax_score, default_batch_size, predict_logits
 from evalign.training.in_memory import train
@@ -158,11 +158,11 @@ class EASTClassifier(MetricClassifier):
         self._keep_history(trained.histories[0], recipe)
         return trained.held_out
 
-    def _encoded(self, data: TrainingRows, places: Codes) -> Table:
+    def _encoded(self, data: TrainingRows, places: Codes) -> EncodedTable:
         """Rows of the table as a network takes them. Packed on a CPU, to save memory."""
         rows = data.rows[places]
         if self.torch_device.type == "cpu":
-            packed: Table = self.encoder_.packed(data.X, rows=rows)
+            packed: EncodedTable = self.encoder_.packed(data.X, rows=rows)
             return packed
         return torch.from_numpy(self.encoder_.transform(data.X, rows=rows)).to(self.torch_device)
 
@@ -279,7 +279,7 @@ class EASTClassifier(MetricClassifier):
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.torch_device)
 
 
-def _predicted(network: nn.Module, x: Table) -> Floats:
+def _predicted(network: nn.Module, x: EncodedTable) -> Floats:
     p: Floats = predict_logits(network, x).double().softmax(1).cpu().numpy()
     return p
 

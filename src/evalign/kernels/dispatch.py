@@ -29,9 +29,9 @@ from evalign.kernels.plan import (
     Counts,
     Eager,
     FivePoints,
+    KernelSettings,
     LaunchPlan,
     Plan,
-    Settings,
     closed_form,
     slopes,
     twice_differentiable,
@@ -87,7 +87,7 @@ def fused_loss(
     logits: Tensor,
     y: Tensor,
     weight: Tensor | None,
-    settings: Settings,
+    settings: KernelSettings,
     plan: Plan,
     hook: CountsHook | None = None,
     eager: Eager | None = None,
@@ -99,7 +99,7 @@ def fused_loss(
     derivatives; without it, asking for them is an error.
 
     >>> from evalign.kernels.plan import closed_form
-    >>> plan, settings = Plan(closed_form("f1", "macro", 2)), Settings(FivePoints(low=0.2, reach=0.5))
+    >>> plan, settings = Plan(closed_form("f1", "macro", 2)), KernelSettings(FivePoints(low=0.2, reach=0.5))
     >>> fused_loss(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 1]), torch.ones(2), settings, plan)
     tensor(0.0144)
     """
@@ -121,14 +121,14 @@ class Question(NamedTuple):
     low: float
     reach: float
 
-    def answered_by(self, logits: Tensor, temperature: Tensor | None) -> tuple[ModuleType, Settings, Plan]:
+    def answered_by(self, logits: Tensor, temperature: Tensor | None) -> tuple[ModuleType, KernelSettings, Plan]:
         """The backend of a batch, the settings and the plan."""
         points = FivePoints(self.low, self.reach, temperature)
         if temperature is not None and not (logits.is_cuda and temperature.is_cuda):
             points = FivePoints(float(temperature), 2.5 * float(temperature))
         classes = 2 if self.thresholds else logits.shape[1]
         form = closed_form(self.metric, self.average, classes, self.beta, self.smoothing)
-        settings = Settings(points, self.smoothing, bool(self.anchor), tuple(self.thresholds))
+        settings = KernelSettings(points, self.smoothing, bool(self.anchor), tuple(self.thresholds))
         module = _module("gpu.gpu_loss" if logits.is_cuda else "cpu.cpu_loss")
         return module, settings, Plan(form, self.anchor, self.two_classes, self.ignored)
 
@@ -201,7 +201,7 @@ torch.library.register_fake("evalign::fused_loss_backward", _gradient_shape, lib
 torch.library.register_autograd("evalign::fused_loss", _backward_operator, setup_context=_save, lib=_library)
 
 
-def launch_plan(logits: Tensor, y: Tensor, settings: Settings, plan: Plan) -> LaunchPlan | None:
+def launch_plan(logits: Tensor, y: Tensor, settings: KernelSettings, plan: Plan) -> LaunchPlan | None:
     """The launch plan of unweighted GPU batches with this `batch_key`; None if they have to be copied first."""
     found: LaunchPlan | None = _module("gpu.gpu_loss").launch_plan(logits, y, settings, plan)
     return found
@@ -213,10 +213,12 @@ def loss_of_counts(c: Confusion, metric: ClosedForm, eager: Callable[[Confusion]
     return found
 
 
-def row_counts(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, eager: Eager | None = None) -> Counts:
+def row_counts(
+    logits: Tensor, y: Tensor, weight: Tensor, settings: KernelSettings, eager: Eager | None = None
+) -> Counts:
     """Soft counts of logits (M, C), labels y (M,) and weights (M,); the cross-entropies are of smoothed labels.
 
-    >>> settings = Settings(FivePoints(low=0.2, reach=0.5))
+    >>> settings = KernelSettings(FivePoints(low=0.2, reach=0.5))
     >>> counts = row_counts(torch.eye(3), torch.tensor([0, 1, 1]), torch.ones(3), settings)
     >>> counts.actual.tolist(), round(float(counts.predicted.sum()), 4)
     ([1.0, 2.0, 0.0], 3.0)
@@ -229,7 +231,7 @@ class RowCounts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, eager: Eager | None
+        ctx: Any, logits: Tensor, y: Tensor, weight: Tensor, settings: KernelSettings, eager: Eager | None
     ) -> tuple[Tensor, ...]:
         ctx.backend, ctx.settings, ctx.eager = backend(logits), settings, eager
         counts, saved = ctx.backend.row_forward(logits, y, weight, settings)
@@ -269,7 +271,7 @@ def column_counts(
     logits: Tensor,
     y: Tensor,
     weight: Tensor,
-    settings: Settings,
+    settings: KernelSettings,
     *,
     two_classes: bool = False,
     eager: Eager | None = None,
@@ -278,7 +280,7 @@ def column_counts(
 
     With `two_classes` the single column gives the counts of both classes: (G, 2), (2,), and a scalar total.
 
-    >>> settings = Settings(FivePoints(low=0.1, reach=0.5), thresholds=(0.5,))
+    >>> settings = KernelSettings(FivePoints(low=0.1, reach=0.5), thresholds=(0.5,))
     >>> counts = column_counts(torch.tensor([[0.0], [10.0]]), torch.tensor([[1], [1]]), torch.ones(2, 1), settings)
     >>> counts.tp, counts.total
     (tensor([[1.5000]]), tensor([2.]))
@@ -310,7 +312,7 @@ class _ColumnFunction(torch.autograd.Function):
         logits: Tensor,
         y: Tensor,
         weight: Tensor,
-        settings: Settings,
+        settings: KernelSettings,
         two_classes: bool,
         eager: Eager | None,
     ) -> tuple[Tensor, ...]:

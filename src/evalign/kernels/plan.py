@@ -63,7 +63,7 @@ class Lines(NamedTuple):
         return cls(left, gap, tau, below, (1 - 2 * points.low) / (2 * half), above)
 
 
-class Settings(NamedTuple):
+class KernelSettings(NamedTuple):
     """Options of a fused loss; `thresholds` are those of yes/no problems."""
 
     points: FivePoints
@@ -82,7 +82,7 @@ _ALL = _AVERAGED | {*AGREEMENTS, *SAME}
 CLOSED_FORMS = {"binary": _ALL, "multiclass": _ALL, "multilabel": _AVERAGED}
 
 
-class Linear:
+class LinearForm:
     """A linear combination of tp, actual, predicted and total, with the operations that metrics use before dividing."""
 
     dtype, device = torch.float64, torch.device("cpu")
@@ -90,19 +90,19 @@ class Linear:
     def __init__(self, *numbers: float, classes: int) -> None:
         self.numbers, self.shape = numbers, (classes,)
 
-    def __add__(self, other: "Linear") -> "Linear":
+    def __add__(self, other: "LinearForm") -> "LinearForm":
         added = (a + b for a, b in zip(self.numbers, other.numbers, strict=True))
-        return Linear(*added, classes=self.shape[0])
+        return LinearForm(*added, classes=self.shape[0])
 
-    def __sub__(self, other: "Linear") -> "Linear":
+    def __sub__(self, other: "LinearForm") -> "LinearForm":
         return self + -1.0 * other
 
-    def __mul__(self, number: Any) -> "Linear":
-        return Linear(*(float(number) * x for x in self.numbers), classes=self.shape[0])
+    def __mul__(self, number: Any) -> "LinearForm":
+        return LinearForm(*(float(number) * x for x in self.numbers), classes=self.shape[0])
 
     __rmul__ = __mul__
 
-    def unsqueeze(self, dim: int) -> "Linear":
+    def unsqueeze(self, dim: int) -> "LinearForm":
         return self
 
 
@@ -136,7 +136,7 @@ def closed_form(
     >>> closed_form("f1", "macro", 3)
     ClosedForm(name='macro', top=(2.0, 0.0, 0.0, 0.0), bottom=(0.0, 1.0, 1.0, 0.0), weight=(0.0, 1.0, 0.0, 0.0))
     """
-    unit: list[Any] = [Linear(*(float(i == k) for i in range(4)), classes=classes) for k in range(4)]
+    unit: list[Any] = [LinearForm(*(float(i == k) for i in range(4)), classes=classes) for k in range(4)]
     tp, actual, predicted, total = unit
     counts = Confusion(tp, actual, predicted, total, outcomes=classes).smoothed(label_smoothing)
     metric, name = SAME.get(metric, (metric, average))

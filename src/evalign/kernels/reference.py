@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from evalign.checks import sum_by_label
-from evalign.kernels.plan import Counts, FivePoints, Settings, Slopes
+from evalign.kernels.plan import Counts, FivePoints, KernelSettings, Slopes
 
 CHUNK = 1 << 20  # entries worked on at once: a few buffers of this size stay in a core's cache
 
@@ -34,7 +34,9 @@ class _Rows(NamedTuple):
     total: Tensor
 
 
-def row_forward(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, tuple[Tensor, ...]]:
+def row_forward(
+    logits: Tensor, y: Tensor, weight: Tensor, settings: KernelSettings
+) -> tuple[Counts, tuple[Tensor, ...]]:
     points, smoothing, *_ = settings
     p, d = torch.softmax(logits, 1), logits.shape[1]
     rows, at_label, predicted = _forward(p, y, weight, points)
@@ -49,7 +51,7 @@ def row_forward(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings) -
     return Counts(tp, predicted, losses.sum(), sum_by_label(weight, y, d)), (logits, y, weight, *rows)
 
 
-def row_backward(kept: tuple[Tensor, ...], settings: Settings, slopes: Slopes) -> Tensor:
+def row_backward(kept: tuple[Tensor, ...], settings: KernelSettings, slopes: Slopes) -> Tensor:
     points, smoothing, *_ = settings
     logits, y, weight, *rest = kept
     p = torch.softmax(logits, 1)

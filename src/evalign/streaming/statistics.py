@@ -298,10 +298,10 @@ MOST_TABLES = 64  # before neighbours are joined
 
 
 @dataclass
-class HeldOut:
+class HeldOutRows:
     """Marked rows of the chunks of a stream, in their order; neighbours of one type are joined from time to time.
 
-    >>> held = HeldOut(most=2)
+    >>> held = HeldOutRows(most=2)
     >>> for first in (0, 3, 6):
     ...     chunk = Chunk(first, pa.record_batch({"x": [first, first + 1, first + 2]}))
     ...     held.add(chunk, np.array([True, False, True]))
@@ -352,7 +352,7 @@ class Survey:
 def survey(source: ParquetRows, groups: Sequence[RowGroup], parts: Parts) -> Survey:
     """Read this rank's row groups once and merge the statistics of all ranks."""
     found = Survey(Statistics(source.features, parts.seed))
-    valid, test = HeldOut(), HeldOut()
+    valid, test = HeldOutRows(), HeldOutRows()
     for chunk in source.chunks(groups):
         numbers = chunk.numbers
         frame = chunk.frame(np.ones(len(numbers), dtype=bool))

@@ -35,7 +35,7 @@ from evalign.tables.files import did_you_mean, quoted
 from evalign.tables.packed import Layout, PackedTable
 
 FORMAT, VERSION = "evalign.tables", 1
-Table: TypeAlias = pd.DataFrame | NDArray[Any]
+AnyTable: TypeAlias = pd.DataFrame | NDArray[Any]
 MOST_ENTRIES = 1e9  # of a sparse matrix that is made dense
 ONE_HOT_ENTRIES = 10_000_000  # that the categories of a table may fill by default
 
@@ -156,7 +156,7 @@ class TableEncoder:
         self._write(table, order, rows, [Blocks(*blocks) for blocks in zip(*parts, strict=True)])
         return PackedTable(torch.from_numpy(data), layout)
 
-    def _write(self, table: Table, order: list[int], rows: NDArray[np.int64] | None, blocks: list[Blocks]) -> None:
+    def _write(self, table: AnyTable, order: list[int], rows: NDArray[np.int64] | None, blocks: list[Blocks]) -> None:
         for j, label, encoder, out in zip(order, self._labels, self.columns_, blocks, strict=True):
             column = column_of(table, j, rows)
             encoder.write(column, column_kind(column, label), label, out)
@@ -169,7 +169,7 @@ class TableEncoder:
     def fit_transform(self, X: Any) -> NDArray[np.float32]:
         return self.fit(X).transform(X)
 
-    def select(self, X: Any) -> tuple[Table, list[str]]:
+    def select(self, X: Any) -> tuple[AnyTable, list[str]]:
         """The columns of training in their order, and the names of those that `X` has beyond them.
 
         >>> encoder = TableEncoder().fit(pd.DataFrame({"a": [1, 2], "b": [3, 4]}))
@@ -250,12 +250,12 @@ class TableEncoder:
             hint = did_you_mean(missing[0], [name for name in names if name not in known])
             raise ValueError(f"X must have the columns of training, it lacks {quoted(missing)}{hint}")
 
-    def _checked(self, X: Any) -> tuple[Table, list[int]]:
+    def _checked(self, X: Any) -> tuple[AnyTable, list[int]]:
         self._check_fitted()
         table = as_table(X)
         return table, self._order(table)
 
-    def _order(self, table: Table) -> list[int]:
+    def _order(self, table: AnyTable) -> list[int]:
         """Position in `table` of each training column: by name if both have names, else by position."""
         names, known = column_names(table), self._names
         if names is not None and known is not None:
@@ -317,7 +317,7 @@ class TreeTable(TableEncoder):
         return out
 
 
-def as_table(X: Any) -> Table:
+def as_table(X: Any) -> AnyTable:
     """Convert polars frames, Arrow tables, sparse matrices and lists; return data frames and 2-D arrays unchanged."""
     if issparse(X):
         sparse: Any = X
@@ -341,7 +341,7 @@ def as_table(X: Any) -> Table:
     return X  # type: ignore[no-any-return]
 
 
-def column_names(table: Table) -> list[str] | None:
+def column_names(table: AnyTable) -> list[str] | None:
     """Column names if all are strings, None if none is; duplicates are refused."""
     if not isinstance(table, pd.DataFrame):
         return None
@@ -358,7 +358,7 @@ def column_names(table: Table) -> list[str] | None:
     return texts or None
 
 
-def column_of(table: Table, j: int, rows: NDArray[np.int64] | None = None) -> Column:
+def column_of(table: AnyTable, j: int, rows: NDArray[np.int64] | None = None) -> Column:
     column = table.iloc[:, j] if isinstance(table, pd.DataFrame) else table[:, j]
     return column if rows is None else column.take(rows)
 

@@ -113,10 +113,10 @@ class PackedTable:
         return torch.float32
 
 
-Table = Tensor | PackedTable
+EncodedTable = Tensor | PackedTable
 
 
-def number_type(x: Table) -> torch.dtype:
+def number_type(x: EncodedTable) -> torch.dtype:
     """The dtype of a network's values: that of its input, float32 for bytes.
 
     >>> number_type(torch.zeros(2, dtype=torch.uint8))

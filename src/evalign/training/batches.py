@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evalign.confusion import Confusion, Task
 from evalign.metrics import MetricFunction
-from evalign.tables.packed import PackedTable, Table, number_type
+from evalign.tables.packed import EncodedTable, PackedTable, number_type
 
 # (logits, labels, weights, temperature) -> what a stage with `metric` minimises beside its anchor; vmappable
 Term = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -158,12 +158,12 @@ class StackedBatches:
 class Rows:
     """Features, labels and weights on one device."""
 
-    x: Table
+    x: EncodedTable
     y: Tensor
     weight: Tensor
 
     @classmethod
-    def of(cls, x: Table, y: Tensor, weight: Tensor | None = None) -> "Rows":
+    def of(cls, x: EncodedTable, y: Tensor, weight: Tensor | None = None) -> "Rows":
         return cls(x, y, torch.ones(len(y), dtype=number_type(x), device=x.device) if weight is None else weight)
 
     def __getitem__(self, index: Tensor) -> "Rows":
@@ -241,7 +241,7 @@ def rows_at_once(device: torch.device) -> int:
 
 
 @torch.no_grad()
-def predict_logits(network: nn.Module, x: Table, rows: Tensor | None = None, *, amp: bool = False) -> Tensor:
+def predict_logits(network: nn.Module, x: EncodedTable, rows: Tensor | None = None, *, amp: bool = False) -> Tensor:
     """Logits of x, or of those `rows` of it, in evaluation mode; bytes give float32.
 
     In pieces, so that hidden layers never hold a whole table, and neither does a copy of the rows.

@@ -18,7 +18,7 @@ from evalign.confusion import Task
 from evalign.networks.mlp import MeanOfNetworks
 from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
-from evalign.tables.packed import Table, release_memory
+from evalign.tables.packed import EncodedTable, release_memory
 from evalign.tables.split import Codes, Division, Floats
 from evalign.training.batches import (
     Batches,
@@ -306,7 +306,7 @@ class FoldedRows:
 
     @classmethod
     def of(
-        cls, encode: Callable[[Codes], Table], labels: Codes, divisions: Sequence[Division], device: torch.device
+        cls, encode: Callable[[Codes], EncodedTable], labels: Codes, divisions: Sequence[Division], device: torch.device
     ) -> "FoldedRows":
         """Encode the rows; `encode` maps positions to columns on the device.
 

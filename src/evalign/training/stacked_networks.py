@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from evalign.tables.packed import Table
+from evalign.tables.packed import EncodedTable
 from evalign.training.batches import joined, rows_at_once
 from evalign.training.loop import RECORDING
 
@@ -237,7 +237,7 @@ class StackedNetworks:
     def __init__(
         self,
         make_network: Callable[[], nn.Module],
-        x: Table,
+        x: EncodedTable,
         *,
         seeds: Sequence[int],
         dropouts: Sequence[float | None],

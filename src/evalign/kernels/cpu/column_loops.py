@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evalign.kernels.cpu.block_loops import HALF, ONE, ZERO, By, Doubles, F, Floats, exp
 from evalign.kernels.cpu.compilation import in_threads, loop, parts, summed
-from evalign.kernels.plan import FivePoints, Lines, Settings
+from evalign.kernels.plan import FivePoints, KernelSettings, Lines
 
 ENTRIES = 1024  # of a block of rows, whose sums are taken in float32
 BLOCK = 512  # entries summed in float32 before the sum is added to a float64 one
@@ -251,7 +251,7 @@ def _column(batch: tuple[Tensor, ...]) -> Batch | None:
     return None
 
 
-def column_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles, float]:
+def column_sums(batch: tuple[Tensor, ...], settings: KernelSettings) -> tuple[Doubles, float]:
     """tp of every threshold, predicted of every threshold, (actual, total) of each column, and all cross-entropies."""
     table, e = _lines_table(settings.points, settings.thresholds), np.float32(settings.smoothing)
     only = _column(batch)
@@ -274,7 +274,7 @@ def column_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles,
     return sums, summed(run, size, z.size * len(table), sums)
 
 
-def column_gradient(batch: tuple[Tensor, ...], settings: Settings, by: By) -> Tensor:
+def column_gradient(batch: tuple[Tensor, ...], settings: KernelSettings, by: By) -> Tensor:
     """dL/dlogits, shaped like the logits, from dL by the counts (L, G)."""
     table, e = _lines_table(settings.points, settings.thresholds), np.float32(settings.smoothing)
     only = _column(batch)
@@ -299,7 +299,7 @@ def column_gradient(batch: tuple[Tensor, ...], settings: Settings, by: By) -> Te
     return found if batch[0].dim() == 3 else found[0].t()
 
 
-def entry_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles, float]:
+def entry_sums(batch: tuple[Tensor, ...], settings: KernelSettings) -> tuple[Doubles, float]:
     """tp, predicted, actual and total (4, L) of entries (M, L) at the one threshold, and all cross-entropies."""
     z, y, w = (x.numpy() for x in batch)
     line, e = _lines_table(settings.points, settings.thresholds)[0], np.float32(settings.smoothing)
@@ -308,7 +308,7 @@ def entry_sums(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Doubles, 
     return sums, summed(run, z.shape[0], z.size, sums)
 
 
-def entry_gradient(batch: tuple[Tensor, ...], settings: Settings, by: By) -> Tensor:
+def entry_gradient(batch: tuple[Tensor, ...], settings: KernelSettings, by: By) -> Tensor:
     """dL/dlogits (M, L) at the one threshold from dL by the counts (L,)."""
     z, y, w = (x.numpy() for x in batch)
     found = torch.empty_like(batch[0])

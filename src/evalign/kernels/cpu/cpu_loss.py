@@ -28,8 +28,8 @@ from evalign.kernels.plan import (
     Counts,
     Eager,
     FivePoints,
+    KernelSettings,
     Plan,
-    Settings,
     Slopes,
     closed_form,
     twice_differentiable,
@@ -63,7 +63,7 @@ def _in_blocks(z: Tensor) -> bool:
     return z.dim() == 3 or 1 < z.shape[1] <= FEW
 
 
-def count_rows(batch: Batch, settings: Settings, into: Doubles, keep: bool = True) -> tuple[float, Kept]:
+def count_rows(batch: Batch, settings: KernelSettings, into: Doubles, keep: bool = True) -> tuple[float, Kept]:
     """Add tp, actual and predicted of rows (M, C) or images (N, C, S) to `into` (3, C).
 
     Returns the sum of the cross-entropies, and what `row_gradient` needs of many classes.
@@ -77,7 +77,7 @@ def count_rows(batch: Batch, settings: Settings, into: Doubles, keep: bool = Tru
     return summed(run, rows, z.numel(), into), kept
 
 
-def row_gradient(batch: Batch, settings: Settings, kept: Kept, by: By) -> Tensor:
+def row_gradient(batch: Batch, settings: KernelSettings, kept: Kept, by: By) -> Tensor:
     """dL/dlogits from dL by the counts; of many classes, in place of what was kept."""
     z, y, w = _arrays(batch)
     numbers = _step_numbers(settings.points, settings.smoothing)
@@ -95,14 +95,14 @@ def row_gradient(batch: Batch, settings: Settings, kept: Kept, by: By) -> Tensor
     return found
 
 
-def row_forward(z: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, Saved]:
+def row_forward(z: Tensor, y: Tensor, weight: Tensor, settings: KernelSettings) -> tuple[Counts, Saved]:
     batch, sums = (z.detach().contiguous(), y.contiguous(), weight.detach().contiguous()), np.zeros((3, z.shape[1]))
     losses, kept = count_rows(batch, settings, sums)
     tp, actual, predicted = torch.from_numpy(sums).to(z.dtype).unbind()
     return Counts(tp, predicted, torch.tensor(losses, dtype=z.dtype), actual), (*batch, *kept)
 
 
-def row_backward(saved: Saved, settings: Settings, slopes: Slopes) -> Tensor:
+def row_backward(saved: Saved, settings: KernelSettings, slopes: Slopes) -> Tensor:
     z, y, weight, kept, stats = saved
     by_losses = np.float32(0 if slopes.losses is None else slopes.losses.item())
     by = slopes.tp.detach().numpy(), slopes.predicted.detach().numpy(), by_losses
@@ -114,7 +114,7 @@ def _by_entry(z: Tensor) -> bool:
 
 
 def count_columns(
-    batch: tuple[Tensor, ...], settings: Settings, into: Doubles, two_classes: bool
+    batch: tuple[Tensor, ...], settings: KernelSettings, into: Doubles, two_classes: bool
 ) -> tuple[float, Doubles]:
     """Write tp, actual and predicted of every column at the one threshold to `into` (3, L), or of both classes of the
     single column to (3, 2); return the sum of the cross-entropies, and the totals, unless two classes add up to them.
@@ -132,7 +132,9 @@ def count_columns(
     return losses, NO_TOTALS
 
 
-def column_forward(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def column_forward(
+    batch: tuple[Tensor, ...], settings: KernelSettings
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tp and predicted (G, L), the sum of cross-entropies, actual and total (L,) of z, y, weight (M, L)."""
     sums, losses = column_sums(batch, settings)
     added, g = torch.from_numpy(sums).float(), len(settings.thresholds)
@@ -140,7 +142,7 @@ def column_forward(batch: tuple[Tensor, ...], settings: Settings) -> tuple[Tenso
 
 
 def column_backward(
-    batch: tuple[Tensor, ...], settings: Settings, tp: Tensor, predicted: Tensor, losses: Tensor | None
+    batch: tuple[Tensor, ...], settings: KernelSettings, tp: Tensor, predicted: Tensor, losses: Tensor | None
 ) -> Tensor:
     """dL/dlogits (M, L) from dL/dtp and dL/dpredicted (G, L)."""
     by_tp, by_predicted = (np.ascontiguousarray(x.detach().numpy().T) for x in (tp, predicted))
@@ -159,7 +161,7 @@ def metric_of(counts: Doubles, totals: Doubles, plan: Plan, slopes: Doubles) -> 
 
 
 def _forward(
-    batch: Batch, settings: Settings, plan: Plan, hook: "CountsHook | None" = None, keep: bool = True
+    batch: Batch, settings: KernelSettings, plan: Plan, hook: "CountsHook | None" = None, keep: bool = True
 ) -> tuple[float, Doubles, Kept]:
     """The loss; its slopes by tp and by predicted of every class and by the cross-entropies; what rows keep."""
     totals, kept = NO_TOTALS, NOTHING
@@ -185,7 +187,9 @@ def _forward(
     return loss, slopes, kept
 
 
-def _backward(batch: Batch, settings: Settings, plan: Plan, slopes: Doubles, kept: Kept, by_loss: float) -> Tensor:
+def _backward(
+    batch: Batch, settings: KernelSettings, plan: Plan, slopes: Doubles, kept: Kept, by_loss: float
+) -> Tensor:
     scaled = scaled_slopes(slopes, by_loss, plan.two_classes)
     by_tp, by_predicted = scaled[:-1].reshape(2, -1)
     if not settings.thresholds:
@@ -236,7 +240,7 @@ def arranged(logits: Tensor, y: Tensor, weight: Tensor, columns: bool) -> Batch:
 
 
 def fused_loss(
-    logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, plan: Plan, hook: "CountsHook | None" = None,
+    logits: Tensor, y: Tensor, weight: Tensor, settings: KernelSettings, plan: Plan, hook: "CountsHook | None" = None,
     eager: Eager | None = None,
 ) -> Tensor:  # fmt: skip
     """See `dispatch.fused_loss`."""
@@ -244,7 +248,9 @@ def fused_loss(
     return _apply(*arranged(logits, y, weight, bool(settings.thresholds)), how)  # type: ignore[no-any-return]
 
 
-def forward(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+def forward(
+    logits: Tensor, y: Tensor, weight: Tensor, settings: KernelSettings, plan: Plan
+) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of a batch as `arranged` returns it, and two tensors that `backward` needs; without autograd."""
     loss, slopes, (kept, stats) = _forward((logits.contiguous(), y.contiguous(), weight.contiguous()), settings, plan)
     rows = stats.numel() > 0
@@ -253,7 +259,7 @@ def forward(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, plan:
 
 
 def backward(
-    logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, plan: Plan, saved: Tensor, kept: Tensor,
+    logits: Tensor, y: Tensor, weight: Tensor, settings: KernelSettings, plan: Plan, saved: Tensor, kept: Tensor,
     by_loss: Tensor,
 ) -> Tensor:  # fmt: skip
     batch = logits.contiguous(), y.contiguous(), weight.contiguous()
@@ -277,7 +283,7 @@ def saved_like(logits: Tensor, *, columns: bool, two_classes: bool) -> tuple[Ten
 
 def run_all_loops() -> None:
     """Run every loop once on tiny batches, of every type and memory layout that a batch may have: compiles them all."""
-    rows, ones = Settings(FivePoints(0.2, 0.5)), torch.ones(4, 2)
+    rows, ones = KernelSettings(FivePoints(0.2, 0.5)), torch.ones(4, 2)
     columns = rows._replace(thresholds=(0.5,))
     macro, agreement = closed_form("f1", "macro", 2), closed_form("mcc", "macro", 2)
     y, weight = torch.tensor([0, 1, 1, 0]), torch.ones(4)
@@ -296,6 +302,6 @@ def run_all_loops() -> None:
     remember(np.zeros(6), np.zeros(2), 1.0, np.zeros(7), np.zeros(2), 0.9, 1.0)
 
 
-def _first_step(logits: Tensor, y: Tensor, weight: Tensor, settings: Settings, plan: Plan) -> None:
+def _first_step(logits: Tensor, y: Tensor, weight: Tensor, settings: KernelSettings, plan: Plan) -> None:
     x = logits.detach().clone().requires_grad_()
     torch.autograd.grad(_apply(x, y, weight, (settings, plan, None, True, None)), x)

@@ -34,10 +34,10 @@ from evalign.kernels.plan import (
     Counts,
     Eager,
     FivePoints,
+    KernelSettings,
     LaunchPlan,
     Plan,
     Saved,
-    Settings,
     Slopes,
     twice_differentiable,
 )
@@ -55,7 +55,7 @@ class Batch:
 
     __slots__ = ("arguments", "constants", "device", "key", "shape", "z")
 
-    def __init__(self, z: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, ignored: int = 0) -> None:
+    def __init__(self, z: Tensor, y: Tensor, weight: Tensor | None, settings: KernelSettings, ignored: int = 0) -> None:
         points, smoothing, losses, _ = settings
         labels, step = (y, y if weight is None else weight), _step_arguments(points, z)
         self.z, self.shape, self.device = z, z.shape, z.get_device()
@@ -72,7 +72,7 @@ def rows_of(z: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor
     return z, y.contiguous(), None if weight is None else weight.contiguous()
 
 
-def row_forward(z: Tensor, y: Tensor, weight: Tensor, settings: Settings) -> tuple[Counts, Saved]:
+def row_forward(z: Tensor, y: Tensor, weight: Tensor, settings: KernelSettings) -> tuple[Counts, Saved]:
     batch, d = rows_of(z.detach(), y, weight), z.shape[1]
     if d > TILE_CLASSES:
         counts, more = streamed_counts(Batch(*batch, settings))
@@ -107,7 +107,7 @@ def streamed_counts(batch: Batch) -> tuple[Counts, Saved]:
     return Counts(tp, predicted, each.sum() if losses else stats.new_empty(()), actual), (stats,)
 
 
-def row_backward(saved: Saved, settings: Settings, slopes: Slopes) -> Tensor:
+def row_backward(saved: Saved, settings: KernelSettings, slopes: Slopes) -> Tensor:
     z, y, weight, more = saved
     by_losses = slopes.tp if slopes.losses is None else slopes.losses
     by = slopes.tp, slopes.tp, slopes.predicted, by_losses
@@ -227,7 +227,9 @@ def _on_device(taus: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(taus, dtype=torch.float32, device=device)
 
 
-def column_forward(saved: tuple[Tensor, ...], settings: Settings) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def column_forward(
+    saved: tuple[Tensor, ...], settings: KernelSettings
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tp and predicted (G, L), the sum of cross-entropies, actual and total (L,) of `saved` = z, y, weight (M, L)."""
     (z, y, weight), taus = saved, settings.thresholds
     geometry = ColumnGeometry.of(z.shape, two_classes=False)
@@ -249,7 +251,7 @@ def column_forward(saved: tuple[Tensor, ...], settings: Settings) -> tuple[Tenso
 
 
 def column_backward(
-    saved: tuple[Tensor, ...], settings: Settings, tp: Tensor, predicted: Tensor, losses: Tensor | None
+    saved: tuple[Tensor, ...], settings: KernelSettings, tp: Tensor, predicted: Tensor, losses: Tensor | None
 ) -> Tensor:
     """dL/dlogits (M, L) from dL/dtp and dL/dpredicted (G, L)."""
     (z, y, weight), taus = saved, settings.thresholds
@@ -271,7 +273,7 @@ def column_backward(
 class LongRowLoss(NamedTuple):
     """Rows that are too long for one tile."""
 
-    settings: Settings
+    settings: KernelSettings
     plan: Plan
 
     def loss(
@@ -330,7 +332,7 @@ def arranged(logits: Tensor, y: Tensor, weight: Tensor | None, columns: bool) ->
 
 
 def fused_loss(
-    logits: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, plan: Plan, hook: None = None,
+    logits: Tensor, y: Tensor, weight: Tensor | None, settings: KernelSettings, plan: Plan, hook: None = None,
     eager: Eager | None = None,
 ) -> Tensor:  # fmt: skip
     """See `dispatch.fused_loss`; there is no hook on a GPU, where counts and metric are one kernel."""
@@ -340,7 +342,7 @@ def fused_loss(
 
 
 def forward(
-    logits: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, plan: Plan
+    logits: Tensor, y: Tensor, weight: Tensor | None, settings: KernelSettings, plan: Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of a batch as `arranged` returns it, and two tensors that `backward` needs; without autograd."""
     batch = _contiguous(logits, y, weight, bool(settings.thresholds))
@@ -349,7 +351,7 @@ def forward(
 
 
 def backward(
-    logits: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, plan: Plan, saved: Tensor, more: Tensor,
+    logits: Tensor, y: Tensor, weight: Tensor | None, settings: KernelSettings, plan: Plan, saved: Tensor, more: Tensor,
     by_loss: Tensor,
 ) -> Tensor:  # fmt: skip
     batch = _contiguous(logits, y, weight, bool(settings.thresholds))
@@ -378,7 +380,7 @@ def is_last(images: Tensor) -> bool:
     return images.movedim(1, -1).is_contiguous() and not images.is_contiguous()
 
 
-def launch_plan(logits: Tensor, y: Tensor, settings: Settings, plan: Plan) -> LaunchPlan | None:
+def launch_plan(logits: Tensor, y: Tensor, settings: KernelSettings, plan: Plan) -> LaunchPlan | None:
     """See `dispatch.launch_plan`."""
     scores = 1 if settings.thresholds or logits.dim() < 2 else logits.shape[1]
     labels_fit = y.dtype == torch.int64 or (bool(settings.thresholds) and y.dtype == torch.float32)
@@ -399,7 +401,9 @@ def _contiguous(
     return logits, y.contiguous(), None if weight is None else weight.contiguous()
 
 
-def _prepare(z: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, plan: Plan) -> LossPlan | LongRowLoss:
+def _prepare(
+    z: Tensor, y: Tensor, weight: Tensor | None, settings: KernelSettings, plan: Plan
+) -> LossPlan | LongRowLoss:
     if not settings.thresholds and z.dim() == 2 and z.shape[1] > TILE_CLASSES:
         return LongRowLoss(settings, plan)
     return loss_plan(z, y, weight, settings, plan)

@@ -17,7 +17,7 @@ from evalign.kernels.gpu.dense_kernels import KEPT_CLASSES, dense_gradient_kerne
 from evalign.kernels.gpu.device_functions import GROUP
 from evalign.kernels.gpu.launch import Launch, Launcher, cdiv, new_workspace, next_power_of_2, workspace
 from evalign.kernels.gpu.row_kernels import loss_kernel, tile_gradient_kernel
-from evalign.kernels.plan import Eager, Plan, Settings, twice_differentiable
+from evalign.kernels.plan import Eager, KernelSettings, Plan, twice_differentiable
 from evalign.kernels.private_apis import allocator, device_queries, fast_apply
 
 TILE_CLASSES = 1024  # classes up to which a row is one tile
@@ -339,7 +339,7 @@ cached_rows, cached_dense, cached_columns = (
 
 
 def _kind(
-    z: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, ignored: int, ending: Ending, **options: Any
+    z: Tensor, y: Tensor, weight: Tensor | None, settings: KernelSettings, ignored: int, ending: Ending, **options: Any
 ) -> Kind:
     (low, reach, temperature), smoothing, losses, _ = settings
     others = None if weight is None else weight.dtype, None if temperature is None else temperature.dtype
@@ -351,7 +351,12 @@ def _kind(
 
 
 def row_plan(
-    z: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, ignored: int = 0, ending: Ending = COUNTS_ONLY
+    z: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    settings: KernelSettings,
+    ignored: int = 0,
+    ending: Ending = COUNTS_ONLY,
 ) -> RowPlan:
     """The plan of a batch (M, C) whose rows are contiguous."""
     return cached_rows(_kind(z, y, weight, settings, ignored, ending), z.device)
@@ -362,7 +367,7 @@ def _ending(plan: Plan) -> Ending:
     return Ending(plan.metric.code, float(plan.anchor), plan.metric.numbers)
 
 
-def loss_plan(z: Tensor, y: Tensor, weight: Tensor | None, settings: Settings, plan: Plan) -> LossPlan:
+def loss_plan(z: Tensor, y: Tensor, weight: Tensor | None, settings: KernelSettings, plan: Plan) -> LossPlan:
     """The plan of a fused loss: of contiguous entries with a threshold, of contiguous images, or of rows."""
     given = z, y, weight, settings, plan.ignored, _ending(plan)
     if settings.thresholds:
