@@ -278,6 +278,10 @@ def test_every_classifier_adapts_and_its_file_too(forest, tmp_path):
     new, _ = rows(np.random.default_rng(2), 600, 0.2)
     np.testing.assert_array_equal(again.adapt(new).predict(new), booster.adapt(new).predict(new))
     assert again.adapt(new).shift_ == booster.adapt(new).shift_
+    kept = booster.adapt(new)
+    loaded = EASTBooster.load(kept.save(tmp_path / "adapted.evalign"))
+    np.testing.assert_array_equal(loaded.predict(X), kept.predict(X))
+    assert loaded.shift_ == kept.shift_
 
 
 def test_adapt_on_the_command_line(forest, tmp_path):

@@ -172,6 +172,11 @@ def test_verdict_does_not_flatter() -> None:
     # The strongest rival is one that keeps to the constraints.
     both = [row("cross_entropy", 0.9, -0.2, -0.1, ("precision >= 0.9",)), row("forest", 0.7, 0.05, 0.15), ours]
     assert "strongest rival (forest)" in verdict(result | {"table": both})
+    assert verdict(result | {"table": both}).endswith("Cross-entropy + argmax, the usual choice, misses them.")
+    # More recall without the precision that was asked for is not better.
+    for own, end in (((), "; no rival meets them."), (("precision >= 0.9",), "; so does every rival.")):
+        limited = row("ours", 0.8, 0, 0, own) | {"limits": {"precision >= 0.9": 0.95}}
+        assert verdict(result | {"table": [limited, both[0]]}).endswith(end)
 
 
 def test_many_classes_are_kept_readable() -> None:

@@ -428,14 +428,15 @@ class Deciding(DecisionParameters):
         self.reference_ = Reference(p[rows], labels[rows], None if self.view_ is None else self.view_(X))
 
     def _reference_content(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """The kept rows as arrays, and what their columns are in JSON's types; nothing if there are none."""
+        """The kept rows as arrays; their columns and the shift found in JSON's types; nothing if there are none."""
         if not hasattr(self, "reference_"):
             return {}, {}
         p, y, features = self.reference_
         arrays = {"reference.p": p, "reference.y": y}
         if features is not None and self.view_ is not None:
             arrays["reference.features"] = features
-        return arrays, {"view": None if self.view_ is None else [list(column) for column in self.view_.columns]}
+        view = None if self.view_ is None else [list(column) for column in self.view_.columns]
+        return arrays, {"view": view, "shift": self.shift_.to_json() if hasattr(self, "shift_") else None}
 
     def _set_reference(self, arrays: Mapping[str, Any], fitted: Mapping[str, Any]) -> None:
         """Take what `_reference_content` returned."""
@@ -445,3 +446,6 @@ class Deciding(DecisionParameters):
         columns, features = fitted.get("view"), arrays.get("reference.features")
         self.view_ = None if columns is None else FeatureView(tuple((j, category) for j, category in columns))
         self.reference_ = Reference(p, y, None if features is None else np.asarray(features))
+        if (found := fitted.get("shift")) is not None:
+            known = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+            self.shift_ = Shift(**known | {"classes": tuple(self._decision_classes().tolist())})

@@ -301,13 +301,18 @@ def verdict(result: dict[str, Any]) -> str:
     if not rivals:
         return f"{begin}; no rival was trained to compare it with."
     # A rival that misses a constraint does not compete.
+    competing = [row for row in rivals if not row["missed"]]
+    if not competing:
+        return f"{begin}; {'so does every rival' if ours['missed'] else 'no rival meets them'}."
     sign = -1 if result["metric"].get("lower_is_better") else 1
-    best = max(rivals, key=lambda row: (not row["missed"], sign * row["score"]))
-    usual = [row for row in rivals if (row["contender"], row["decision"]) == ("cross_entropy", "argmax")]
+    best = max(competing, key=lambda row: sign * row["score"])
     words = [f"{begin}, the strongest rival ({best['title']}) {score(best['score'])}: {_gap(best, sign)}."]
-    words += [
-        f"Against cross-entropy + argmax, the usual choice: {_gap(row, sign)}." for row in usual if row is not best
-    ]
+    for row in rivals:
+        if (row["contender"], row["decision"]) == ("cross_entropy", "argmax") and row is not best:
+            missed = "Cross-entropy + argmax, the usual choice, misses them."
+            words.append(
+                missed if row["missed"] else f"Against cross-entropy + argmax, the usual choice: {_gap(row, sign)}."
+            )
     return " ".join(words)
 
 
