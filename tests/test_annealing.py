@@ -125,7 +125,7 @@ def test_linear_and_cosine_fall_from_start_to_end_and_resume(kind, steps, start,
 
 def test_another_schedules_state_is_refused():
     loss = MetricLoss("f1")
-    with pytest.raises(ValueError, match="another schedule's"):
+    with pytest.raises(ValueError, match="from another schedule"):
         Geometric(loss).load_state_dict(Linear(loss, 3).state_dict())
     state = Geometric(loss).state_dict()
     del state["best"]

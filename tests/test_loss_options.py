@@ -194,7 +194,7 @@ def test_an_anchor_may_be_focal_or_any_module():
     module = nn.MultiMarginLoss()
     for loss in (MetricLoss("f1", anchor=(0.5, module)), lambda z, y: metric_loss(z, y, "f1", anchor=(0.5, module))):
         torch.testing.assert_close(loss(z, y), metric + 0.5 * module(z, y))
-    with pytest.raises(ValueError, match="do not add up"):
+    with pytest.raises(ValueError, match="cannot be summed over batches"):
         MetricLoss("f1", anchor=(0.5, module)).sums(z, y)
     with pytest.raises(ValueError, match="one of cross_entropy, focal"):
         MetricLoss("f1", anchor=(0.5, "hinge"))
@@ -346,7 +346,7 @@ def test_dice_and_tversky_losses_of_monai_and_smp(smooth, empty):
         ("per_image", "no", "per_image must be True or False, got 'no'"),
         ("from_logits", "no", "from_logits must be True or False"),
         ("include_background", None, "include_background must be True or False"),
-        ("delta", 0.3, "delta goes with step 'linear' or 'lookup', got step 'annealed'"),
+        ("delta", 0.3, "delta requires step 'linear' or 'lookup', got step 'annealed'"),
     ],
 )
 def test_malformed_options_are_refused_in_one_sentence(name, value, message):
@@ -363,7 +363,7 @@ def test_a_weight_of_positives_is_a_number_from_0(value):
 
 @pytest.mark.parametrize("name", ["beta", "alpha", "at", "max_fpr", "smooth", "include_background"])
 def test_a_function_takes_no_options_of_named_metrics(name):
-    with pytest.raises(ValueError, match=f"{name} goes with a metric by name"):
+    with pytest.raises(ValueError, match=f"{name} requires a metric given by name"):
         MetricLoss(metrics.f1, **{name: False if name == "include_background" else 2.0})
 
 
@@ -397,7 +397,7 @@ def test_an_anchor_that_is_replaced_leaves_no_parameters():
 @pytest.mark.parametrize(("value", "got"), [(3.0, "float"), (None, "NoneType"), (torch.zeros(2), r"shape \(2,\)")])
 def test_an_anchor_returns_a_tensor_of_one_number(value, got):
     loss = MetricLoss("f1", anchor=(1.0, lambda input, target: value))
-    with pytest.raises(ValueError, match=f"the anchor must return a tensor of one number, got {got}"):
+    with pytest.raises(ValueError, match=f"the anchor must return a scalar tensor, got {got}"):
         loss(*batch("multiclass"))
 
 

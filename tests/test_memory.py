@@ -338,7 +338,7 @@ def test_wrong_options_are_told_at_once(wrong, message):
 def test_a_memory_belongs_to_one_problem():
     loss = MetricLoss("f1", memory="auto")
     loss(torch.zeros(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0]))
-    with pytest.raises(ValueError, match="a memory of its own"):
+    with pytest.raises(ValueError, match="a separate memory"):
         loss(torch.zeros(4, 5, requires_grad=True), torch.tensor([0, 1, 2, 0]))
     wide = MetricLoss("f1", memory=Memory(labels=[1, 2]))
     with pytest.raises(ValueError, match="expected 3, got 2"):

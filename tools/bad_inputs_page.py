@@ -1,6 +1,6 @@
-"""Write docs/guides/bad_inputs.md: wrong files and options, and what `evalign` says to each.
+"""Write docs/guides/bad_inputs.md: wrong files and options, with the message of `evalign` for each.
 
-Every line of the page is what the command printed: python tools/bad_inputs_page.py
+Usage: python tools/bad_inputs_page.py
 """
 
 import contextlib
@@ -14,13 +14,13 @@ import tempfile
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "bad_inputs.md"
-INTRODUCTION = """# What evalign says to bad input
+INTRODUCTION = """# Error messages for bad input
 
 Wrong input ends a command with one sentence on standard error and exit code 2, before anything is trained or written.
-Where a table is usable but odd, a note says what was done. This page is generated: every message below was printed
-by `python tools/bad_inputs_page.py`, and a test checks that it is current.
+If a table is unusual but usable, a note says how it was read. `python tools/bad_inputs_page.py` generates this page from
+the messages of the command, and a test checks that it is current.
 
-From Python the same sentences arrive as `ValueError` or `TypeError`. Data read in passes has a
+From Python the same messages are raised as `ValueError` or `TypeError`. Data read in passes has a
 [separate guide](streaming.md).
 
 ```python
@@ -44,13 +44,13 @@ FIT = "evalign fit {} --target kind --out run"
 FILES: list[tuple[str, str, str | bytes, str]] = [
     ("An empty file", "data.csv", "", FIT),
     ("A header without rows", "data.csv", "weight,kind\n", FIT),
-    ("A file that is not there", "other.csv", GOOD, FIT.format("oter.csv")),
+    ("A missing file", "other.csv", GOOD, FIT.format("oter.csv")),
     ("An unknown format", "data.pdf", "%PDF", FIT),
     ("A misspelt target", "data.csv", GOOD.replace("kind", "Kind"), FIT),
     ("Columns separated by spaces", "data.csv", GOOD.replace(",", " "), FIT),
-    ("A column twice", "data.csv", GOOD.replace("colour", "weight"), FIT),
+    ("A duplicate column", "data.csv", GOOD.replace("colour", "weight"), FIT),
     ("A row that is too long", "data.csv", GOOD + "1,red,dog,5\n", FIT),
-    ("A quote that is never closed", "data.csv", GOOD + '1,"red,dog\n', FIT),
+    ("An unclosed quote", "data.csv", GOOD + '1,"red,dog\n', FIT),
     ("Text that is not UTF-8", "data.csv", GOOD.replace("red", "grün").encode("cp1252"), FIT),
     ("A damaged gzip file", "data.csv.gz", gzip.compress(GOOD.encode())[:40], FIT),
     ("A damaged Parquet file", "data.parquet", b"PAR1 nonsense", FIT),
@@ -60,17 +60,17 @@ FILES: list[tuple[str, str, str | bytes, str]] = [
     ("One class", "data.csv", GOOD.replace("dog", "cat"), FIT),
     ("A class with one row", "data.csv", GOOD + "5,red,emu\n", FIT),
     ("Two rows per class", "data.csv", "weight,kind\n1,cat\n2,cat\n3,dog\n4,dog\n", FIT),
-    ("A target of amounts", "data.csv", AMOUNTS, FIT),
+    ("A numeric target", "data.csv", AMOUNTS, FIT),
     ("Only the target", "data.csv", "kind\ncat\ndog\ncat\ndog\n", FIT),
     ("Features without any value", "data.csv", "weight,kind\n" + ",cat\n,dog\n" * 9, FIT),
     ("Infinity", "data.csv", GOOD + "inf,red,cat\n", FIT),
 ]
 OPTIONS: list[tuple[str, str]] = [
     ("A misspelt metric", "evalign fit good.csv --target kind --out run --metric f2"),
-    ("A metric of rankings", "evalign fit good.csv --target kind --out run --metric auroc"),
+    ("A ranking metric", "evalign fit good.csv --target kind --out run --metric auroc"),
     ("Beta without F-beta", "evalign fit good.csv --target kind --out run --beta 2"),
-    ("Not a constraint", "evalign fit good.csv --target kind --out run --subject-to 'recall>0.9'"),
-    ("A constraint beyond 1", "evalign fit good.csv --target kind --out run --subject-to 'precision>=2'"),
+    ("A malformed constraint", "evalign fit good.csv --target kind --out run --subject-to 'recall>0.9'"),
+    ("A constraint above 1", "evalign fit good.csv --target kind --out run --subject-to 'precision>=2'"),
     ("An unknown class", "evalign fit good.csv --target kind --out run --subject-to 'recall[cow]>=0.9'"),
     ("Testing on the training file", "evalign fit good.csv --target kind --out run --test good.csv"),
     ("Two test sets", "evalign fit good.csv --target kind --out run --test new.csv --test-size 0.3"),
@@ -79,7 +79,7 @@ OPTIONS: list[tuple[str, str]] = [
     ("Dropping the target", "evalign fit good.csv --target kind --out run --drop kind"),
     ("A folder with other files", "evalign fit good.csv --target kind --out thesis"),
     ("A file instead of a folder", "evalign fit good.csv --target kind --out good.csv"),
-    ("A folder that cannot be made", "evalign fit good.csv --target kind --out good.csv/run"),
+    ("A folder that cannot be created", "evalign fit good.csv --target kind --out good.csv/run"),
     ("Predictions over their input", "evalign predict thesis good.csv --out good.csv --force"),
     ("Predictions over a file", "evalign predict thesis good.csv --out new.csv"),
     ("Predictions in an unknown format", "evalign predict thesis good.csv --out p.docx"),
@@ -96,11 +96,11 @@ NOTES: list[tuple[str, list[str]]] = [
     ("Words for missing values", ["n/a?" if i % 10 == 0 else str(i % 7) for i in range(ROWS)]),
     ("Numbers with some text", ["broken" if i % 10 == 0 else str(i % 7) for i in range(ROWS)]),
     ("Dates", [f"{i % 28 + 1:02d}.{i % 12 + 1:02d}.2024" for i in range(ROWS)]),
-    ("Dates with names of months", [f"{i % 28 + 1} {['Feb', 'Aug'][i % 2]} 2024" for i in range(ROWS)]),
-    ("Dates that can be read in two ways", [f"{i % 9 + 1:02d}/{i % 12 + 1:02d}/2024" for i in range(ROWS)]),
+    ("Dates with month names", [f"{i % 28 + 1} {['Feb', 'Aug'][i % 2]} 2024" for i in range(ROWS)]),
+    ("Ambiguous dates", [f"{i % 9 + 1:02d}/{i % 12 + 1:02d}/2024" for i in range(ROWS)]),
     ("A column without values", [""] * ROWS),
     ("A constant", ["1"] * ROWS),
-    ("A name in every row", [f"row {i}" for i in range(ROWS)]),
+    ("A unique text in every row", [f"row {i}" for i in range(ROWS)]),
     ("A copy of the target", ["dog" if i % 2 else "cat" for i in range(ROWS)]),
     ("A column that determines the target", ["1" if i % 2 else "0" for i in range(ROWS)]),
 ]
@@ -143,19 +143,19 @@ def page() -> str:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
-            lines = [INTRODUCTION, "## Files", "", "| what is wrong | command | evalign says |", "|---|---|---|"]
+            lines = [INTRODUCTION, "## Files", "", "| problem | command | message |", "|---|---|---|"]
             for what, name, content, command in FILES:
                 Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
                 command = command.format(name)
                 lines.append(row(what, f"`{command}`", _refusal(command)))
                 Path(name).unlink()
-            lines += ["", "## Options", "", "| what is wrong | command | evalign says |", "|---|---|---|"]
+            lines += ["", "## Options", "", "| problem | command | message |", "|---|---|---|"]
             Path("good.csv").write_text(GOOD)
             Path("new.csv").write_text(GOOD.replace("red", "green"))
             Path("thesis").mkdir()
             Path("thesis/thesis.tex").write_text("years of work")
             lines += [row(what, f"`{command}`", _refusal(command)) for what, command in OPTIONS]
-            lines += ["", "## Odd columns", "", "| what is in the column | entries | evalign notes |",
+            lines += ["", "## Odd columns", "", "| column | entries | note |",
                       "|---|---|---|"]  # fmt: skip
             for what, column in NOTES:
                 entries = ", ".join(f"`{entry.strip(chr(34))}`" for entry in list(dict.fromkeys(column))[:3])

@@ -92,11 +92,11 @@ class LossOptions:
         StepChoice(self.step, self.delta, self.k)
         for name, steps in {"delta": ("linear", "lookup"), "k": ("sigmoid",)}.items():
             if self.is_given(name) and self.step not in steps:
-                raise ValueError(f"{name} goes with step {' or '.join(map(repr, steps))}, got step {self.step!r}")
+                raise ValueError(f"{name} requires step {' or '.join(map(repr, steps))}, got step {self.step!r}")
         if not callable(self.metric):
             self._check_metric(self.metric)
         elif given := [n for n in OF_NAMED_METRICS if self.is_given(n)]:
-            raise ValueError(f"{given[0]} goes with a metric by name; a function must handle it itself")
+            raise ValueError(f"{given[0]} requires a metric given by name; a metric function must handle it itself")
         self._check_thresholds()
         if self.pos_weight is not None and self.task == "multiclass":
             raise ValueError("pos_weight needs task='binary' or 'multilabel'; for classes use weight")
@@ -104,7 +104,7 @@ class LossOptions:
             raise ValueError("reduction='none' needs per_image=True: the metric of a batch is one number")
         if self.per_image and self.memory is not None:
             raise ValueError(
-                "per_image=True has one metric for each image, which no memory can add to; use one of them"
+                "per_image=True computes one metric per image, which a memory cannot add to; use one of them"
             )
 
     def _check_metric(self, metric: str) -> None:
@@ -120,7 +120,7 @@ class LossOptions:
             )
         for name, owners in {"beta": ("fbeta", "tversky"), "alpha": ("tversky",), "max_fpr": ("auroc",)}.items():
             if getattr(self, name) is not None and metric not in owners:
-                raise ValueError(f"{name} goes with metric {' or '.join(map(repr, owners))}, got metric {metric!r}")
+                raise ValueError(f"{name} requires metric {' or '.join(map(repr, owners))}, got metric {metric!r}")
         checks.check_beta(self.beta)
         curves.check_at(metric, self.at)
         if self.alpha is not None:
@@ -128,14 +128,18 @@ class LossOptions:
         if self.max_fpr is not None:
             checks.check_number("max_fpr", self.max_fpr, low=0.0, high=1.0, open_low=True)
         if metric in curves.RANKINGS and self.average in ("micro", "weighted"):
-            raise ValueError(f"{metric} has one score for each class and their plain mean; leave average out")
+            raise ValueError(f"{metric} is always the unweighted mean over classes; leave average out")
         for name in ("smooth", "include_background"):
             if self.is_given(name) and not averaged:
-                raise ValueError(f"{name} goes with metrics that average over classes, got metric {metric!r}")
+                raise ValueError(f"{name} requires a metric that averages over classes, got metric {metric!r}")
         if not self.include_background and self.task == "binary":
-            raise ValueError("include_background=False needs task='multiclass' or 'multilabel'; binary scores class 1")
+            raise ValueError(
+                "include_background=False needs task='multiclass' or 'multilabel'; a binary task scores class 1 only"
+            )
         if metric in curves.RANKINGS and self.memory is not None and not isinstance(self.thresholds, tuple):
-            raise ValueError(f"{metric} ranks the rows of one batch, which no memory can add to; give threshold=[...]")
+            raise ValueError(
+                f"{metric} ranks the rows within one batch, which a memory cannot add to; pass threshold=[...]"
+            )
 
     def _check_thresholds(self) -> None:
         try:
@@ -146,13 +150,13 @@ class LossOptions:
         if ranking and isinstance(grid, float):
             raise ValueError(f"{self.metric} has no single threshold, got {grid!r}; leave it out")
         if ranking and isinstance(grid, tuple) and self.metric != "auroc":
-            raise ValueError(f"{self.metric} follows the scores of the batch; leave threshold out")
+            raise ValueError(f"{self.metric} takes its thresholds from the scores of the batch; leave threshold out")
         if isinstance(grid, tuple) and self.max_fpr is not None:
-            raise ValueError("max_fpr follows the scores of the batch; leave threshold out")
+            raise ValueError("max_fpr takes its thresholds from the scores of the batch; leave threshold out")
         for tau in grid if isinstance(grid, tuple) else () if grid is None else (grid,):
             checks.check_threshold(tau)
         if isinstance(grid, tuple) and (len(grid) == 0 or list(grid) != sorted(grid)):
-            raise ValueError(f"a grid of thresholds must rise and hold at least one, got {list(grid)}")
+            raise ValueError(f"a grid of thresholds must be increasing and not empty, got {list(grid)}")
         if isinstance(grid, tuple) and self.task == "multiclass" and not ranking:
             raise ValueError(
                 "a grid of thresholds needs task='binary' or 'multilabel'; multiclass takes one threshold or None"

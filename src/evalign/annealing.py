@@ -28,7 +28,7 @@ class Schedule:
         expected = set(self.state_dict())
         if set(state) != expected:
             raise ValueError(
-                f"state must have the keys {sorted(expected)}, got {sorted(state)}; is it another schedule's?"
+                f"state must have the keys {sorted(expected)}, got {sorted(state)}; is it from another schedule?"
             )
         self.loss.temperature = state["temperature"]
         vars(self).update({name: value for name, value in state.items() if name != "temperature"})

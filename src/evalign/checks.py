@@ -157,7 +157,9 @@ def check_class_shapes(scores: Tensor, target: Tensor, *, name: str = "input") -
 
 def check_same_shape(name: str, scores: Tensor, target: Tensor) -> None:
     if scores.shape != target.shape:  # (n, 1) against (n,) would silently broadcast to (n, n)
-        raise ValueError(f"{name} and target must have one shape, got {tuple(scores.shape)} and {tuple(target.shape)}")
+        raise ValueError(
+            f"{name} and target must have the same shape, got {tuple(scores.shape)} and {tuple(target.shape)}"
+        )
 
 
 def check_label_range(target: Tensor, num_classes: int, ignore_index: int | None, *, name: str = "target") -> bool:
@@ -212,7 +214,7 @@ def check_not_probabilities(logits: Tensor) -> None:
             return
     raise ValueError(
         "input must be logits, got rows of probabilities that add up to 1; "
-        "pass the network's raw scores, or say from_logits=False"
+        "pass the network's raw scores, or set from_logits=False"
     )
 
 

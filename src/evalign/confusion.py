@@ -103,8 +103,8 @@ class Confusion:
             return NotImplemented
         if self.num_classes != other.num_classes or self.multilabel != other.multilabel:
             raise ValueError(
-                f"only confusions of one kind add up, got {self.num_classes} and {other.num_classes} classes, "
-                f"multilabel {self.multilabel} and {other.multilabel}"
+                f"only confusions of the same kind can be added, got {self.num_classes} and {other.num_classes} "
+                f"classes, multilabel {self.multilabel} and {other.multilabel}"
             )
         present = None
         if self.present is not None and other.present is not None:

@@ -83,7 +83,7 @@ def resolve(sync: SyncChoice, *, training: bool) -> Sync | None:
     if sync is True and training and not is_up():
         raise RuntimeError(
             "sync=True needs a process group, got none; start with torchrun and call "
-            "torch.distributed.init_process_group, or say sync='auto'"
+            "torch.distributed.init_process_group, or set sync='auto'"
         )
     return chosen if chosen.ranks > 1 else None
 
@@ -117,7 +117,7 @@ def refuse_join() -> None:
     if any(item._join_config.enable for item in _joinables):
         raise RuntimeError(
             "counts cannot be summed over ranks inside DistributedDataParallel.join(): ranks that have ended "
-            "do not take part; give every rank the same number of batches (empty ones are fine), or say sync=False"
+            "do not take part; give every rank the same number of batches (empty ones are fine), or set sync=False"
         )
 
 
@@ -133,7 +133,7 @@ def all_summed(vector: Tensor, group: "dist.ProcessGroup | None" = None) -> Tens
     except RuntimeError as error:
         raise RuntimeError(
             f"rank {dist.get_rank()} could not sum its counts with the other ranks: one has ended, or has fewer "
-            "batches; give every rank the same number of batches (empty ones are fine), or say sync=False"
+            "batches; give every rank the same number of batches (empty ones are fine), or set sync=False"
         ) from error
     return total
 

@@ -45,7 +45,7 @@ def metric_loss(
     """
     given = LossOptions(metric, **options)
     if given.memory is not None:
-        raise ValueError("a function has no memory of earlier batches; use MetricLoss(..., memory=...)")
+        raise ValueError("metric_loss keeps no memory of earlier batches; use MetricLoss(..., memory=...)")
     batch = _flatten(given, input, target, sample_weight, given.offset, given.weight, given.pos_weight)
     ranks = resolve(given.sync, training=torch.is_grad_enabled())
     loss = _loss(Objective.of(given), given, batch, input.shape[0], given.temperature, given.beta, ranks)
@@ -235,7 +235,7 @@ class MetricLoss(nn.Module):
         if self.per_image or self._module_anchor:
             what = "per_image=True" if self.per_image else "a module as the anchor"
             raise ValueError(
-                f"batches of a loss with {what} do not add up; leave it out, or take every batch by itself"
+                f"a loss with {what} cannot be summed over batches; leave it out, or evaluate each batch separately"
             )
         flat = self.flat(input, target, sample_weight)
         weighted = self.weight is not None or sample_weight is not None or self.pos_weight is not None
@@ -329,7 +329,7 @@ def _module_anchor(options: LossOptions, input: Tensor, target: Tensor) -> Tenso
     value = term(input, target)
     if not isinstance(value, Tensor) or value.dim():
         got = f"shape {tuple(value.shape)}; use its mean" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"the anchor must return a tensor of one number, got {got}")
+        raise ValueError(f"the anchor must return a scalar tensor, got {got}")
     return options.anchor_weight * value
 
 

@@ -161,7 +161,7 @@ class Memory(nn.Module):
         elif self.state.shape != current.shape or self.seen.shape != rows.shape:
             raise ValueError(
                 f"the memory holds {self.seen.numel()} classes in {self.state.numel() - 1} counts, the batch has "
-                f"{rows.numel()} in {current.numel() - 1}; give every loss a memory of its own"
+                f"{rows.numel()} in {current.numel() - 1}; use a separate memory for every loss"
             )
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "Memory":
@@ -194,7 +194,7 @@ def _scaled_to(sums: Sums, labels: Tensor, rows: float | None) -> Sums:
     if labels.numel() != c.num_classes:
         raise ValueError(f"labels must have one count per class, expected {c.num_classes}, got {labels.numel()}")
     if c.multilabel and c.outcomes == 2 and rows is None:
-        raise ValueError("labels of a multilabel problem need the number of rows beside them; give Memory(rows=...)")
+        raise ValueError("labels of a multilabel problem also need the number of rows; pass Memory(rows=...)")
     total = c.total if c.multilabel else c.total.unsqueeze(-1)
     actual = labels / (labels.sum() if rows is None else rows) * total
     yes, no = safe_divide(actual, c.actual), safe_divide(total - actual, total - c.actual)

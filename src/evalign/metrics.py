@@ -279,7 +279,7 @@ def resolve(
         return metric
     checks.check_choice("metric", metric, METRICS)
     if beta is not None and metric not in ("fbeta", "tversky"):
-        raise ValueError(f"beta goes with metric 'fbeta', got metric {metric!r}; leave beta out or use 'fbeta'")
+        raise ValueError(f"beta requires metric 'fbeta', got metric {metric!r}; leave beta out or use 'fbeta'")
     options: dict[str, Any] = {"beta": beta, "alpha": alpha}
     if smooth or not include_background:
         return partial(_smoothed, name=metric, average=average, smooth=smooth, first=not include_background, **options)

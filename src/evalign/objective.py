@@ -247,7 +247,7 @@ class Objective:
         """What a batch adds to the loss of many; `rows` adds the unweighted row counts that a memory needs."""
         if self.is_ranking:
             raise ValueError(
-                f"{self.metric} ranks the rows of one batch, and batches do not add up; "
+                f"{self.metric} ranks the rows within one batch and cannot be summed over batches; "
                 "give 'auroc' a grid of thresholds, threshold=[...]"
             )
         logits, y, weight = as_rows(logits, y, weight)

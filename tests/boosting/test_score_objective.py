@@ -260,14 +260,14 @@ def test_labels_that_change_between_rounds_are_seen_even_in_place(weighted):
      ("class_dim", -1), ("from_logits", False), ("sync", False)],
 )  # fmt: skip
 def test_options_that_trees_cannot_follow_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name} is an option of MetricLoss alone"):
+    with pytest.raises(ValueError, match=f"{name} is supported by MetricLoss but not by boosted trees"):
         ScoreObjective("f1", task="binary", **{name: value})
     default = LossOptions.__dataclass_fields__[name].default
     assert ScoreObjective("f1", task="binary", **{name: default}).task == "binary"
 
 
 def test_the_anchor_of_trees_is_cross_entropy_and_weights_are_not_negative():
-    with pytest.raises(ValueError, match="the anchor of boosted trees is cross-entropy, got 'focal'"):
+    with pytest.raises(ValueError, match="the anchor of boosted trees must be cross-entropy, got 'focal'"):
         ScoreObjective("f1", anchor=(1.0, "focal"))
     with pytest.raises(ValueError, match=r"weight must lie in \[0, inf\), got -1"):
         ScoreObjective("f1", weight=[1.0, -1.0])

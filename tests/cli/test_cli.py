@@ -437,7 +437,7 @@ def test_predict_adapts_and_reports_what_it_found(fitted: Path, folder: Path, ca
     assert "Class shares of later.csv" in page
     assert found["shift"]["reason"] in html.unescape(page)
     (tmp_path / "p.csv").unlink()
-    assert_wrong(call(*arguments), "p.report.html exists, where --adapt reports")
+    assert_wrong(call(*arguments), "p.report.html, the report of --adapt, exists")
     assert call(*arguments, "--force").code == 0
 
 
@@ -540,14 +540,14 @@ WRONG_TABLES: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty file": (raw(""), "is empty"),
     "header only": (raw("a,kind\n"), "no rows"),
     "wrong target": (edited(lambda f: f.rename(columns={"kind": "kinds"})), "did you mean 'kinds'?"),
-    "one class": (edited(lambda f: f.assign(kind="cat")), "two classes or more"),
+    "one class": (edited(lambda f: f.assign(kind="cat")), "at least two classes"),
     "a class with one row": (edited(lambda f: f.assign(kind=["yak", *f["kind"][1:]])), "'yak' has fewer"),
     "label missing": (edited(lambda f: f.assign(kind=f["kind"].where(f.index > 0))), "must have a label in every row"),
     "infinity": (edited(lambda f: f.assign(weight=np.inf)), "'weight' holds infinity"),
     "duplicate column": (raw("a,a,kind\n1,2,x\n3,4,y\n5,6,x\n7,8,y\n"), "'a' more than once"),
     "ragged rows": (raw("a,kind\n1,x\n2,y,z\n"), "line 3"),
     "regression target": (edited(lambda f: f.assign(kind=f["height"])), "regression"),
-    "target alone": (edited(lambda f: f[["kind"]]), "features are expected"),
+    "target alone": (edited(lambda f: f[["kind"]]), "add feature columns"),
 }
 
 
@@ -561,7 +561,7 @@ def test_wrong_tables(name: str, call: Call, tmp_path: Path) -> None:
 
 WRONG_OPTIONS = {
     "unknown metric": (["--metric", "f2"], "did you mean 'fbeta'?"),
-    "beta of another metric": (["--beta", "2"], "--beta goes with --metric fbeta"),
+    "beta of another metric": (["--beta", "2"], "--beta requires --metric fbeta"),
     "negative beta": (["--metric", "fbeta", "--beta", "-1"], "--beta must be a number above 0"),
     "beta in words": (["--metric", "fbeta", "--beta", "two"], "such as 2 or dog=5, got 'two'"),
     "two betas": (["--metric", "fbeta", "--beta", "2", "--beta", "dog=3"], "LABEL=NUMBER for each label"),
@@ -569,10 +569,10 @@ WRONG_OPTIONS = {
     "beta of no label": (["--metric", "fbeta", "--beta", "dgo=2"], "did you mean 'dog'?"),
     "positive of three": (["--positive", "dog"], "two classes"),
     "unknown average": (["--average", "makro"], "did you mean 'macro'?"),
-    "average of mcc": (["--metric", "mcc", "--average", "macro"], "leave --average out"),
+    "average of mcc": (["--metric", "mcc", "--average", "macro"], "remove --average"),
     "binary of three": (["--average", "binary"], "needs two classes"),
     "constraint without a number": (["--subject-to", "precision>=high"], "ends in a number"),
-    "constraint of no form": (["--subject-to", "precision"], "reads like 'recall >= 0.9'"),
+    "constraint of no form": (["--subject-to", "precision"], "look like 'recall >= 0.9'"),
     "strict constraint": (["--subject-to", "precision>0.9"], "did you mean '>='?"),
     "constraint on no metric": (["--subject-to", "presicion>=0.9"], "did you mean 'precision'?"),
     "constraint on no class": (["--subject-to", "recall[cow]>=0.9"], "the class in"),

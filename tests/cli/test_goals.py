@@ -167,13 +167,13 @@ def test_a_constraint_names_one_of_several_targets(folder: Path, tmp_path: Path)
         ("payments", ["--costs", "fn=inf"], "cost 'fn'"),
         ("payments", ["--costs", "fn=1,fp=1,fn=3"], "'fn' twice"),
         ("payments", ["--costs", "fn=1", "--decision", "tuned"], "remove --decision"),
-        ("payments", ["--costs", "fn=amount", "--subject-to", "recall>=0.5"], "one matrix of costs"),
+        ("payments", ["--costs", "fn=amount", "--subject-to", "recall>=0.5"], "costs that are equal for all rows"),
         ("payments", ["--costs", "fn=amount", "--drop", "amount"], "--drop names the costs 'amount'"),
         ("payments", ["--metric", "cost"], "needs --costs"),
         ("colours", ["--target", "red,red"], "twice"),
         ("colours", ["--target", "red,shop"], "'shop' holds"),
         ("colours", ["--target", "red,purple"], "not 'purple'"),
-        ("colours", ["--target", "red,blue", "--positive", "1"], "one target"),
+        ("colours", ["--target", "red,blue", "--positive", "1"], "a single target"),
         ("colours", ["--target", "red,blue", "--costs", "fn=1"], "one label a row"),
     ],
 )
@@ -188,7 +188,7 @@ def test_streams_take_neither(folder: Path, tmp_path: Path) -> None:
     data = tmp_path / "payments.parquet"
     pd.read_csv(folder / "payments.csv").to_parquet(data)
     said = call("fit", data, "--target", "outcome", "--stream", "--costs", "fn=1", "--out", tmp_path / "run", "--quiet")
-    assert_refused(said, "no --costs")
+    assert_refused(said, "not support --costs")
 
 
 @pytest.mark.slow

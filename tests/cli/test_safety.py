@@ -40,9 +40,11 @@ def test_predict_refuses_to_overwrite_its_input(folder: Path) -> None:
     before = content(folder)
     new = folder / "new.csv"
     for force in ([], ["--force"]):
-        assert_refused(call("predict", folder / "run", new, "--out", new, *force), "is the file to read")
+        assert_refused(call("predict", folder / "run", new, "--out", new, *force), "is an input of this command")
     (folder / "link.csv").symlink_to(new)
-    assert_refused(call("predict", folder / "run", new, "--out", folder / "link.csv", "--force"), "the file to read")
+    assert_refused(
+        call("predict", folder / "run", new, "--out", folder / "link.csv", "--force"), "an input of this command"
+    )
     (folder / "link.csv").unlink()
     assert content(folder) == before
 
@@ -60,7 +62,7 @@ def test_predict_overwrites_with_force_only(folder: Path, tmp_path: Path) -> Non
 def test_a_run_is_overwritten_with_force_only(folder: Path, name: str) -> None:
     before = content(folder / "run")
     said = call(name, folder / "train.csv", "-t", "kind", "-o", folder / "run")
-    assert_refused(said, "holds an earlier run; choose another folder, or overwrite it: --force")
+    assert_refused(said, "holds an earlier run; choose another folder, or pass --force to overwrite it")
     assert content(folder / "run") == before
 
 
@@ -218,7 +220,7 @@ def test_predictions_do_not_go_among_the_files_to_read(folder: Path, tmp_path: P
     for source in (data, tmp_path / "link"):
         for out in (data / "p.parquet", data / "more" / "p.csv", tmp_path / "link" / "p.parquet", data / "new.parquet"):
             said = call("predict", folder / "run", source, "--out", out, "--force")
-            assert_refused(said, f"is in the folder to read, {source}; choose another place")
+            assert_refused(said, f"is inside the input folder {source}; choose another place")
     assert content(data) == before
 
 
@@ -261,7 +263,7 @@ def test_compare_exits_with_3_if_a_constraint_is_not_met(folder: Path, tmp_path:
         (["--task", "regression"], "--task must be classification"),
         (["--decimal", ";"], "--decimal must be . or ,"),
         (["--encoding", "klingon"], "--encoding must name a text encoding"),
-        (["--encoding", "utf-16"], "is UTF-8 text and cannot be read in another encoding"),
+        (["--encoding", "utf-16"], "is UTF-8 text and cannot be read with another encoding"),
     ],
 )
 def test_contradictions_are_refused(folder: Path, tmp_path: Path, options: list[str], words: str) -> None:

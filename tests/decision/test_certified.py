@@ -224,7 +224,7 @@ def test_infeasible_certificates_name_the_nearest_value():
     [
         ({"subject_to": "mcc >= 0.5", "confidence": 0.9}, "no exact bound"),
         ({"subject_to": "recall >= 0.5", "confidence": 0.9, "average": "weighted"}, "no exact bound"),
-        ({"confidence": 0.9}, "confidence goes with subject_to"),
+        ({"confidence": 0.9}, "confidence requires subject_to"),
         ({"subject_to": "recall >= 0.5", "confidence": 1.5}, "confidence"),
         ({"subject_to": "recall >= 0.5", "confidence": 0.9, "sample_weight": np.arange(1, 101)}, "equal weight"),
         ({"subject_to": ["flagged <= 20", "recall >= 0.5"], "confidence": 0.9}, "holds in every call"),

@@ -413,8 +413,8 @@ def test_infeasible_constraints_warn_and_come_closest():
         ("recall < 0.9", ValueError, "did you mean '<='"),
         ("recall == 0.9", ValueError, "compares with >= or <="),
         ("recall >= high", ValueError, "ends in a number"),
-        ("0.9 <= recall", ValueError, "reads like"),
-        ("recall", ValueError, "reads like"),
+        ("0.9 <= recall", ValueError, "must look like"),
+        ("recall", ValueError, "must look like"),
         ("mcc[1] >= 0.5", ValueError, "no score per class"),
         ("precision >= 2", ValueError, "lies between 0 and 1"),
         (("recall", ">=", 90), ValueError, "write 90 % as 0.9 or 90%"),
@@ -436,7 +436,7 @@ def test_constraints_parse():
     assert parse_constraint("recall [ 2 ] <= 1e-1") == Constraint("recall", "<=", 0.1, 2)
     assert parse_constraint("recall['two\nlines'] >= 0.9") == Constraint("recall", ">=", 0.9, "two\nlines")
     for wrong in ({"recall": 0.9}, b"recall >= 0.9"):
-        with pytest.raises(TypeError, match="subject_to is a constraint"):
+        with pytest.raises(TypeError, match="subject_to must be a constraint"):
             tuned([0.1, 0.9], [0, 1], "f1", subject_to=wrong)
     with pytest.raises(ValueError, match="names class 7, but the classes are 0 to 1"):
         plug_in([0.1, 0.9], "f1", subject_to="recall[7] >= 0.5")
@@ -580,7 +580,7 @@ def test_learned_rules_survive_json():
         ({"version": 1}, "version 2 was expected, got 1"),
         ({"kind": "eval"}, "kind of a rule must be one of"),
         ({"kind": 3}, "kind of a rule must be a str"),
-        ({"columns": 3}, "decides between 2 columns"),
+        ({"columns": 3}, "needs 2 columns"),
         ({"columns": "2"}, "whole number"),
         ({"columns": -1}, "whole number"),
         ({"threshold": None}, "finite numbers"),
@@ -641,7 +641,7 @@ def test_inputs_of_other_libraries():
         (lambda: plug_in([[0.2, 0.3, 0.5]], "f1", average="binary"), ValueError, "needs two classes"),
         (lambda: plug_in([0.5], "f2"), ValueError, "did you mean 'fbeta'"),
         (lambda: plug_in([0.5], "f1", task="multi"), ValueError, "task must be one of"),
-        (lambda: plug_in([0.5], "f1", beta=2.0), ValueError, "beta goes with metric 'fbeta'"),
+        (lambda: plug_in([0.5], "f1", beta=2.0), ValueError, "beta requires metric 'fbeta'"),
         (lambda: plug_in([0.5], "f1", sample_weight=[-1.0]), ValueError, "at least 0"),
         (lambda: plug_in([0.5], "f1", sample_weight=[1.0, 1.0]), ValueError, "sample_weight must have shape"),
         (lambda: plug_in([0.5], "f1", calibrate=True), ValueError, "pass target="),
@@ -686,5 +686,5 @@ def test_no_warning_on_feasible_constraints():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert plug_in([0.1, 0.5, 0.9], "precision", subject_to="recall >= 0.5", target=[0, 1, 1]).feasible
-    with pytest.raises(ValueError, match="cannot rest on probabilities alone"):
+    with pytest.raises(ValueError, match="cannot be checked on probabilities alone"):
         plug_in([0.1, 0.5, 0.9], "precision", subject_to="recall >= 0.5")

@@ -192,7 +192,7 @@ def test_decisions_without_labels():
     assert learn_from_batches([(p, p.argmax(1))], "f1", decision="argmax").kind == "argmax"
     with pytest.raises(ValueError, match="decision must be one of"):
         learn_from_batches([p], "f1", decision="best")
-    with pytest.raises(ValueError, match="cannot rest on probabilities alone"):
+    with pytest.raises(ValueError, match="cannot be checked on probabilities alone"):
         learn_from_batches([rows(2000, 2)[0]], "precision", decision="plug_in", subject_to="recall >= 0.9")
 
 

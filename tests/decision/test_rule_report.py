@@ -131,5 +131,5 @@ def test_rows_and_columns_are_counted():
     rule = decision.Rule("threshold", 2, threshold=0.3)
     with pytest.raises(ValueError, match="at least one labelled row"):
         rule.report(np.zeros(0), np.zeros(0), "f1")
-    with pytest.raises(ValueError, match="decides from 2 columns of probabilities, got 3"):
+    with pytest.raises(ValueError, match="needs 2 columns of probabilities, got 3"):
         decision.joint_rule(rule, np.full((4, 3), 1 / 3), "f1")

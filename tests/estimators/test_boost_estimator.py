@@ -215,7 +215,7 @@ def test_works_in_grid_searches_and_cross_validation(rare):
         ({"leaves": 1}, "leaves must lie in"),
         ({"columns": 0.0}, "columns must lie in"),
         ({"l2": -1.0}, "l2 must lie in"),
-        ({"pos_label": 1, "metric": "f1"}, "pos_label goes with two classes"),
+        ({"pos_label": 1, "metric": "f1"}, "pos_label requires two classes"),
         ({"subject_to": "recall >= 0.5", "decision": "argmax"}, "subject_to needs"),
     ],
 )

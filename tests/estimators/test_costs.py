@@ -93,11 +93,14 @@ def test_a_matrix_is_in_the_order_of_the_classes_whatever_the_positive_one_is(ta
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metric": "cost"}, "costs go with metric 'cost'"),
-        ({"costs": [[0, 1], [1, 0]]}, "costs go with metric 'cost'"),
+        ({"metric": "cost"}, "metric 'cost' and costs require each other"),
+        ({"costs": [[0, 1], [1, 0]]}, "metric 'cost' and costs require each other"),
         ({"metric": "cost", "costs": {"fn": "price"}}, "pass a data frame that has it"),
         ({"metric": "cost", "costs": [[0, 1, 2]] * 3}, "finite numbers of shape"),
-        ({"metric": "cost", "costs": {"fn": "amount"}, "subject_to": "recall >= 0.5"}, "one matrix of costs"),
+        (
+            {"metric": "cost", "costs": {"fn": "amount"}, "subject_to": "recall >= 0.5"},
+            "costs that are equal for all rows",
+        ),
     ],
 )
 def test_errors(table, options, message):

@@ -157,7 +157,7 @@ def test_labels_without_a_change_decide_as_before():
     assert model.adapt(X).shift_.kind == "none"
     assert model.adapt(X).decision_ == model.decision_
     assert model.adapt(X[X[:, 2] > 0]).shift_.kind == "other"
-    with pytest.raises(ValueError, match="constraints of several labels"):
+    with pytest.raises(ValueError, match="constraints on multilabel y"):
         model.set_params(subject_to="recall >= 0.5").adapt(X)
 
 
@@ -232,7 +232,7 @@ def test_several_labels_as_onnx(tmp_path):
     with pytest.raises(ValueError, match="OneVsRestClassifier"):
         trees.export_onnx(tmp_path / "trees.onnx", X)
     networks = EASTClassifier("f1", hidden=(4,), epochs=1, folds=2, random_state=0).fit(X, y)
-    with pytest.raises(ValueError, match="export those of label_models_"):
+    with pytest.raises(ValueError, match="export those in label_models_"):
         networks.export_onnx(tmp_path / "networks.onnx")
 
 

@@ -204,8 +204,8 @@ def test_verbose_trains_as_quietly_does(rare, capsys):
         ({"validation_fraction": 0.0}, "validation_fraction must lie in"),
         ({"batch_size": 0}, "batch_size must lie in"),
         ({"epochs": 0}, "epochs must lie in"),
-        ({"beta": 2.0}, "beta goes with metric 'fbeta'"),
-        ({"pos_label": 1, "metric": "f1"}, "pos_label goes with two classes"),
+        ({"beta": 2.0}, "beta requires metric 'fbeta'"),
+        ({"pos_label": 1, "metric": "f1"}, "pos_label requires two classes"),
     ],
 )
 def test_wrong_options_are_named_at_fit(options, message):

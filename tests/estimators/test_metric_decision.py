@@ -232,9 +232,9 @@ def test_labels_unseen_in_fit_count_as_wrong():
         (MetricDecision(GaussianNB(), decision="argmax", subject_to="recall >= 0.9"), "cannot meet constraints"),
         (MetricDecision(GaussianNB(), subject_to="recall[2] >= 0.9"), "the class in 'recall"),
         (MetricDecision(GaussianNB(), subject_to="mcc >= 0.3", confidence=0.9), "has no exact bound"),
-        (MetricDecision(GaussianNB(), confidence=0.9), "confidence goes with subject_to"),
-        (MetricDecision(GaussianNB(), costs=[[0, 1], [1, 0]]), "costs go with metric 'cost'"),
-        (MetricDecision(GaussianNB(), "cost"), "costs go with metric 'cost'"),
+        (MetricDecision(GaussianNB(), confidence=0.9), "confidence requires subject_to"),
+        (MetricDecision(GaussianNB(), costs=[[0, 1], [1, 0]]), "metric 'cost' and costs require each other"),
+        (MetricDecision(GaussianNB(), "cost"), "metric 'cost' and costs require each other"),
         (MetricDecision(GaussianNB(), pos_label=3), "pos_label must be one of"),
         (MetricDecision(GaussianNB(), subject_to="recal >= 0.9"), "did you mean 'recall'"),
     ],
@@ -248,7 +248,7 @@ def test_more_errors(two_classes):
     X, y = two_classes
     with pytest.raises(ValueError, match="one label a row"):
         MetricDecision(GaussianNB()).fit(X, np.stack([y, y + 2], axis=1))
-    with pytest.raises(ValueError, match="does not know"):
+    with pytest.raises(ValueError, match="has not seen"):
         MetricDecision(GaussianNB().fit(X, y), folds="prefit").fit(X, y + 1)
     assert not hasattr(MetricDecision(LinearSVC()), "predict_proba")
 
@@ -442,7 +442,7 @@ def test_columns_in_another_order_adapt_alike():
         ({"average": "binary"}, "needs two classes"),
         ({"metric": "fbeta", "beta": [1.0, 2.0]}, "one for each of 4 classes, got 2"),
         ({"metric": "fbeta", "beta": [1.0] * 5}, "one for each of 4 classes, got 5"),
-        ({"subject_to": ""}, "reads like 'recall >= 0.9'"),
+        ({"subject_to": ""}, "look like 'recall >= 0.9'"),
     ],
 )
 def test_wrong_goals_are_refused_before_training(options, message, four_classes):

@@ -106,7 +106,7 @@ def test_a_model_with_other_parts_is_refused_in_one_sentence(saved, tmp_path):
     params = fitted["params"]
     for changed in ({"params": {}}, {"params": {**params, "tomorrow": 1}}):
         container.write(tmp_path / "other.safetensors", EASTClassifier.FORMAT, arrays, fitted | changed)
-        with pytest.raises(ValueError, match="was saved by another evalign") as caught:
+        with pytest.raises(ValueError, match="was saved by another version of evalign") as caught:
             EASTClassifier.load(tmp_path / "other.safetensors")
         assert "\n" not in str(caught.value)
 
@@ -118,7 +118,7 @@ def test_a_pickle_is_not_executed(tmp_path):
 
     path = tmp_path / "model.safetensors"
     path.write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(ValueError, match="damaged or no model file"):
+    with pytest.raises(ValueError, match="damaged or not a model file"):
         EASTClassifier.load(path)
     assert not (tmp_path / "exploded").exists()
 

@@ -237,10 +237,10 @@ def test_rows_that_are_kept_stay_as_they_are_and_in_few_tables(sizes, most, seed
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (["yes"] * 10, "two classes or more, it has only 'yes'"),
-        (["yes"] * 5 + ["no"] * 4 + ["so"], "must have 2 rows or more, 'so' has fewer"),
-        ([0.5, 1.5] * 5, "looks like regression"),
-        (["yes", None] * 5, "5 of 10 neighbouring rows have none"),
+        (["yes"] * 10, "at least two classes, but has only 'yes'"),
+        (["yes"] * 5 + ["no"] * 4 + ["so"], "must have at least 2 rows, but 'so' has fewer"),
+        ([0.5, 1.5] * 5, "looks like a regression target"),
+        (["yes", None] * 5, "5 of 10 consecutive rows have none"),
     ],
 )
 def test_labels_that_cannot_be_learned_are_told(tmp_path, target, message):

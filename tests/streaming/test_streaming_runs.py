@@ -79,7 +79,7 @@ def test_a_killed_run_goes_on_from_its_last_epoch_and_ends_as_if_nothing_had_hap
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     checkpoint = tmp_path / "checkpoint.safetensors"
     fitted(write(tmp_path / "one", people(600)), checkpoint)
-    with pytest.raises(ValueError, match=r"belongs to a training with rows \[600, .*remove the file to start over"):
+    with pytest.raises(ValueError, match=r"belongs to a run with rows \[600, .*remove the file to start over"):
         fitted(write(tmp_path / "two", people(610)), checkpoint)
 
 
@@ -216,10 +216,10 @@ def test_a_constraint_that_a_stream_cannot_meet_exits_with_3(tmp_path):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda folder: write(folder, people(50)), ["--model", "boost"], "needs --model network"),
-        (lambda folder: write(folder, people(50)), ["--model", "blend"], "needs --model network"),
+        (lambda folder: write(folder, people(50)), ["--model", "boost"], "requires --model network"),
+        (lambda folder: write(folder, people(50)), ["--model", "blend"], "requires --model network"),
         (lambda folder: write(folder, people(50)), ["--test-size", "1"], "--test-size must lie between 0 and 1"),
-        (lambda folder: folder.mkdir(), [], "is a folder, a file is expected"),
+        (lambda folder: folder.mkdir(), [], "is a folder, not a file"),
         (lambda folder: folder.write_text("a,b"), ["--stream"], "must end in .csv"),
     ],
 )

@@ -97,7 +97,7 @@ def test_another_unit_than_in_training_is_refused(tmp_path):
     formats = trained.attrs["formats"]
     same, _ = read(tmp_path, "a,b\n6,5%\n", formats=formats)
     assert (same["a"].tolist(), same["b"].tolist()) == ([6], [5])
-    with pytest.raises(TableError, match="'a' had the unit \\$ in training, here €"):
+    with pytest.raises(TableError, match="'a' had the unit \\$ in training, but has € here"):
         read(tmp_path, "a,b\n€6,5%\n", formats=formats)
     for entry in ("0.05", '"1,5"'):  # 5 % or a twentieth of it?
         with pytest.raises(TableError, match=r"'b' .*%.* in training"):

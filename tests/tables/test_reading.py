@@ -187,10 +187,10 @@ def test_a_folder_that_may_not_be_listed_gives_no_hint(tmp_path, monkeypatch):
 
 def test_a_folder_is_no_file(tmp_path, write):
     (tmp_path / "sub").mkdir()
-    assert refusal(tmp_path / "sub") == "sub is a folder, a file is expected"
+    assert refusal(tmp_path / "sub") == "sub is a folder, not a file"
     write("a\n1\n", "sub/train.csv")
     write("a\n1\n", "sub/notes.md")
-    assert refusal(tmp_path / "sub") == "sub is a folder, a file is expected; it holds 'train.csv'"
+    assert refusal(tmp_path / "sub") == "sub is a folder, not a file; it holds 'train.csv'"
 
 
 def test_a_file_one_may_not_read(write, monkeypatch):
@@ -203,7 +203,7 @@ def test_a_file_one_may_not_read(write, monkeypatch):
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr(Path, "open", no)
-    assert refusal(path) == "table.csv may not be read by this user; change its permissions, e.g. chmod u+r"
+    assert refusal(path) == "table.csv is not readable by this user; change its permissions, e.g. chmod u+r"
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,9 @@ def parquet(table):
 GOOD = parquet(pa.table({"a": [1, 2], "b": ["x", "y"]}))
 EMPTY = "is empty; a header and rows are expected"
 NO_ROWS = "has a header but no rows; is it the right file?"
-QUOTE = "ends inside of a quoted entry; close the quote or remove it"
+QUOTE = "ends inside a quoted entry; close the quote or remove it"
 NOT_GZIP = "is not a gzip file or is damaged; compress it again"
-MEND = "; correct it, or quote entries that hold the delimiter"
+MEND = "; correct it, or quote entries that contain the delimiter"
 AS_UTF8 = "; save it as UTF-8, or name its encoding, e.g. --encoding cp1252"
 
 
@@ -243,12 +243,15 @@ AS_UTF8 = "; save it as UTF-8, or name its encoding, e.g. --encoding cp1252"
         (b'a,b\n1,"x"y\n3\n', f", line 3 has 1 field where the header has 2{MEND}"),
         (b'a,b\n1,"x\n2,3\n4,5\n', f" {QUOTE}"),
         (b'a,"b\n1,2\n', f" {QUOTE}"),
-        (b"a,b\n1,2\n3,caf\xe9\n", f" must be UTF-8 text, it has the byte 0xe9 in line 3{AS_UTF8}"),
-        (b"caf\xe9,b\n1,2\n", f" must be UTF-8 text, it has the byte 0xe9 in line 1{AS_UTF8}"),
-        (b"a,b\n" + b"1,2\n" * 9999 + b"\xff,2\n", f" must be UTF-8 text, it has the byte 0xff in line 10001{AS_UTF8}"),
+        (b"a,b\n1,2\n3,caf\xe9\n", f" must be UTF-8 text, but has the byte 0xe9 in line 3{AS_UTF8}"),
+        (b"caf\xe9,b\n1,2\n", f" must be UTF-8 text, but has the byte 0xe9 in line 1{AS_UTF8}"),
+        (
+            b"a,b\n" + b"1,2\n" * 9999 + b"\xff,2\n",
+            f" must be UTF-8 text, but has the byte 0xff in line 10001{AS_UTF8}",
+        ),
         (
             "a,b\n1,2\n".encode("utf-16-le"),
-            " must be UTF-8 text, it looks like UTF-16 or a binary file; save it as UTF-8",
+            " must be UTF-8 text, but looks like UTF-16 or a binary file; save it as UTF-8",
         ),
     ],
 )
@@ -281,10 +284,10 @@ def test_columns_that_a_file_lacks(write):
     path = write("income,age\n1,2\n")
     assert (
         refusal(path, columns=["incme"])
-        == "table.csv has the columns 'income', 'age', not 'incme'; did you mean 'income'?"
+        == "table.csv has no column 'incme', only 'income', 'age'; did you mean 'income'?"
     )
-    assert refusal(path, columns=["zzz"]) == "table.csv has the columns 'income', 'age', not 'zzz'; check the name"
-    assert refusal(write(GOOD, "t.pq"), columns=["A"]) == "t.pq has the columns 'a', 'b', not 'A'; did you mean 'a'?"
+    assert refusal(path, columns=["zzz"]) == "table.csv has no column 'zzz', only 'income', 'age'; check the name"
+    assert refusal(write(GOOD, "t.pq"), columns=["A"]) == "t.pq has no column 'A', only 'a', 'b'; did you mean 'a'?"
 
 
 @pytest.mark.parametrize(
@@ -363,7 +366,7 @@ MISSING_LABEL = r"; drop them with --drop-unlabelled$"
     [
         (
             table([0, 1]).rename(columns={"label": "Label"}),
-            r"^the table has the columns 'f', 'Label', not 'label'; did you mean 'Label'\?$",
+            r"^the table has no column 'label', only 'f', 'Label'; did you mean 'Label'\?$",
         ),
         (
             pd.DataFrame(np.eye(12), columns=[f"c{j}" for j in range(12)]),
@@ -375,25 +378,28 @@ MISSING_LABEL = r"; drop them with --drop-unlabelled$"
         ),
         (
             pd.DataFrame({"label": [0, 1]}),
-            "^the table has no column but the target 'label'; features are expected beside it$",
+            "^the table has no column except the target 'label'; add feature columns$",
         ),
-        (table(["a", None, "b"]), f"^the target 'label' must have a label in every row, 1 row has none{MISSING_LABEL}"),
+        (
+            table(["a", None, "b"]),
+            f"^the target 'label' must have a label in every row, but 1 row has none{MISSING_LABEL}",
+        ),
         (table([1.0, np.nan, np.nan]), f"every row, 2 of 3 rows have none{MISSING_LABEL}"),
         (table([None, None]), f"every row, 2 of 2 rows have none{MISSING_LABEL}"),
-        (table(["a", "a"]), "^the target 'label' must have two classes or more, it has only 'a'$"),
-        (table([7, 7]), "two classes or more, it has only 7$"),
+        (table(["a", "a"]), "^the target 'label' must have at least two classes, but has only 'a'$"),
+        (table([7, 7]), "at least two classes, but has only 7$"),
         (
             table(["a", "b", "a"]),
-            "^every class of the target 'label' must have 2 rows or more, 'b' has fewer; add rows, or merge",
+            "^every class of the target 'label' must have at least 2 rows, but 'b' has fewer; add rows, or merge",
         ),
-        (table([1, 2, 3, 3]), "must have 2 rows or more, 1, 2 have fewer"),
+        (table([1, 2, 3, 3]), "must have at least 2 rows, but 1, 2 have fewer"),
         (
             table([0.5, 1.0] * 9),
-            "^the target 'label' looks like regression, 2 different numbers in 18 rows; cut it into ranges",
+            "^the target 'label' looks like a regression target, with 2 different numbers in 18 rows; bin it into ranges",
         ),
-        (table([*range(21)] * 2), "looks like regression, 21 different numbers in 42 rows"),
-        (table(range(21)), "looks like regression, 21 different numbers in 21 rows"),
-        (table([0.0, np.inf] * 2), "looks like regression"),
+        (table([*range(21)] * 2), "looks like a regression target, with 21 different numbers in 42 rows"),
+        (table(range(21)), "looks like a regression target, with 21 different numbers in 21 rows"),
+        (table([0.0, np.inf] * 2), "looks like a regression target"),
         (table(pd.date_range("2020", periods=2)), "column 'label' holds dates"),
         (table([[1], [2]]), "column 'label' holds list values"),
         (table([1, "a"]), "column 'label' mixes int and str values"),

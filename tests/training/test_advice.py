@@ -74,7 +74,7 @@ def test_a_memory_is_advised_only_for_small_batches():
     advice = advise([9000, 1000])
     assert advice.at(100).decay == pytest.approx(0.9)
     assert advice.at(1000).decay == 0
-    with pytest.raises(ValueError, match="a count above 0 for two classes"):
+    with pytest.raises(ValueError, match="positive counts for at least two classes"):
         advise([5, 0])
 
 

@@ -124,7 +124,7 @@ def test_a_finished_training_is_read_and_not_run(tmp_path, uninterrupted):
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path):
     killed_at(tmp_path / "c", 2)
-    with pytest.raises(ValueError, match="to a training with seed 3, this one has 4"):
+    with pytest.raises(ValueError, match="to a run with seed 3, this one has 4"):
         run(tmp_path / "c", seed=4)
     with pytest.raises(ValueError, match="batch_size"):
         run(tmp_path / "c", batch_size=8)

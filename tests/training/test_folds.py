@@ -261,10 +261,10 @@ def test_a_loss_that_is_no_number_is_refused(rare):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"folds": 0}, "folds must be 'auto' or a whole number from 1 on, got 0"),
+        ({"folds": 0}, "folds must be 'auto' or a whole number of at least 1, got 0"),
         ({"folds": 2.5}, "folds must be 'auto' or a whole number"),
         ({"folds": "five"}, "got 'five'"),
-        ({"folds": 2, "amp": True}, "does not go with amp=True; use folds=1"),
+        ({"folds": 2, "amp": True}, "does not support amp=True; use folds=1"),
         ({"folds": 2, "recipe": "anchored_offset", "decision": "argmax"}, "class offsets of recipe 'anchored_offset'"),
     ],
 )

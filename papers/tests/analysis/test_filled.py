@@ -178,10 +178,10 @@ def test_a_report_of_another_config_is_refused(tmp_path: Path) -> None:
     beside.write_text(json.dumps(content))
     assert fill(papers, table).states("paper")["F1*", "adult"] == "complete"
     beside.write_text(json.dumps(content | {"seed": 1}))
-    with pytest.raises(ValueError, match="made by another config"):
+    with pytest.raises(ValueError, match="made with a config other"):
         fill(papers, table)
     report.write_text("{")
-    with pytest.raises(ValueError, match="is no report"):
+    with pytest.raises(ValueError, match="is not a report"):
         read_report(report)
     assert read_report(tmp_path / "none") is None
 

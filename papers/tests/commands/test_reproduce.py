@@ -88,7 +88,7 @@ def test_a_tiny_table_from_the_command_line(tiny, tmp_path):
     assert "0.50 ± 0.06" in done.stdout
     assert "A tiny table" in page.read_text()
     refused = evalign("reproduce", "--papers", str(tiny), "--report", "--out", str(page))
-    assert (refused.returncode, "overwrite it: --force" in refused.stderr) == (2, True)
+    assert (refused.returncode, "pass --force to overwrite it" in refused.stderr) == (2, True)
     assert len(results(tiny)) == 6
     before = {path: path.stat().st_mtime_ns for path in tiny.rglob("*.report.json")}
     again = evalign("reproduce", "btg-tiny", "--papers", str(tiny), "--json")

@@ -216,11 +216,9 @@ class ScoreObjective:
         task = given.task
         for name in NOT_FOR_TREES:
             if given.is_given(name):
-                raise ValueError(
-                    f"{name} is an option of MetricLoss alone: boosted trees cannot follow it, leave it out"
-                )
+                raise ValueError(f"{name} is supported by MetricLoss but not by boosted trees; leave it out")
         if given.anchor_term != "cross_entropy":
-            raise ValueError(f"the anchor of boosted trees is cross-entropy, got {given.anchor_term!r}")
+            raise ValueError(f"the anchor of boosted trees must be cross-entropy, got {given.anchor_term!r}")
         checks.check_number("metric_weight", metric_weight, low=0.0)
         checks.check_number("floor", floor, low=0.0)
         checks.check_number("damping", damping, low=0.0)

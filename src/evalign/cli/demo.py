@@ -31,7 +31,7 @@ def command(
         typer.Option("--out", "-o", help="Folder to write data and report to. Default: a new one, evalign-demo."),
     ] = None,
     splits: Annotated[
-        int, typer.Option("--splits", help="Number of training runs, each with another seed.", min=1)
+        int, typer.Option("--splits", help="Number of training runs, each with a different seed.", min=1)
     ] = 1,
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open the report, when run in a terminal.")] = True,
     **given: Any,
@@ -57,7 +57,7 @@ def command(
     table, new = payments(ROWS, seed=0), payments(NEW_ROWS, seed=1)
     tables = {out / FILE: table.to_csv(index=False), out / NEW: new.to_csv(index=False)}
     if other := [path for path, text in tables.items() if path.exists() and path.read_bytes() != text.encode()]:
-        raise TableError(f"{other[0]} exists and is not the demo's; choose another --out")
+        raise TableError(f"{other[0]} exists and was not written by evalign demo; choose another --out")
     with watch_interrupt() as interrupt, created(out, *tables):
         share = (table[TARGET] == POSITIVE).mean()
         output.say(

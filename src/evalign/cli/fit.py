@@ -167,7 +167,7 @@ def train(
         trials: list[Any] = []
         for model in models:
             if trials and interrupt.pressed:
-                output.note("the other models were not trained, after Ctrl-C")
+                output.note("after Ctrl-C, the other models were not trained")
                 break
             trials.append(run(replace(settings.contender(judge, model), decisions=(settings.rule,)), seconds))
         choice = choose(trials, judge)
@@ -179,7 +179,7 @@ def train(
             trial.contender = replace(trial.contender, name=name)
         for contender in _rivals(judge, settings, kept):
             if interrupt.pressed and contender.name == "cross_entropy":
-                output.note("cross-entropy was not trained for comparison, after Ctrl-C")
+                output.note("after Ctrl-C, cross-entropy was not trained for comparison")
                 continue
             trials.append(run(contender))
     return trials, kept, why

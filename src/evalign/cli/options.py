@@ -64,8 +64,8 @@ _TABLE: list[tuple[Any, ...]] = [
     ("budget", float, TRAINING,
      "Seconds for all models of --model auto together; a model that runs out of time keeps its best state."),
     ("recipe", str, TRAINING,
-     "Training recipe: cross_entropy, anchored, paper or btg. auto: cross_entropy in a blend unless argmax decides, "
-     "else anchored."),
+     "Training recipe: cross_entropy, anchored, paper or btg. auto: cross_entropy in a blend unless --decision argmax, "
+     "otherwise anchored."),
     ("decision", str | None, TRAINING,
      "Decision rule: auto (calibrate on held-out rows, then plug-in), plug_in, tuned or argmax. Default: auto."),
     ("epochs", int | None, TRAINING, "Maximum number of epochs. Default: set by the recipe."),
@@ -126,20 +126,21 @@ class Settings:
 
         if self.metric in (*curves.RANKINGS, "auc", "roc_auc"):
             raise ValueError(
-                f"{self.metric} ranks rows, and no decision changes it; name a metric of labels, such as f1"
+                f"{self.metric} depends only on the order of rows, so no decision rule changes it; choose a metric of "
+                "labels, such as f1"
             )
         if self.costs is None and self.metric == COST:
             raise ValueError("--metric cost needs --costs, such as --costs fn=100,fp=1")
         if self.costs is None:
             checks.check_choice("--metric", self.metric, metrics.METRICS)
         elif self.decision is not None or self.recipe == "btg":
-            raise ValueError("--costs decides by expected cost; remove --decision, and --recipe btg")
+            raise ValueError("--costs minimises the expected cost; remove --decision and --recipe btg")
         if self.average is not None:
             checks.check_choice("--average", self.average, metrics.AVERAGES)
             if not metrics.is_averaged(self.metric):
-                raise ValueError(f"{self.metric} is one number for all classes; leave --average out")
+                raise ValueError(f"{self.metric} is a single number for all classes; remove --average")
         if self.beta is not None and self.metric != "fbeta":
-            raise ValueError(f"--beta goes with --metric fbeta, got --metric {self.metric}; change one of them")
+            raise ValueError(f"--beta requires --metric fbeta, got --metric {self.metric}; change one of them")
         for constraint in self.subject_to:
             decision.parse_constraint(constraint)
         if self.subject_to and self.decision == "argmax":
@@ -147,7 +148,9 @@ class Settings:
         if self.confidence is not None:
             checks.check_number("--confidence", self.confidence, low=0.5, high=1.0, open_high=True)
             if not self.subject_to or self.decision not in (None, "auto"):
-                raise ValueError("--confidence goes with --subject-to and --decision auto; change one of them")
+                raise ValueError(
+                    "--confidence requires --subject-to and --decision auto; add them, or remove --confidence"
+                )
         if self.recipe != "auto":
             find_recipe(self.recipe)
         checks.check_choice("--preset", self.preset, ("quick", "default", "best"))
@@ -236,7 +239,9 @@ class Settings:
             own[name] = parse(own.get(name))
         if own["costs"] is not None:
             if "metric" in given_options(context) and own["metric"] != "cost":
-                raise ValueError(f"--costs is a goal by itself, got --metric {own['metric']} too; remove one of them")
+                raise ValueError(
+                    f"--costs replaces --metric, got both --costs and --metric {own['metric']}; remove one of them"
+                )
             own["metric"] = "cost"
         return cls(**own)
 
@@ -263,7 +268,7 @@ def parse_beta(entries: Sequence[str] | None) -> float | dict[str, float] | None
     for entry in entries:
         label, equals, number = entry.rpartition("=")
         if not equals:
-            raise ValueError(f"--beta is one number, or LABEL=NUMBER for each label, got {' and '.join(entries)}")
+            raise ValueError(f"--beta must be one number, or LABEL=NUMBER for each label, got {' and '.join(entries)}")
         if label in betas:
             raise ValueError(f"--beta names {label!r} twice; give each label once")
         betas[label] = _beta(number, entry)

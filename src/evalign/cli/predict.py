@@ -43,8 +43,8 @@ def command(
         bool,
         typer.Option(
             "--adapt",
-            help="Test whether class shares differ from training; if so, and nothing else, adapt the decision. "
-            "A report of it is written beside --out.",
+            help="Test whether class shares differ from training; if nothing else does, adapt the decision. "
+            "A report is written next to --out.",
         ),
     ] = False,
     keep: Annotated[
@@ -70,9 +70,11 @@ def command(
     report = None if out is None or not adapt else out.with_suffix(".report.html")
     check_out(out, data, folder, force)
     if report is not None and report.exists() and not force:
-        raise ValueError(f"{report} exists, where --adapt reports; choose another --out, or overwrite it: --force")
+        raise ValueError(
+            f"{report}, the report of --adapt, exists; choose another --out, or pass --force to overwrite it"
+        )
     if json and out is None:
-        raise ValueError("--json leaves stdout to the result, so --out must say where predictions go; give both")
+        raise ValueError("--json prints the result to standard output, so predictions need a file; add --out")
     from evalign.tables.formats import expand_dates
 
     o.resolve_device(device)
@@ -80,7 +82,7 @@ def command(
     model = load_model(folder, device)
     known = getattr(model, "feature_names_in_", ())
     if both := [name for name in targets if name in known]:
-        raise ValueError(f"--target names {quoted(both)}, a feature of the model; name the column of labels")
+        raise ValueError(f"--target names {quoted(both)}, which is a feature of the model; give the column of labels")
     labelled = trained.get("data", {}).get("target") or []  # as in training
     answers = [*targets, *([labelled] if isinstance(labelled, str) else labelled)]
     answers = [name for name in answers if name not in known]
@@ -134,12 +136,12 @@ def check_out(out: Path | None, data: Path, folder: Path, force: bool) -> None:
     if out.is_dir():
         raise ValueError(f"--out must be a file, {out} is a folder; choose another name")
     if data.is_dir() and data.resolve() in out.resolve().parents:
-        raise ValueError(f"--out {out} is in the folder to read, {data}; choose another place")
+        raise ValueError(f"--out {out} is inside the input folder {data}; choose another place")
     if out.exists():
         if any(path.exists() and out.samefile(path) for path in (data, folder)):
-            raise ValueError(f"--out {out} is the file to read; choose another name")
+            raise ValueError(f"--out {out} is an input of this command; choose another name")
         if not force:
-            raise ValueError(f"--out {out} exists; choose another name, or overwrite it: --force")
+            raise ValueError(f"--out {out} exists; choose another name, or pass --force to overwrite it")
     check_writable(out)
 
 

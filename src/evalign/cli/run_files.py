@@ -98,7 +98,7 @@ class InputFiles:
         """Raise for what can be found without reading the files; needs neither pandas nor torch."""
         self.reading.check()
         if self.task not in (None, "classification"):
-            raise ValueError(f"--task must be classification, got {self.task!r}; evalign does not predict amounts")
+            raise ValueError(f"--task must be classification, got {self.task!r}; evalign does not support regression")
         for kind, names in (("the target", self.targets), ("the costs", self.costs)):
             if both := [name for name in names if name in self.drop]:
                 raise ValueError(f"--drop names {kind} {quoted(both)}; drop another column")
@@ -106,7 +106,9 @@ class InputFiles:
             raise ValueError(f"--target {self.target} names a column twice; give each once")
         if self.test_size is not None:
             if self.test is not None:
-                raise ValueError("--test-size holds rows of DATA out, --test names a file of test rows; give only one")
+                raise ValueError(
+                    "--test-size holds out rows of DATA and --test names a file of test rows; give only one"
+                )
             if not 0 < self.test_size < 1:
                 raise ValueError(f"--test-size must lie between 0 and 1, such as 0.2, got {self.test_size:g}")
         if not self.path.is_dir():
@@ -114,7 +116,7 @@ class InputFiles:
         if self.test is not None:
             check_source(self.test, self.targets, self.reading.encoding)
             if not self.path.is_dir() and (self.test.samefile(self.path) or checksum(self.test) == checksum(self.path)):
-                raise ValueError(f"--test {self.test} is the training file; test on rows that were not trained on")
+                raise ValueError(f"--test {self.test} is the training file; use rows that are not trained on")
 
     @property
     def share(self) -> float:
@@ -184,7 +186,7 @@ def load(source: InputFiles, note: Note) -> Loaded:
         X = X.drop(columns=empty)
         if X.empty:
             raise TableError(
-                f"{path} has no value in any column but the target {source.target!r}; is it the right file?"
+                f"{path} has no values in any column except the target {source.target!r}; is it the right file?"
             )
         note(f"columns without any value were ignored: {quoted(empty)}")
     text = [*(name for name in X if is_text(X[name])), *(targets if labels and y.dtype.kind in "OUT" else [])]
@@ -275,7 +277,7 @@ def note_classes(judge: "Judge", truth: Any, note: Note) -> None:
         note(f"no test row has the class {quoted(absent)}, which counts as 0 in a macro average")
     if few := [name for name, count in rows.items() if 0 < count < 10]:
         which = "the class" if len(few) == 1 else "each of the classes"
-        note(f"fewer than 10 test rows have {which} {quoted(few)}; scores of so few are unreliable")
+        note(f"fewer than 10 test rows have {which} {quoted(few)}; their scores are unreliable")
 
 
 def note_batches(judge: "Judge", counts: dict[str, int], batch_size: int, note: Note) -> None:
@@ -318,7 +320,9 @@ class RunFolder:
                 "choose another one, or empty it"
             )
         if RESULT in names and not self.force:
-            raise TableError(f"--out {self.path} holds an earlier run; choose another folder, or overwrite it: --force")
+            raise TableError(
+                f"--out {self.path} holds an earlier run; choose another folder, or pass --force to overwrite it"
+            )
 
     def write(self, result: dict[str, Any], report: str, model: Any = None) -> None:
         """Write model, report and result together; if one fails, none is written."""

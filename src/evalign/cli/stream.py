@@ -35,9 +35,9 @@ def run(
     model that was saved, None on other ranks.
     """
     if source.test is not None or settings.model != "network":
-        raise TableError("data read in passes needs --model network and no --test")
+        raise TableError("data read in passes requires --model network and does not support --test")
     if len(source.targets) > 1 or settings.costs is not None:
-        raise TableError("data read in passes needs one --target and no --costs; leave --stream out")
+        raise TableError("data read in passes requires a single --target and does not support --costs; remove --stream")
     if settings.folds not in (1, "auto"):
         raise TableError(f"data read in passes is not split into folds; remove --folds {settings.folds}")
     with process_group(settings.device):
@@ -102,7 +102,7 @@ def _trial(
     seconds = time.perf_counter() - started
     p, truth = probabilities(model, stream.survey.test, stream.source)
     if not len(truth):
-        raise TableError(f"{stream.source.path} has too few rows to test on; leave --stream out")
+        raise TableError(f"{stream.source.path} has too few rows to test on; remove --stream")
     return judged(contender, model, rules, p, truth, seconds, judge)
 
 

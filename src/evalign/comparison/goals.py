@@ -63,9 +63,9 @@ class Judge:
         self.positive: Any = None
         if aim.positive is not None:
             if self.multilabel:
-                raise ValueError("a positive label goes with one target, got several; leave it out")
+                raise ValueError("a positive label requires a single target, got several; leave it out")
             if len(in_order) != 2:
-                raise ValueError(f"a positive label goes with two classes, got {len(in_order)}; leave it out")
+                raise ValueError(f"a positive label requires two classes, got {len(in_order)}; leave it out")
             index = class_index(aim.positive, in_order.tolist(), "the positive label")
             self.positive = in_order.tolist()[index]
             self.order = np.array([1 - index, index])
@@ -76,10 +76,10 @@ class Judge:
         self.constraints = decision.parse_constraints(self.subject_to, self.classes.tolist())
         self.costs = None if aim.costs is None else Costs.of(aim.costs, self.classes.tolist())
         if self.costs is not None and self.multilabel:
-            raise ValueError("costs go with one label a row, got several targets; leave one of them out")
+            raise ValueError("costs require a single target, got several; remove one of them")
         if self.costs is not None and self.subject_to and (self.costs.per_row or self.costs.reject is not None):
             raise ValueError(
-                "constraints go with one matrix of costs for all rows, without rejection; drop one of them"
+                "constraints require costs that are equal for all rows, without rejection; remove one of them"
             )
         metric = aim.metric if self.costs is None else self._cost_metric()
         self._metric = metrics.resolve(metric, average=self.average, beta=self.beta)

@@ -161,7 +161,7 @@ def split(table: Table, test_size: float, seed: int) -> tuple[Table, Table]:
     development, test = split_rows(codes, test_size, seed)
     if not len(test):
         raise ValueError(
-            f"a share of {test_size:g} of {len(table)} rows leaves none to test on; add rows, or test on another file"
+            f"holding out {test_size:g} of {len(table)} rows leaves no test rows; add rows, or test on another file"
         )
     return table.take(development), table.take(test)
 

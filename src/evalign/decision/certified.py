@@ -68,7 +68,7 @@ def check_confidence(problem: Problem, weight: Floats, confidence: float) -> Non
             "number of rows in the call; write a share, like 'flagged <= 2%', or leave out confidence"
         )
     if not problem.constraints:
-        raise ValueError("confidence goes with subject_to; leave it out, or add a constraint like 'recall >= 0.9'")
+        raise ValueError("confidence requires subject_to; leave it out, or add a constraint like 'recall >= 0.9'")
     for c in problem.constraints:
         average = (
             problem.average

@@ -132,7 +132,7 @@ def parse_constraint(text: Any) -> Constraint:
     if isinstance(text, str):
         match = _FORM.fullmatch(text)
         if match is None:
-            raise ValueError(f"a constraint reads like 'recall >= 0.9', got {text!r}")
+            raise ValueError(f"a constraint must look like 'recall >= 0.9', got {text!r}")
         metric: Any = match[1]
         label = _label(match[2])
         op, value, percent = match[3], _number(match[4], text), match[5]
@@ -140,7 +140,7 @@ def parse_constraint(text: Any) -> Constraint:
         metric, op, value = text
         value = _number(value, text)
     else:
-        raise TypeError(f"a constraint is a string like 'recall >= 0.9' or (metric, op, value), got {text!r}")
+        raise TypeError(f"a constraint must be a string like 'recall >= 0.9' or (metric, op, value), got {text!r}")
     if op not in OPS:
         nearest = ">=" if ">" in str(op) or "<" not in str(op) else "<="
         raise ValueError(f"a constraint compares with >= or <=, got {op!r} in {text!r}; did you mean {nearest!r}?")
@@ -154,7 +154,7 @@ def parse_constraint(text: Any) -> Constraint:
         if not count and not low <= value <= 1.0:
             raise ValueError(f"{metric} lies between {low:g} and 1, got {text!r}; write 90 % as 0.9 or 90%")
         if count and (op != "<=" or value != int(value)):
-            raise ValueError(f"a budget reads like 'flagged <= 200' (rows) or 'flagged <= 2%', got {text!r}")
+            raise ValueError(f"a budget must look like 'flagged <= 200' (rows) or 'flagged <= 2%', got {text!r}")
     return Constraint(metric, op, value, label, count)
 
 
@@ -170,7 +170,7 @@ def parse_constraints(subject_to: Any, classes: Sequence[Any] | None = None) -> 
         isinstance(subject_to, (tuple, list)) and len(subject_to) == 3 and subject_to[1] in ("<", ">", "=", "==", *OPS)
     )
     if not one and (isinstance(subject_to, (bytes, Mapping)) or not isinstance(subject_to, Iterable)):
-        raise TypeError(f"subject_to is a constraint like 'recall >= 0.9' or a list of them, got {subject_to!r}")
+        raise TypeError(f"subject_to must be a constraint like 'recall >= 0.9' or a list of them, got {subject_to!r}")
     parsed = [parse_constraint(item) for item in ([subject_to] if one else subject_to)]
     return tuple(c if classes is None else c.with_index(classes) for c in parsed)
 
@@ -190,5 +190,5 @@ def _number(value: Any, text: Any) -> float:
     except (TypeError, ValueError):
         number = float("nan")
     if not isfinite(number):
-        raise ValueError(f"a constraint ends in a number, as in 'recall >= 0.9', got {text!r}")
+        raise ValueError(f"a constraint must end in a number, as in 'recall >= 0.9', got {text!r}")
     return number

@@ -54,19 +54,21 @@ class Costs:
                 value = float(value)
             if key == "reject":
                 if isinstance(value, str):
-                    raise ValueError(f"the cost of rejecting is a number, got column {value!r}")
+                    raise ValueError(f"the cost of rejecting must be a number, got column {value!r}")
                 reject = value
                 continue
             if isinstance(key, str):
                 if size != 2:
                     raise ValueError(
-                        f"costs {key!r} go with two classes, got {size}; use (true, decided) pairs of labels"
+                        f"costs {key!r} require two classes, got {size}; use (true, decided) pairs of labels"
                     )
                 checks.check_choice("cost", key, (*_CELLS, "reject"))
                 i, j = _CELLS[key]
             else:
                 if not isinstance(key, tuple) or len(key) != 2:
-                    raise ValueError(f"keys of costs are 'fp', 'fn', 'reject' or pairs (true, decided), got {key!r}")
+                    raise ValueError(
+                        f"keys of costs must be 'fp', 'fn', 'reject' or pairs (true, decided), got {key!r}"
+                    )
                 i, j = (class_index(label, classes, "class of a cost") for label in key)
             entries[i][j] = value
         return cls(tuple(map(tuple, entries)), reject)
@@ -93,7 +95,7 @@ class Costs:
                 else:
                     found[:, i, j] = value
         if not np.isfinite(found).all():
-            raise ValueError("costs of rows must be finite numbers; fill gaps in the cost columns")
+            raise ValueError("costs of rows must be finite numbers; fill missing values in the cost columns")
         return found
 
 

@@ -146,7 +146,7 @@ def onnx_decision(
     from onnx import TensorProto, helper, numpy_helper
 
     if rule.kind == "row_costs" or rule.at_most is not None:
-        raise ValueError("a rule with costs of rows or a limit on positives cannot be exported; use rule.to_json()")
+        raise ValueError("a rule with row costs or a limit on flagged rows cannot be exported; use rule.to_json()")
     nodes: list[Any] = []
     constants: list[Any] = []
 

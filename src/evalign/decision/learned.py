@@ -156,7 +156,7 @@ def joint_rule(
     """
     p = as_probabilities(probabilities, task)
     if p.shape[1] != rule.columns:
-        raise ValueError(f"this rule decides from {rule.columns} columns of probabilities, got {p.shape[1]}")
+        raise ValueError(f"this rule needs {rule.columns} columns of probabilities, got {p.shape[1]}")
     problem = Problem.of(metric, p, task, average, beta, subject_to)
     if problem.needs_labels or not len(p) or (rule.kind == "argmax" and rule.value is not None):
         return rule

@@ -44,7 +44,7 @@ class ProbabilityBatches:
     def __init__(self, source: Any, target: str | None = None, sample_weight: str | None = None) -> None:
         self.source, self.target, self.sample_weight = source, target, sample_weight
         if isinstance(source, Iterator):
-            raise TypeError("batches are read several times, got an iterator; pass a function that makes one")
+            raise TypeError("batches are read several times, got an iterator; pass a function that returns one")
 
     @property
     def is_ray(self) -> bool:
@@ -90,7 +90,7 @@ class ProbabilityBatches:
         """Batch of the columns of a file."""
         names = [name for name in columns if name.startswith(PREFIX)]
         if len(names) < 2:
-            raise ValueError(f"columns probability_CLASS of two classes or more are needed, got {', '.join(columns)}")
+            raise ValueError(f"columns probability_CLASS of at least two classes are needed, got {', '.join(columns)}")
         p = as_probabilities(np.stack([np.asarray(columns[name], dtype=np.float64) for name in names], axis=1))
         labels = None
         if self.target is not None:
@@ -120,7 +120,7 @@ class ProbabilityBatches:
         for parts in self.map(function):
             sums = parts if sums is None else tuple(a + b for a, b in zip(sums, parts, strict=True))
         if sums is None:
-            raise ValueError("a rule is learned from at least one row of probabilities, got none")
+            raise ValueError("learning a rule needs at least one row of probabilities, got none")
         return sums
 
 

@@ -74,8 +74,8 @@ def plug_in(
     y = None if target is None else as_labels(target, p, task)
     if y is None and problem.needs_labels:
         raise ValueError(
-            f"{problem.constraints[0]} cannot rest on probabilities alone; pass the labels of these rows as target=, "
-            "or use decision.tuned or decision.calibrated"
+            f"{problem.constraints[0]} cannot be checked on probabilities alone; pass the labels of these rows as "
+            "target=, or use decision.tuned or decision.calibrated"
         )
     temperature, floor = _temperature(p, y, calibrate, weight, multilabel=problem.multilabel)
     q = recalibrated(p, temperature, floor=floor, multilabel=problem.multilabel)

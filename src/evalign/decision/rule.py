@@ -55,7 +55,7 @@ def as_probabilities(probabilities: Any, task: Task = "multiclass") -> Floats:
         if off > 1e-2:
             raise ValueError(
                 f"probabilities must add up to 1 in every row, got sums off by {off:.3g}; "
-                "apply softmax first, or say task='multilabel'"
+                "apply softmax first, or set task='multilabel'"
             )
     return p
 
@@ -90,7 +90,7 @@ def as_weights(sample_weight: Any, like: Floats, *, part: bool = False) -> Float
     array([1., 1.])
     """
     if len(like) == 0 and not part:
-        raise ValueError("a rule is learned from at least one row of probabilities, got none")
+        raise ValueError("learning a rule needs at least one row of probabilities, got none")
     if sample_weight is None:
         return np.ones(len(like))
     weight = to_numpy(sample_weight).astype(np.float64)
@@ -197,7 +197,7 @@ class Rule:
             raise ValueError(f"columns of a rule must be a whole number above 0, got {self.columns!r}")
         object.__setattr__(self, "columns", int(self.columns))
         if self.kind == "threshold" and self.columns != 2:
-            raise ValueError(f"a threshold rule decides between 2 columns, got {self.columns}")
+            raise ValueError(f"a threshold rule needs 2 columns, got {self.columns}")
         if self.multilabel and not isinstance(self.temperature, (int, float)):
             object.__setattr__(self, "temperature", _frozen("temperature", self.temperature, (self.columns,)))
         temperatures = self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
@@ -206,9 +206,9 @@ class Rule:
         if not _is_number(self.floor) or not 0 < self.floor < 0.5:
             raise ValueError(f"floor of a rule must be a number between 0 and 1/2, got {self.floor!r}")
         if self.at_most is not None and (self.kind != "threshold" or self.at_most != int(self.at_most) >= 0):
-            raise ValueError(f"at_most is a whole number and goes with kind 'threshold', got {self.at_most!r}")
+            raise ValueError(f"at_most must be a whole number, and requires kind 'threshold', got {self.at_most!r}")
         if self.reject is not None and (self.multilabel or not _is_number(self.reject)):
-            raise ValueError(f"reject is a number and goes with one label a row, got {self.reject!r}")
+            raise ValueError(f"reject must be a number, and is not supported for multilabel rules, got {self.reject!r}")
         shapes: dict[str, tuple[int, ...]] = {"threshold": (), "gain": (self.columns,) * 2}
         shapes |= {"reached": (len(self.subject_to),), "bounds": (len(self.subject_to),)}
         for name in ("threshold", "thresholds", "offsets", "weights", "biases", "gain", "shares", "reached", "bounds"):
@@ -241,9 +241,11 @@ class Rule:
         """
         p = as_probabilities(probabilities, "multilabel" if self.multilabel else "multiclass")
         if p.shape[1] != self.columns:
-            raise ValueError(f"this rule decides from {self.columns} columns of probabilities, got {p.shape[1]}")
+            raise ValueError(f"this rule needs {self.columns} columns of probabilities, got {p.shape[1]}")
         if (costs is None) == (self.kind == "row_costs"):
-            raise ValueError("costs (n, C, C) go with a rule of kind 'row_costs', and such a rule needs them")
+            raise ValueError(
+                f"costs (n, C, C) are required for rules of kind 'row_costs' and no other, got kind {self.kind!r}"
+            )
         if costs is not None and np.shape(costs) != (len(p), self.columns, self.columns):
             expected = (len(p), self.columns, self.columns)
             raise ValueError(f"costs must have shape {expected}, got {np.shape(costs)}")
@@ -330,7 +332,7 @@ class Rule:
     def from_json(cls, data: Any) -> "Rule":
         """Rule of a `to_json` dictionary; raises ValueError for anything else."""
         if not isinstance(data, dict):
-            raise ValueError(f"a rule is read from a dictionary, got {type(data).__name__}; use json.loads first")
+            raise ValueError(f"a rule must be a dictionary, got {type(data).__name__}; use json.loads first")
         if data.get("version") != VERSION:
             raise ValueError(f"a rule of version {VERSION} was expected, got {data.get('version')!r}; learn it again")
         given = {name: value for name, value in data.items() if name != "version"}

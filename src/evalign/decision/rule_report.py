@@ -111,7 +111,7 @@ class RuleReport:
     def svg(self) -> str:
         """Metric against threshold with its band, as an SVG element; two classes only."""
         if self.curve is None:
-            raise ValueError("only a rule of two classes has one threshold to draw")
+            raise ValueError("only a rule for two classes has a threshold to plot")
         threshold, value, low, high = self.curve.T
         bottom, top = max(-1.0, float(low.min())), min(1.0, float(high.max()))
         span = max(top - bottom, 1e-9)
@@ -170,7 +170,7 @@ def evaluate_rule(
     """
     metric = rule.metric if metric is None else metric
     if metric is None:
-        raise ValueError("the rule does not say what it was learned for; pass metric=")
+        raise ValueError("the rule does not record the metric it was learned for; pass metric=")
     task: Task = "multilabel" if rule.multilabel else "multiclass"
     p = as_probabilities(probabilities, task)
     y = as_labels(target, p, task)

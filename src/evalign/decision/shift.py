@@ -149,9 +149,9 @@ def find_shift(
     p_new = as_probabilities(probabilities)
     size, total = reference.p.shape[1], len(p_new)
     if p_new.shape[1] != size:
-        raise ValueError(f"probabilities must have {size} columns, as the held-out ones, got {p_new.shape[1]}")
+        raise ValueError(f"probabilities must have {size} columns, like the held-out ones, got {p_new.shape[1]}")
     if not total:
-        raise ValueError("at least one new row is needed to look for a shift, got none")
+        raise ValueError("at least one new row is needed to detect a shift, got none")
     names = tuple(range(size) if classes is None else classes)
     random = np.random.default_rng(random_state)
     before = reference.shares

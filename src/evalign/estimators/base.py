@@ -376,7 +376,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
             check_consistent_length(X, labels)
             self.classes_ = np.asarray(y.columns) if hasattr(y, "columns") else np.arange(labels.shape[1])
             if self.costs is not None or self.class_weight is not None:
-                raise ValueError("costs and class_weight go with one label a row, got y of several; leave them out")
+                raise ValueError("costs and class_weight do not support multilabel y; leave them out")
             codes = np.unique(labels, axis=0, return_inverse=True)[1].ravel()
         else:
             labels = column_or_1d(y, warn=True)

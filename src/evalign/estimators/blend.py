@@ -217,7 +217,7 @@ class EASTBlend(MetricClassifier):
             checks.check_number("time_limit", self.time_limit, low=0.0, open_low=True)
         names = self._member_names if self.members is None else self.members
         if isinstance(names, str) or not len(names) or len(set(names)) < len(names):
-            raise ValueError(f"members must be different ones of {', '.join(CLASSES)}, got {names!r}")
+            raise ValueError(f"members must be distinct names of {', '.join(CLASSES)}, got {names!r}")
         for name in names:
             checks.check_choice("member", name, CLASSES)
             make_member(name, self._shared(0), getattr(self, name) or {})

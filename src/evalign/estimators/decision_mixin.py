@@ -140,9 +140,9 @@ class Deciding(DecisionParameters):
         if self.decision == "argmax" and self.subject_to is not None:
             raise ValueError("decision 'argmax' cannot meet constraints; subject_to needs 'auto', 'plug_in' or 'tuned'")
         if self.confidence is not None and self.subject_to is None:
-            raise ValueError(f"confidence goes with subject_to, got confidence={self.confidence!r} and no constraint")
+            raise ValueError(f"confidence requires subject_to, got confidence={self.confidence!r} without a constraint")
         if (self.metric == COST) != (self.costs is not None):
-            raise ValueError("costs go with metric 'cost': metric='cost', costs=[[0, 1], [5, 0]]")
+            raise ValueError("metric 'cost' and costs require each other: metric='cost', costs=[[0, 1], [5, 0]]")
 
     # -- classes ------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Deciding(DecisionParameters):
         if self.pos_label is None:
             return order
         if len(order) != 2:
-            raise ValueError(f"pos_label goes with two classes, got {len(order)}; leave it out")
+            raise ValueError(f"pos_label requires two classes, got {len(order)}; leave it out")
         if self.pos_label not in self.classes_.tolist():
             raise ValueError(f"pos_label must be one of {self.classes_.tolist()}, got {self.pos_label!r}")
         return order if self.classes_[1] == self.pos_label else order[::-1].copy()
@@ -213,7 +213,7 @@ class Deciding(DecisionParameters):
             if self.subject_to is None:
                 return
             if own.per_row or own.reject is not None:
-                raise ValueError("constraints go with one matrix of costs for all rows, without rejection")
+                raise ValueError("constraints require costs that are equal for all rows, without rejection")
         options = self._rule_options()
         problem = Problem.of(p=np.zeros((1, len(self.classes_))), **options)
         if self.confidence is not None:
@@ -286,7 +286,7 @@ class Deciding(DecisionParameters):
         Use rows that were not in `fit`. Print it for text; `.html()` is a page, with a picture for two classes.
         """
         if self.costs is not None and self._costs().per_row:
-            raise ValueError("report goes with costs that are numbers, got names of columns")
+            raise ValueError("report requires costs given as numbers, got names of columns")
         p, own = self._decision_probabilities(X), self._rule_options()
         return evaluate_rule(self.decision_, p, self._codes(y), own["metric"], average=own["average"], beta=own["beta"],
                       subject_to=own["subject_to"])  # fmt: skip
@@ -323,10 +323,12 @@ class Deciding(DecisionParameters):
                 "fit it again with decision='auto'"
             )
         if X is None and (prevalence is None or self.multilabel_):
-            given = "prevalence alone, for several labels" if prevalence is not None else "neither"
-            raise ValueError(f"adapt needs new rows X, or prevalence={{label: share}} of one label a row, got {given}")
+            given = "prevalence alone, for a multilabel y" if prevalence is not None else "neither"
+            raise ValueError(
+                f"adapt needs new rows X, or prevalence={{label: share}} for a single-label y, got {given}"
+            )
         if self.multilabel_ and self.subject_to is not None:
-            raise ValueError("constraints of several labels cannot be adapted; fit again on rows with the new shares")
+            raise ValueError("constraints on multilabel y cannot be adapted; fit again on rows with the new shares")
         p = None if X is None else self._decision_probabilities(X)
         if prevalence is not None:
             shift = given_shares(self.reference_, self._shares(prevalence), self._decision_classes().tolist())
@@ -400,7 +402,7 @@ class Deciding(DecisionParameters):
     def _shares(self, prevalence: Mapping[Any, float]) -> Floats:
         if not isinstance(prevalence, Mapping):
             raise TypeError(
-                f"prevalence maps labels to shares, like {{'fraud': 0.02}}, got {type(prevalence).__name__}"
+                f"prevalence must map labels to shares, like {{'fraud': 0.02}}, got {type(prevalence).__name__}"
             )
         names = self._decision_classes().tolist()
         numbers = {k: float(v) if isinstance(v, Real) else float("nan") for k, v in prevalence.items()}

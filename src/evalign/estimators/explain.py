@@ -50,7 +50,7 @@ class Explaining:
     def _held_out(self) -> Any:
         check_is_fitted(self, "decision_")
         if not hasattr(self, "held_out_predictions_"):
-            raise AttributeError("held-out predictions are known after fit only; a saved model does not keep them")
+            raise AttributeError("held-out predictions are available only after fit; a saved model does not keep them")
         return self.held_out_predictions_
 
     def _decide_held_out(self, p: NDArray[np.float64], places: Any = slice(None)) -> Any:
@@ -65,7 +65,7 @@ class Explaining:
         held_out, classes = self._held_out(), self.classes_[self.class_order].tolist()
         if label is None:
             if len(classes) > 2:
-                raise ValueError(f"with {len(classes)} classes a label is needed; give one of {classes[:20]}")
+                raise ValueError(f"with {len(classes)} classes a label is required; give one of {classes[:20]}")
             label = classes[1]
         if label not in classes:
             raise ValueError(f"label must be one of {classes[:20]}, got {label!r}")
@@ -87,9 +87,11 @@ class Explaining:
             looked_at, sample = self._explained_rows
         else:
             if not len(held_out.rows):
-                raise ValueError("rows of a stream are not kept; use sklearn.inspection.permutation_importance")
+                raise ValueError(
+                    "a model fitted on a stream keeps no rows; use sklearn.inspection.permutation_importance"
+                )
             if len(X) <= held_out.rows.max():
-                raise ValueError(f"X must be the table that fit was given, got {len(X)} rows")
+                raise ValueError(f"X must be the table passed to fit, got {len(X)} rows")
             looked_at = np.sort(generator.permutation(len(held_out.rows))[:rows])
             sample = _safe_indexing(X, held_out.rows[looked_at])
         table = sample if isinstance(sample, pd.DataFrame) else pd.DataFrame(np.asarray(sample))
@@ -119,7 +121,9 @@ class Explaining:
     def feature_importances_(self) -> NDArray[np.float64]:
         """`importance` of each column in the order of the table, on up to 500 held-out rows; after `fit` only."""
         if not hasattr(self, "_explained_rows"):
-            raise AttributeError("feature_importances_ is known after fit only; files do not keep held-out rows")
+            raise AttributeError(
+                "feature_importances_ is available only after fit; a saved model keeps no held-out rows"
+            )
         if not hasattr(self, "_importances") or self._importances[0] is not self._explained_rows:
             columns = list(pd.DataFrame(self._explained_rows[1]).columns)
             values = self.importance().set_index("column").importance[columns].to_numpy()

@@ -90,7 +90,7 @@ class TreeArrays:
             and ((leaf >= 0) & (leaf < len(self.shares))).all()
         )
         if not sound:
-            raise ValueError("the trees in this file point outside of themselves; fit and save the model again")
+            raise ValueError("the trees in this file have nodes out of range; fit and save the model again")
 
 
 TYPES: dict[str, Any] = {

@@ -91,12 +91,12 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         check_classification_targets(y)
         kind = type_of_target(y)
         if kind == "multiclass-multioutput":
-            raise ValueError("y must hold one label a row, or 0/1 of shape (n, L), got several classes in columns")
+            raise ValueError("y must hold one label a row, or 0/1 of shape (n, L), got multiclass outputs")
         self.multilabel_ = kind == "multilabel-indicator"
         names = getattr(y, "columns", None)
         y = indicator(y) if self.multilabel_ else column_or_1d(y, warn=True)
         if self.multilabel_ and (self.costs is not None or self.pos_label is not None):
-            raise ValueError("costs and pos_label go with one label a row, got y of several; leave them out")
+            raise ValueError("costs and pos_label do not support multilabel y; leave them out")
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
         fit_params = self._fit_params(weight, params)
         splits = None if isinstance(self.folds, str) else self._splits(X, y)
@@ -165,7 +165,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         if not len(unseen):
             return self.score_labels(self.predict(X), y, sample_weight, X)
         if self.costs is not None:
-            raise ValueError(f"y holds the label {unseen[0]!r}, whose costs are not known")
+            raise ValueError(f"y holds the label {unseen[0]!r}, for which there are no costs")
         # Labels that were not there in `fit` come after those that were, so that class numbers stay.
         known = [*self._decision_classes().tolist(), *unseen.tolist()]
         index = {label: k for k, label in enumerate(known)}
@@ -219,7 +219,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         if has_fit_parameter(self.estimator, "sample_weight"):
             return {**params, "sample_weight": weight}
         warnings.warn(
-            f"{type(self.estimator).__name__}.fit takes no sample_weight: the weights count in the decision rule only",
+            f"{type(self.estimator).__name__}.fit takes no sample_weight: the weights affect only the decision rule",
             UserWarning,
             stacklevel=3,
         )
@@ -237,7 +237,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
                 p, rows, target = p[known], rows[known], target[known]
             elif not known.all():
                 raise ValueError(
-                    "y holds labels that the fitted estimator does not know; fit it again, without folds='prefit'"
+                    "y holds labels that the fitted estimator has not seen; fit it again, without folds='prefit'"
                 )
             p = p[:, self.class_order]
         own = None if weight is None else weight[rows]
@@ -299,7 +299,7 @@ def _warn_if_uncalibrated(p: Floats, target: NDArray[np.int64], weight: Floats |
     worst = int(np.where(np.maximum(expected, actual) > 1.5 * np.minimum(expected, actual), surprise, 0.0).argmax())
     if surprise[worst] > 6 and max(expected[worst], actual[worst]) > 1.5 * min(expected[worst], actual[worst]):
         warnings.warn(
-            f"held-out probabilities add up to {expected[worst]:.4g} rows of class {worst}, and there are "
+            f"held-out probabilities add up to {expected[worst]:.4g} rows of class {worst}, but there are "
             f"{actual[worst]:.4g}: they are not calibrated (class weights or resampling?); use decision='auto'",
             UserWarning,
             stacklevel=4,

@@ -188,7 +188,7 @@ class EASTClassifier(MetricClassifier):
         if self.folds != "auto" and (
             type(self.folds) is bool or not isinstance(self.folds, Integral) or self.folds < 1
         ):
-            raise ValueError(f"folds must be 'auto' or a whole number from 1 on, got {self.folds!r}")
+            raise ValueError(f"folds must be 'auto' or a whole number of at least 1, got {self.folds!r}")
         if self.batch_size != "auto":
             checks.check_number("batch_size", self.batch_size, low=1, whole=True)
         if self.epochs is not None:
@@ -216,7 +216,7 @@ class EASTClassifier(MetricClassifier):
             alone = alone or f"the class offsets of recipe {recipe.name!r}"
         if self.folds != "auto":
             if alone and self.folds > 1:
-                raise ValueError(f"folds train as one stack, which does not go with {alone}; use folds=1")
+                raise ValueError(f"folds are trained as one stack, which does not support {alone}; use folds=1")
             return int(self.folds)
         return 1 if alone or callable(self.metric) else automatic_folds(codes, self.validation_fraction)
 

@@ -37,7 +37,9 @@ def export_classifier(model: "EASTClassifier", path: Path) -> Path:
         raise ImportError("export_onnx needs onnx and onnxscript; pip install 'evalign[onnx]'") from error
 
     if model.multilabel_:
-        raise ValueError("several labels have a network each; export those of label_models_, and decision_.to_json()")
+        raise ValueError(
+            "a multilabel model has a network per label; export those in label_models_, and decision_.to_json()"
+        )
     scaling = _scaling(model.encoder_)
     names = (
         [str(name) for name in getattr(model, "feature_names_in_", range(model.n_features_in_))]
@@ -76,11 +78,11 @@ def export_decided(model: "MetricDecision", path: Path, X: Any) -> Path:
         raise ImportError("export_onnx needs skl2onnx; pip install 'evalign[onnx]'") from error
     if model.multilabel_ and isinstance(model.estimator_.predict_proba(X[:2]), list):
         raise ValueError(
-            f"{type(model.estimator_).__name__} has one array of probabilities for each label, which cannot be "
+            f"{type(model.estimator_).__name__} returns one array of probabilities per label, which cannot be "
             "exported; wrap it in sklearn.multiclass.OneVsRestClassifier"
         )
     if not model.multilabel_ and not np.array_equal(model.classes_, model.estimator_.classes_):
-        raise ValueError("the classifier lacks a class that the rule decides for; fit it on all classes")
+        raise ValueError("the classifier was not fitted on every class of the rule; fit it on all classes")
     sample = X[:2] if hasattr(X, "columns") else np.asarray(X, dtype=np.float32)[:2]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,7 +91,7 @@ def export_decided(model: "MetricDecision", path: Path, X: Any) -> Path:
         except Exception as error:  # its messages may hold all nodes of all trees
             raise ValueError(
                 f"skl2onnx cannot convert {type(model.estimator_).__name__}: {str(error).splitlines()[0][:200]}; "
-                "register a converter, or keep decision_.to_json() beside the model"
+                "register a converter, or save decision_.to_json() next to the model"
             ) from None
     labels = model.classes_ if model.classes_.dtype.kind in "iub" else model.classes_.astype(str)
     return write_atomically(

@@ -55,7 +55,7 @@ class Piecewise(nn.Module):
         for j, own in enumerate(edges):
             found = np.unique(np.asarray(own, dtype=np.float32))
             if len(found) < 2:
-                raise ValueError(f"a column must have two or more edges, got {len(found)}; leave a constant one out")
+                raise ValueError(f"a column must have two or more edges, got {len(found)}; drop constant columns")
             found = found[np.linspace(0, len(found) - 1, min(bins + 1, len(found))).round().astype(int)]
             low[j, : len(found) - 1], slope[j, : len(found) - 1] = found[:-1], 1 / np.diff(found)
         self.register_buffer("low", torch.from_numpy(low)[:, None])

@@ -38,7 +38,7 @@ def read(path: Path, format: str) -> tuple[dict[str, torch.Tensor], dict[str, An
     if header.get("version") != VERSION:
         raise ValueError(
             f"{path} has format version {header.get('version')}, this evalign reads version {VERSION}; "
-            "load it with the evalign that saved it, or fit again"
+            "load it with the version that saved it, or fit again"
         )
     text = str(header.get("classifier"))
     if header.get("sha256") != _checksum(arrays, text):
@@ -52,7 +52,9 @@ def load(path: Path, format: str, build: Callable[[dict[str, torch.Tensor], dict
     try:
         return build(*content)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} was saved by another evalign ({error}); load it with that, or fit again") from None
+        raise ValueError(
+            f"{path} was saved by another version of evalign ({error}); load it with that one, or fit again"
+        ) from None
 
 
 def format_of(path: Path) -> Any:
@@ -133,7 +135,7 @@ def _open(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             header = json.loads((file.metadata() or {}).get("evalign", "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is damaged or no model file ({error}); fit and save it again") from None
+        raise ValueError(f"{path} is damaged or not a model file ({error}); fit and save it again") from None
     return arrays, header if isinstance(header, dict) else {}
 
 

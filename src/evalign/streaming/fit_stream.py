@@ -250,7 +250,7 @@ def fit_stream(
     """
     recipe = model.checked_recipe()
     if model.folds not in (1, "auto"):
-        raise TableError(f"rows that are read in passes are not dealt into folds; use folds=1, got {model.folds}")
+        raise TableError(f"rows read in passes are not split into folds; use folds=1, got {model.folds}")
     model.folds_ = 1
     source, found = stream.source, stream.survey
     model.classes_ = found.classes
@@ -271,7 +271,7 @@ def fit_stream(
     )
     valid = encoded(model, found.valid, source)
     if not sum(gathered(len(valid))):
-        raise TableError(f"{source.path} has {source.rows} rows, of which none was held out; leave --stream out")
+        raise TableError(f"{source.path} has {source.rows} rows, too few to hold any out; remove --stream")
     model.network_ = model.make_network(seed).to(model.torch_device)
     history = train_stream(
         model.network_, batches, valid, recipe, model.objective(), updates=updates, seed=seed,

@@ -172,7 +172,7 @@ class ParquetRows:
         check_header(str(path), self.columns, [target])
         self.features = [name for name in self.columns if name != target]
         if not self.features:
-            raise TableError(f"{path} has no column but the target {target!r}; features are expected beside it")
+            raise TableError(f"{path} has no column except the target {target!r}; add feature columns")
         if not self.rows:
             raise TableError(f"{path} has no rows; is it the right folder?")
 
@@ -184,7 +184,7 @@ class ParquetRows:
         elif odd := set(names) ^ set(self.columns):
             raise TableError(
                 f"all files of a data set must have the same columns, {file} and {self.files[0]} differ in "
-                f"{quoted(sorted(odd))}; write them alike, or put them into folders of their own"
+                f"{quoted(sorted(odd))}; give them the same columns, or put them in separate folders"
             )
         for index in range(opened.metadata.num_row_groups):
             rows = opened.metadata.row_group(index).num_rows
@@ -231,7 +231,7 @@ def parquet_files(path: Path) -> list[Path]:
     """The Parquet files at a path; hidden files and what Spark writes beside them (`_SUCCESS`) are skipped."""
     if not path.is_dir():
         if path.suffix.lower() not in PARQUET:
-            raise TableError(f"only Parquet is read in passes, got {path}; convert it, or leave --stream out")
+            raise TableError(f"only Parquet can be read in passes, got {path}; convert it, or remove --stream")
         return [path]
     files = sorted(
         file

@@ -245,7 +245,7 @@ class Statistics:
         most = encoder.most_categories(self.rows, texts)
         columns = [self._column(j, name, numeric, most) for j, name in enumerate(self.features)]
         if empty := [name for name, column in zip(self.features, columns, strict=True) if column is None]:
-            raise TableError(f"no training row has a value in the column {quoted(empty)}; leave it out with --drop")
+            raise TableError(f"no training row has a value in the column {quoted(empty)}; remove it with --drop")
         encoder.set_columns(self.features, [column for column in columns if column is not None])
         return encoder
 
@@ -377,8 +377,8 @@ def labels_of(column: Any, target: str) -> NDArray[Any]:
     kind = column_kind(column, target)
     if lacking := int(column.isna().sum()):
         raise TableError(
-            f"the target {target!r} must have a label in every row, {lacking} of {len(column)} neighbouring rows have "
-            "none; drop such rows"
+            f"the target {target!r} must have a label in every row, but {lacking} of {len(column)} consecutive rows "
+            "have none; drop them"
         )
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(column.cat.categories.dtype)
@@ -392,16 +392,16 @@ def _check_amounts(labels: Counter[Any], source: ParquetRows) -> None:
     fractions = any(isinstance(label, float) and not label.is_integer() for label in labels)
     if fractions or len(labels) > MOST_CLASSES:
         raise TableError(
-            f"the target {source.target!r} looks like regression, it has values such as {quoted(labels, most=3)}; "
-            f"at most {MOST_CLASSES} classes are expected: cut it into ranges first"
+            f"the target {source.target!r} looks like a regression target, with values such as "
+            f"{quoted(labels, most=3)}; at most {MOST_CLASSES} classes are supported: bin it into ranges first"
         )
 
 
 def _check_classes(labels: Counter[Any], source: ParquetRows) -> None:
     if len(labels) < 2:
-        raise TableError(f"the target {source.target!r} must have two classes or more, it has only {quoted(labels)}")
+        raise TableError(f"the target {source.target!r} must have at least two classes, but has only {quoted(labels)}")
     if rare := sorted((str(label) for label, count in labels.items() if count < 2)):
         raise TableError(
-            f"every class of the target {source.target!r} must have 2 rows or more, {quoted(rare)} "
+            f"every class of the target {source.target!r} must have at least 2 rows, but {quoted(rare)} "
             f"{'has' if len(rare) == 1 else 'have'} fewer; add rows, or merge or drop the class"
         )

@@ -72,7 +72,7 @@ def column_kind(column: Column, label: Label) -> Kind:
         return "text"
     what = f"holds {types[0]} values" if len(types) == 1 else f"mixes {' and '.join(types)} values"
     raise ColumnTypeError(
-        f"column {label!r} {what}, but every argument must be a string or a number, of one kind in a column; "
+        f"column {label!r} {what}, but every argument must be a string or a number, of one type per column; "
         "make it all numbers or all text, e.g. with astype(str), or drop it"
     )
 
@@ -89,11 +89,12 @@ def floats(column: Column, label: Label) -> NDArray[np.float64]:
             try:
                 x[known] = np.asarray(column[known], dtype=np.float64)
             except OverflowError:  # a Python integer has no upper end
-                raise ValueError(f"column {label!r} holds a number beyond 1.8e308; make it smaller") from None
+                raise ValueError(f"column {label!r} holds a number larger than 1.8e308; make it smaller") from None
     if infinite := int(np.count_nonzero(np.isinf(x))):
         rows = "1 row" if infinite == 1 else f"{infinite} rows"
         raise ValueError(
-            f"column {label!r} holds infinity in {rows}; put a finite number there, or nan for a missing value"
+            f"column {label!r} holds infinity in {rows}; replace it with a finite number, or with nan for a missing "
+            "value"
         )
     return np.clip(x, -LARGEST, LARGEST, out=x)
 
@@ -404,11 +405,11 @@ def column_from_json(data: Any) -> AnyColumn:
     q = fields["quantiles"]
     numbers = [fields["shift"], fields["scale"], fields["fill"], *(q or ())]
     if not all(isinstance(v, number) and math.isfinite(v) for v in numbers) or fields["scale"] < 0:
-        raise ValueError("shift, scale, fill and quantiles of a column must be finite numbers, scale not negative")
+        raise ValueError("shift, scale, fill and quantiles of a column must be finite numbers, and scale at least 0")
     if fields["both"] and q is None:
         raise ValueError("a column of both kinds must have quantiles")
     if q is not None and (len(q) < 2 or q != sorted(q)):
-        raise ValueError("the quantiles of a column must be two or more numbers that rise")
+        raise ValueError("the quantiles of a column must be two or more increasing numbers")
     floating = {key: float(fields[key]) for key in ("shift", "scale", "fill")}
     return NumberColumn(**{**fields, **floating, "quantiles": None if q is None else tuple(map(float, q))})
 

@@ -219,7 +219,7 @@ class TableEncoder:
         if data.get("version") != VERSION:
             raise ValueError(
                 f"a table encoder of version {VERSION} is expected, got {data.get('version')!r}; "
-                "load it with the evalign that saved it"
+                "load it with the version that saved it"
             )
         try:
             encoder = cls(numeric=data["numeric"], max_categories=data["max_categories"])
@@ -248,7 +248,7 @@ class TableEncoder:
         given, known = set(names), set(self._labels)
         if missing := [name for name in self._names or () if name not in given]:
             hint = did_you_mean(missing[0], [name for name in names if name not in known])
-            raise ValueError(f"X must have the columns of training, it lacks {quoted(missing)}{hint}")
+            raise ValueError(f"X must have the columns of training, but lacks {quoted(missing)}{hint}")
 
     def _checked(self, X: Any) -> tuple[AnyTable, list[int]]:
         self._check_fitted()
@@ -263,7 +263,7 @@ class TableEncoder:
             if extra := set(names) - set(known):
                 more = quoted(name for name in names if name in extra)
                 raise ValueError(
-                    f"X must have the columns of training only, it also has {more}; drop them or use select"
+                    f"X must have only the columns of training, but also has {more}; drop them or use select"
                 )
             at = {name: j for j, name in enumerate(names)}
             return [at[name] for name in known]
@@ -323,7 +323,7 @@ def as_table(X: Any) -> AnyTable:
         sparse: Any = X
         if np.prod(sparse.shape, dtype=np.float64) > MOST_ENTRIES:
             raise ValueError(
-                f"a sparse X is made dense, and one of shape {sparse.shape} would not fit into memory; "
+                f"a sparse X is converted to dense, and shape {sparse.shape} would not fit in memory; "
                 "reduce its columns first, e.g. with sklearn.decomposition.TruncatedSVD"
             )
         X = sparse.toarray()
@@ -347,7 +347,7 @@ def column_names(table: AnyTable) -> list[str] | None:
         return None
     names: list[Hashable] = list(table.columns)
     if twice := list(dict.fromkeys(table.columns[table.columns.duplicated()])):
-        raise ValueError(f"column names must differ, got {quoted(twice)} more than once; rename or drop one")
+        raise ValueError(f"column names must be unique, got {quoted(twice)} more than once; rename or drop one")
     texts = [name for name in names if isinstance(name, str)]
     if 0 < len(texts) < len(names):  # scikit-learn's words
         types = sorted({type(name).__name__ for name in names})

@@ -51,7 +51,7 @@ def check_header(where: str, names: Sequence[str], wanted: Iterable[str] | None)
     for name in wanted or ():
         if name not in present:
             hint = did_you_mean(str(name), map(str, names))
-            raise TableError(f"{where} has the columns {quoted(names)}, not {name!r}{hint or '; check the name'}")
+            raise TableError(f"{where} has no column {name!r}, only {quoted(names)}{hint or '; check the name'}")
 
 
 def file_format(path: Path) -> tuple[Format, str]:
@@ -72,7 +72,8 @@ def file_format(path: Path) -> tuple[Format, str]:
             return name, last
     hint = "; save it as .xlsx" if last == ".xls" else "; rename or convert it"
     raise TableError(
-        f"{path} must end in {', '.join(SUFFIXES)} or .gz after one of the first four, got {last or 'no suffix'}{hint}"
+        f"{path} must end in {', '.join(SUFFIXES)} or one of the first four followed by .gz, got "
+        f"{last or 'no suffix'}{hint}"
     )
 
 
@@ -84,11 +85,11 @@ def check_file(path: Path) -> None:
     except IsADirectoryError:
         files = sorted(name for name in _names_in(path) if name.lower().endswith(SUFFIXES))
         hint = f"; it holds {quoted(files)}" if files else ""
-        raise TableError(f"{path} is a folder, a file is expected{hint}") from None
+        raise TableError(f"{path} is a folder, not a file{hint}") from None
     except (FileNotFoundError, NotADirectoryError):
         raise TableError(_no_such_file(path)) from None
     except PermissionError:
-        raise TableError(f"{path} may not be read by this user; change its permissions, e.g. chmod u+r") from None
+        raise TableError(f"{path} is not readable by this user; change its permissions, e.g. chmod u+r") from None
     except (OSError, ValueError) as error:  # a name too long, a null byte in it
         raise TableError(f"{str(path)!r} cannot be opened ({error}); check the name") from None
     if empty:
@@ -175,7 +176,7 @@ def read_header(path: Path, delimiter: str, encoding: str = UTF8) -> list[str]:
     if header is None:
         raise TableError(f"{path} is empty; a header and rows are expected")
     if any("\0" in name for name in header):
-        raise TableError(f"{path} must be UTF-8 text, it looks like UTF-16 or a binary file; save it as UTF-8")
+        raise TableError(f"{path} must be UTF-8 text, but looks like UTF-16 or a binary file; save it as UTF-8")
     return header
 
 
@@ -187,7 +188,7 @@ def check_rows(path: Path, delimiter: str, encoding: str = UTF8) -> None:
             _count_fields(path, delimiter, encoding, strict=True)
         except csv.Error as error:
             if "unexpected end of data" in str(error):
-                raise TableError(f"{path} ends inside of a quoted entry; close the quote or remove it") from None
+                raise TableError(f"{path} ends inside a quoted entry; close the quote or remove it") from None
             _count_fields(path, delimiter, encoding, strict=False)  # stray quotes, which Arrow and pandas accept
     finally:
         csv.field_size_limit(limit)
@@ -203,7 +204,7 @@ def _count_fields(path: Path, delimiter: str, encoding: str, *, strict: bool) ->
                 fields = "1 field" if len(row) == 1 else f"{len(row)} fields"
                 raise TableError(
                     f"{path}, line {reader.line_num} has {fields} where the header has {width}; "
-                    "correct it, or quote entries that hold the delimiter"
+                    "correct it, or quote entries that contain the delimiter"
                 )
 
 
@@ -231,7 +232,7 @@ def refuse_encoding(path: Path) -> NoReturn:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise TableError(
-                    f"{path} must be UTF-8 text, it has the byte 0x{line[error.start]:02x} in line {number}; save it "
+                    f"{path} must be UTF-8 text, but has the byte 0x{line[error.start]:02x} in line {number}; save it "
                     "as UTF-8, or name its encoding, e.g. --encoding cp1252"
                 ) from None
-    raise TableError(f"{path} is UTF-8 text and cannot be read in another encoding; leave the encoding out") from None
+    raise TableError(f"{path} is UTF-8 text and cannot be read with another encoding; leave the encoding out") from None

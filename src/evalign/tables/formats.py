@@ -157,7 +157,9 @@ def convert(
         unit = getattr(before, "unit", "")
         if name in text or not is_text(column):
             if unit == "%" and column.dtype.kind in "iuf" and column.notna().any():
-                raise TableError(f"column {name!r} held percentages in training, here numbers without %; add the %")
+                raise TableError(
+                    f"column {name!r} held percentages in training, but has numbers without % here; add the %"
+                )
             continue
         if before is not None:
             try:
@@ -169,8 +171,8 @@ def convert(
         if found is not None:
             if before is not None and getattr(found, "unit", "") != unit:
                 raise TableError(
-                    f"column {name!r} had the unit {unit or 'none'} in training, here {getattr(found, 'unit', '')}; "
-                    "convert it"
+                    f"column {name!r} had the unit {unit or 'none'} in training, but has {getattr(found, 'unit', '')} "
+                    "here; convert it"
                 )
             frame[name], formats[name] = found.parse(column), found
     return formats
@@ -214,7 +216,7 @@ def detect_number(
             example = next(body for body in bodies if "," in body)
             unclear = (
                 f"writes numbers as {example!r}, which may be a decimal or a thousands separator, and is used as "
-                "categories; say --decimal , or --decimal ."
+                "categories; pass --decimal , or --decimal ."
             )
     if unclear is not None:
         note(f"column {name!r} {unclear}")
@@ -308,7 +310,7 @@ def expand_dates(frame: pd.DataFrame, *, features: Any = (), note: Note = lambda
         return frame
     if found:
         names = ", ".join(map(repr, found))
-        note(f"the dates in {names} were turned into days, month, day of the month, weekday and (with times) hour")
+        note(f"the dates in {names} were converted to days, month, day of the month, weekday and (with times) hour")
     result = pd.DataFrame(expanded, index=frame.index)
     result.attrs = frame.attrs
     return result

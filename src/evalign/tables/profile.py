@@ -82,7 +82,7 @@ class TableProfile:
 
     def notes(self) -> list[str]:
         """What a user should know, one sentence each."""
-        said = [f"{column.leak}; if it is not known when predicting, ignore it with --drop {column.name!r}"
+        said = [f"{column.leak}; if it is not known at prediction time, ignore it with --drop {column.name!r}"
                 for column in self.columns if column.leak]  # fmt: skip
         if constant := [column.name for column in self.columns if column.constant]:
             said.append(f"constant columns carry no information: {quoted(constant)}")

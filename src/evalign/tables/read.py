@@ -72,7 +72,9 @@ def read_text(
         decimal = ","
         # A decimal comma in one column settles the others: "1.234" is a thousand.
         frame, notes = reader.read(wanted, given, ","), []
-        note(f"numbers were read with a decimal comma, as in column {commas[0]!r}; --decimal . would read a point")
+        note(
+            f"numbers were read with a decimal comma, as in column {commas[0]!r}; for a decimal point pass --decimal ."
+        )
         found = convert(frame, known=formats, text=kept, decimal=decimal, delimiter=delimiter, note=notes.append)
         notes = [one for one in notes if not one.endswith("read as numbers with a decimal comma")]
     for one in notes:
@@ -341,7 +343,7 @@ def check_target(
     """
     check_header("the table", list(frame.columns), [column])
     if frame.shape[1] == 1:
-        raise TableError(f"the table has no column but the target {column!r}; features are expected beside it")
+        raise TableError(f"the table has no column except the target {column!r}; add feature columns")
     if drop_unlabelled and frame[column].isna().any():
         note(f"{int(frame[column].isna().sum())} of {len(frame)} rows have no label and were dropped")
         frame = frame[frame[column].notna()].reset_index(drop=True)
@@ -350,7 +352,7 @@ def check_target(
     if lacking := int(labels.isna().sum()):
         rows = "1 row has" if lacking == 1 else f"{lacking} of {len(labels)} rows have"
         raise TableError(
-            f"the target {column!r} must have a label in every row, {rows} none; drop them with --drop-unlabelled"
+            f"the target {column!r} must have a label in every row, but {rows} none; drop them with --drop-unlabelled"
         )
     if words := sorted({*MISSING} & {*labels.unique()} if kind == "text" else ()):
         note(f"the target {column!r} has the class {quoted(words)}; if that means no label, add --drop-unlabelled")
@@ -369,15 +371,17 @@ def check_target(
         amounts |= not (np.isfinite(classes) & (classes == np.rint(classes))).all()
     if kind == "number" and amounts and not classification:
         raise TableError(
-            f"the target {column!r} looks like regression, {len(classes)} different numbers in {len(y)} rows; "
-            "cut it into ranges first, or say --task classification if each number is a class"
+            f"the target {column!r} looks like a regression target, with {len(classes)} different numbers in {len(y)} "
+            "rows; bin it into ranges first, or pass --task classification if each number is a class"
         )
     if len(classes) < 2:
-        raise TableError(f"the target {column!r} must have two classes or more, it has only {quoted(classes.tolist())}")
+        raise TableError(
+            f"the target {column!r} must have at least two classes, but has only {quoted(classes.tolist())}"
+        )
     if (counts < min_rows).any():
         rare = classes[counts < min_rows].tolist()
         raise TableError(
-            f"every class of the target {column!r} must have {min_rows} rows or more, "
+            f"every class of the target {column!r} must have at least {min_rows} rows, but "
             f"{quoted(rare)} {'has' if len(rare) == 1 else 'have'} fewer; add rows, or merge or drop the class"
         )
     return frame.drop(columns=column), y
@@ -394,13 +398,15 @@ def check_indicators(
     """
     check_header("the table", list(frame.columns), columns)
     if frame.shape[1] == len(columns):
-        raise TableError("the table has no column but the targets; features are expected beside them")
+        raise TableError("the table has no columns except the targets; add feature columns")
     if drop_unlabelled and (lacking := int(frame[list(columns)].isna().any(axis=1).sum())):
         note(f"{lacking} of {len(frame)} rows lack a label and were dropped")
         frame = frame.dropna(subset=list(columns), ignore_index=True)
     y = indicators(frame[list(columns)])
     if rare := [name for name in y if min(y[name].sum(), (1 - y[name]).sum()) < 2]:
-        raise TableError(f"every target must have two rows of 0 and two of 1, {quoted(rare)} has fewer; leave it out")
+        raise TableError(
+            f"every target must have at least two rows of 0 and two of 1, but {quoted(rare)} has fewer; leave it out"
+        )
     return frame.drop(columns=list(columns)), y
 
 
@@ -410,8 +416,8 @@ def indicators(labels: pd.DataFrame) -> pd.DataFrame:
         if not labels[name].isin([0, 1]).all():
             found = labels[name].unique().tolist()
             raise TableError(
-                f"several targets must each be 0 or 1 in every row, {name!r} holds {quoted(found, most=5)}; replace "
-                "them, or drop rows without a label with --drop-unlabelled"
+                f"several targets must each be 0 or 1 in every row, but {name!r} holds {quoted(found, most=5)}; "
+                "replace them, or drop rows without a label with --drop-unlabelled"
             )
     return labels.astype(np.int64)
 

@@ -268,8 +268,8 @@ def is_multilabel(y: Any) -> bool:
         return False
     if type_of_target(y) != "multilabel-indicator":
         raise ValueError(
-            f"y should be a 1d array, or 0/1 of shape (n, L), got other values of shape {shape}; for several classes a "
-            "row wrap the classifier in sklearn.multioutput.MultiOutputClassifier"
+            f"y should be a 1d array, or 0/1 of shape (n, L), got other values of shape {shape}; for multiclass "
+            "outputs wrap the classifier in sklearn.multioutput.MultiOutputClassifier"
         )
     return True
 
@@ -280,7 +280,7 @@ def check_no_gaps(y: Any) -> None:
     if values.dtype.kind == "f":
         assert_all_finite(values, input_name="y")
     if values.dtype == object and values.ndim and (missing := int(pd.isna(values).sum())):
-        raise ValueError(f"y must hold a label in every row, got none in {missing}; drop these rows")
+        raise ValueError(f"y must hold a label in every row, but {missing} rows have none; drop them")
 
 
 def indicator(y: Any) -> Codes:

@@ -87,7 +87,7 @@ def advise(
     """
     counts = torch.as_tensor(labels, dtype=torch.float64)
     if counts.dim() != 1 or len(counts) < 2 or not bool((counts > 0).all()):
-        raise ValueError(f"labels must hold a count above 0 for two classes or more, got {counts.tolist()}")
+        raise ValueError(f"labels must hold positive counts for at least two classes, got {counts.tolist()}")
     checks.check_number("recall", recall, low=0.0, high=1.0, open_low=True, open_high=True)
     shares = counts / counts.sum()
     if average is None:

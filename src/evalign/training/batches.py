@@ -127,7 +127,9 @@ class StackedBatches:
         ]
         if len({batches.count for batches in self.own}) > 1:
             sizes = sorted({len(numbers) for numbers in rows})
-            raise ValueError(f"all trials must have as many batches an epoch, got {sizes} rows; train them apart")
+            raise ValueError(
+                f"all trials must have the same number of batches per epoch, got {sizes} rows; train them separately"
+            )
         self.rows = [numbers.to(device) for numbers in rows]
         self.count, self.dtype = self.own[0].count, dtype
         lengths = torch.tensor([batches.lengths for batches in self.own]).T

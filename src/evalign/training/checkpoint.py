@@ -69,7 +69,7 @@ class Checkpoint:
             found = content["run"].get(name)
             if found != value:
                 raise ValueError(
-                    f"{self.path} belongs to a training with {name} {found!r}, this one has {value!r}; "
+                    f"{self.path} belongs to a run with {name} {found!r}, this one has {value!r}; "
                     "pass that value, or remove the file to start over"
                 )
         source.network.load_state_dict(_part(arrays, "network."))

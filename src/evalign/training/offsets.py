@@ -67,9 +67,7 @@ def gain_matrix(matrix: Tensor, metric: Callable[[Confusion], Tensor]) -> Tensor
             [-0.0700,  0.0300]], dtype=torch.float64)
     """
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] < 2:
-        raise ValueError(
-            f"a confusion matrix (C, C) of two classes at least is needed, got shape {tuple(matrix.shape)}"
-        )
+        raise ValueError(f"a confusion matrix of shape (C, C) with C >= 2 is needed, got shape {tuple(matrix.shape)}")
     with torch.enable_grad():
         counts = matrix.detach().double().requires_grad_()
         return torch.autograd.grad(metric(of_matrix(counts)), counts)[0]
@@ -102,7 +100,7 @@ def metric_offset(matrix: Tensor, metric: Callable[[Confusion], Tensor], strengt
     gains = class_gains(matrix, metric)
     if not bool(gains.isfinite().all()) or not bool(gains.max() > 0):
         raise ValueError(
-            f"an offset needs a metric that gains when errors are put right, got gains {gains.tolist()}; "
+            f"class offsets need a metric that improves when errors are corrected, got gains {gains.tolist()}; "
             "train without offset"
         )
     gains = gains.clamp_min(LEAST * gains.max())

@@ -106,9 +106,11 @@ def _term(objective: Objective | Term, trials: Sequence[Trial]) -> Term:
     """The objective without anchor, which differs by trial, and with the step that all trials share."""
     steps = {stage.step for trial in trials for stage in trial.recipe.stages if stage.metric}
     if not trials or len(steps) > 1:
-        raise ValueError(f"at least one trial is needed, and one step for all, got {len(trials)} with {sorted(steps)}")
+        raise ValueError(
+            f"stacked trials must not be empty and must share one step, got {len(trials)} with {sorted(steps)}"
+        )
     if any(trial.recipe.has_offsets for trial in trials):
-        raise ValueError("stacked trials have no class offsets; train them one by one, or without offset")
+        raise ValueError("stacked trials do not support class offsets; train them one by one, or without offset")
     if not isinstance(objective, Objective):
         return objective
     step = next(iter(steps), objective.step.step)
@@ -141,7 +143,7 @@ class Stack:
         trials = [replace(trial, recipe=trial.recipe.for_rows(len(trial.train), batch_size)) for trial in trials]
         self.term, self.rows, self.score, self.task, self.watch = _term(objective, trials), rows, score, task, watch
         if rows.y.dim() > 1 and (stratified or oversample):
-            raise ValueError("rows of many labels, such as graphs, have no class to be drawn by; leave that option off")
+            raise ValueError("rows with many labels, such as graphs, cannot be drawn by class; leave that option off")
         device, seeds = rows.x.device, [trial.seed for trial in trials]
         self.batches = StackedBatches(
             [trial.train for trial in trials], batch_size, seeds=seeds,

@@ -18,13 +18,13 @@ EXAMPLE = "evalign datasets --data-dir ~/data --check"
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="Show the card of this one.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the details of this data set.", show_default=False)] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", help="Folder with the files, before $EVALIGN_DATA.", show_default=False),
+        typer.Option("--data-dir", help="Folder with the files. Default: $EVALIGN_DATA.", show_default=False),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Load what is present: checksums and counts are compared.")
+        bool, typer.Option("--check", help="Load the data sets that are present and verify checksums and counts.")
     ] = False,
     json: o.Json = False,
 ) -> None:

@@ -62,20 +62,21 @@ def command(
     ] = "reduced",
     trials: Annotated[
         int | None,
-        typer.Option("--trials", min=1, help="Most trials of a cell; later runs add the rest.", rich_help_panel=RUN),
+        typer.Option("--trials", min=1, help="Maximum trials per cell; later runs add the rest.", rich_help_panel=RUN),
     ] = None,
     engine: Annotated[
-        str, typer.Option("--engine", help="joblib: processes here; ray: a Ray cluster.", rich_help_panel=RUN)
+        str, typer.Option("--engine", help="joblib: local processes; ray: a Ray cluster.", rich_help_panel=RUN)
     ] = "joblib",
     jobs: Annotated[
         int | None,
         typer.Option(
-            "--jobs", min=1, help="Parallel processes; default one a core, eight on a GPU.", rich_help_panel=RUN
+            "--jobs", min=1, help="Parallel processes. Default: one per core, eight on a GPU.", rich_help_panel=RUN
         ),
     ] = None,
     device: o.Device = "auto",
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Folder with the files, before $EVALIGN_DATA.", show_default=False)
+        Path | None,
+        typer.Option("--data-dir", help="Folder with the files. Default: $EVALIGN_DATA.", show_default=False),
     ] = None,
     papers: Annotated[
         Path | None,
@@ -107,7 +108,7 @@ def command(
     home = writable_papers(papers) if tables else find_papers(papers)
     named = list(all_tables(home)) if tables == ["all"] else [load_table(home, name) for name in tables or ()]
     if report and out.exists() and not force:
-        raise ValueError(f"--out {out} exists; choose another name, or overwrite it: --force")
+        raise ValueError(f"--out {out} exists; choose another name, or pass --force to overwrite it")
     if not (named or list_tables or report):
         raise ValueError("expected a table to reproduce, got none; see evalign reproduce --list")
     failed: list[Done] = []

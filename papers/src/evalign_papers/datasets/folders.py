@@ -123,7 +123,9 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         reason = (str(error) or type(error).__name__).strip().split("\n")[0].rstrip(".")
-        raise DataError(f"{path} cannot be read ({reason}); it is damaged or not the original: get it again") from None
+        raise DataError(
+            f"{path} cannot be read ({reason}); it is damaged or not the original: download it again"
+        ) from None
 
 
 def _exists(path: Path, file: File) -> bool:

@@ -97,7 +97,7 @@ class TableSource:
         except (ValueError, TypeError) as error:
             raise DataError(f"{where} must have numbers in column {name!r} ({error}); it is damaged") from None
         if not np.isfinite(numbers).all():
-            raise DataError(f"{where} lacks numbers in column {name!r}; it is damaged: get it again")
+            raise DataError(f"{where} lacks numbers in column {name!r}; it is damaged: download it again")
         # Files differ in how they store 3; loaded tables must not.
         return numbers.astype(np.int64) if (numbers == np.rint(numbers)).all() else numbers
 

@@ -104,12 +104,14 @@ def load_report(path: Path, config: Config | None = None) -> Report:
         report = Report(own, trials, content["grid"], content["environment"], content["seconds"])
         checksum = content["config_sha256"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no report ({error}); delete it and run the cell again") from None
+        raise ValueError(f"{path} is not a report ({error}); delete it and run the cell again") from None
     if config is None:
         beside = path.with_name(path.name.removesuffix(".report.json") + ".json")
         config = read_config(beside) if beside.exists() else own
     if not checksum == own.sha256 == config.sha256:
-        raise ValueError(f"{path} was made by another config than the one beside it; delete it and run the cell again")
+        raise ValueError(
+            f"{path} was made with a config other than the one next to it; delete it and run the cell again"
+        )
     return report
 
 

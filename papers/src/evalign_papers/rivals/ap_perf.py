@@ -91,10 +91,10 @@ def _check_options(metric: Metric, beta: float | None, max_rows: int) -> float:
     checks.check_number("max_rows", max_rows, low=1)
     if metric != "fbeta":
         if beta is not None:
-            raise ValueError(f"beta goes with metric 'fbeta', got metric {metric!r}; leave beta out")
+            raise ValueError(f"beta requires metric 'fbeta', got metric {metric!r}; leave beta out")
         return 1.0
     if beta is None:
-        raise ValueError("metric 'fbeta' needs a beta, got None; say beta=1.0 or metric='f1'")
+        raise ValueError("metric 'fbeta' needs a beta, got None; set beta=1.0 or metric='f1'")
     checks.check_number("beta", beta, low=0.0)
     return float(beta)
 

@@ -107,7 +107,7 @@ class Problem:
     ) -> None:  # fmt: skip
         budgets = [c for c in constraints if c.count]
         if budgets and (classes != 2 or multilabel or any(c.label not in (None, 1) for c in budgets)):
-            raise ValueError(f"{budgets[0]} counts rows of the positive class of two; write a share, like 2%, instead")
+            raise ValueError(f"{budgets[0]} limits rows of the positive class of two; use a share such as 2% instead")
         self.at_most = min((int(c.value) for c in budgets), default=None)
         constraints = [c for c in constraints if not c.count]
         self.average: Average = average

@@ -112,7 +112,7 @@ def people_of_frames(
     """Places (F, 6, 2), angles (F, 6), groups (F, 6) and frame numbers (F,), everything in ascending order."""
     frame = frame.sort_values(["frame", "person"])
     if len(frame) % PEOPLE or not (frame["person"].to_numpy().reshape(-1, PEOPLE) == np.arange(1, PEOPLE + 1)).all():
-        raise DataError(f"every frame must have the people 1 to {PEOPLE} once; the file is damaged: get it again")
+        raise DataError(f"every frame must have the people 1 to {PEOPLE} once; the file is damaged: download it again")
     place = frame[["x", "y"]].to_numpy(dtype=np.float64).reshape(-1, PEOPLE, 2)
     angle = frame["theta"].to_numpy(dtype=np.float64).reshape(-1, PEOPLE)
     group = frame["group"].to_numpy(dtype=np.int64).reshape(-1, PEOPLE)
