@@ -17,8 +17,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "guides" / "bad_inputs.md"
 INTRODUCTION = """# Error messages for bad input
 
 Wrong input ends a command with one sentence on standard error and exit code 2, before anything is trained or written.
-If a table is unusual but usable, a note says how it was read. `python tools/bad_inputs_page.py` generates this page from
-the messages of the command, and a test checks that it is current.
+If a table is unusual but usable, a note says how it was read. `python tools/bad_inputs_page.py` generates this page
+from the messages of the command, and a test checks that it is current.
 
 From Python the same messages are raised as `ValueError` or `TypeError`. Data read in passes has a
 [separate guide](streaming.md).

@@ -395,7 +395,7 @@ MISSING_LABEL = r"; drop them with --drop-unlabelled$"
         (table([1, 2, 3, 3]), "must have at least 2 rows, but 1, 2 have fewer"),
         (
             table([0.5, 1.0] * 9),
-            "^the target 'label' looks like a regression target, with 2 different numbers in 18 rows; bin it into ranges",
+            "^the target 'label' looks like a regression target, with 2 different numbers in 18 rows; bin it",
         ),
         (table([*range(21)] * 2), "looks like a regression target, with 21 different numbers in 42 rows"),
         (table(range(21)), "looks like a regression target, with 21 different numbers in 21 rows"),
