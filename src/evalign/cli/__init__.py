@@ -1,1 +1,1 @@
-"""The `evalign` command: one command a file, torch and pandas imported only by a command that runs."""
+"""The `evalign` command: one module per command; torch and pandas are imported only when a command runs."""

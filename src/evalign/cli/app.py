@@ -71,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 wrong input, 3 a constraint that cannot be met, 130 Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started the command
+        if getattr(sys, name) is None:  # the parent process may have closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         if isinstance(stream := getattr(sys, name), TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # for encodings that lack a letter
+            stream.reconfigure(errors="backslashreplace")  # for encodings that cannot represent a character
     # Read by torch's thread pool on import. Threads that spin while waiting slow a fit from seconds to minutes on a
     # busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -103,7 +103,7 @@ def _explain(error: Exception) -> NoReturn:
         _fail(f"this needs {error.name}, which is not installed; pip install 'evalign[cli]'", EXIT_WRONG_INPUT)
     if isinstance(error, MemoryError):
         _fail("the table does not fit into memory; drop columns, or take a sample of its rows", EXIT_WRONG_INPUT)
-    # Raised by checks, ours or scikit-learn's; a diverging loss is a FloatingPointError with advice in it.
+    # Raised by checks, ours or scikit-learn's; a diverging loss is a FloatingPointError with advice.
     if isinstance(error, OSError) or (isinstance(error, ValueError | FloatingPointError) and _is_checked(error)):
         _fail(str(error), EXIT_WRONG_INPUT)
     kind = type(error).__name__
@@ -111,7 +111,7 @@ def _explain(error: Exception) -> NoReturn:
 
 
 def _is_checked(error: Exception) -> bool:
-    """Whether a check raised this; a ValueError from inside numpy is a bug of ours, not wrong input."""
+    """Whether one of our checks raised this; a ValueError from inside numpy is a bug, not wrong input."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -80,7 +80,7 @@ def parse_size(size: str) -> tuple[int, int]:
 def alternating_times(
     losses: dict[str, Callable[..., "torch.Tensor"]], n: int, d: int, rounds: int, device: "torch.device"
 ) -> dict[str, list[float]]:
-    """Seconds per loss and round; losses alternate, so that noise affects all alike."""
+    """Seconds per loss and round; losses alternate, so that noise affects all equally."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

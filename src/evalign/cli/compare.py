@@ -39,7 +39,7 @@ def command(
     several splits.
 
     Each model is scored with argmax, tuned and plug-in decision rules, learned on rows held out of its training part.
-    With --test the test rows are fixed and splits differ by their seed only. Ctrl-C keeps the completed splits. Writes
+    With --test the test rows are fixed and splits differ only in their seed. Ctrl-C keeps the completed splits. Writes
     report.html and result.json to the --out folder.
     """
     settings = o.Settings.of(given | {"model": model}, context)
@@ -54,7 +54,7 @@ def command(
     with watch_interrupt() as interrupt:
         output = Output(quiet=given["quiet"], as_json=given["json"], words=context.obj)
         feasible = run(NAME, load(source, output.note), settings, splits, folder, output, interrupt)
-    if not feasible:  # a note has named the nearest feasible value
+    if not feasible:  # a note has already given the nearest feasible value
         raise typer.Exit(EXIT_INFEASIBLE)
 
 
@@ -80,7 +80,7 @@ def run(
     note_positive(judge, facts["classes"], output.note)
     others = [*stock_libraries(judge, output.note), *(c.rival(one, judge) for one in c.RIVALS)]
     own = own_models(judge, settings)
-    if rivals is not None:  # as people use them: the most probable class, or a tuned threshold
+    if rivals is not None:  # as they are commonly used: the most probable class, or a tuned threshold
         own = [replace(one, decisions=("argmax", settings.rule)) for one in own]
         others = [replace(one, decisions=("argmax", "tuned")) for one in others if one.name in rivals]
     listed = [*own, *others]
@@ -137,7 +137,7 @@ def own_models(judge: Any, settings: o.Settings) -> list[Any]:
 
 
 def stock_libraries(judge: Any, note: Any) -> list[Any]:
-    """LightGBM and XGBoost with their defaults; a note names those that are not installed."""
+    """LightGBM and XGBoost with their defaults; a note lists those that are not installed."""
     from evalign.boosting.growth import is_installed
     from evalign.comparison import contenders as c
 

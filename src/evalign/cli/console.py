@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from evalign.training.loop import Epoch
 
 EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 3, 130, 141
-WIDTH = 140  # columns that a table may take
-SECONDS = 5.0  # between lines of progress where there is no terminal
+WIDTH = 140  # maximum width of a table
+SECONDS = 5.0  # seconds between progress lines without a terminal
 KNOWN = 0.05  # share of the work after which the time left can be estimated
 
 
@@ -69,7 +69,7 @@ class Output:
         self.words = words  # of the command line
         self.quiet, self.as_json = quiet or as_json, as_json
         self.notes: list[str] = []
-        # A table keeps its width: a narrow terminal breaks its lines, where rich would cut off its numbers.
+        # A table keeps its width: on a narrow terminal its lines wrap, where rich would truncate its numbers.
         width = max(WIDTH, shutil.get_terminal_size().columns)
         self.console = Console(highlight=False, width=width)
         self.stderr = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -95,7 +95,7 @@ class Output:
 
     @contextmanager
     def warnings_as_notes(self) -> Iterator[None]:
-        """Turn warnings into notes, each once; an infeasible constraint arrives as a warning."""
+        """Turn warnings into notes, without duplicates; an infeasible constraint is a warning."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
@@ -106,8 +106,8 @@ class Output:
     def progress(self, steps: int, epochs: int, splits: int = 1) -> Iterator[Step]:
         """Show progress over `steps` models of at most `epochs` epochs each, with the time left.
 
-        A bar on a terminal; elsewhere a line to standard error every few seconds. A model that estimates its time
-        itself, such as a blend, is not measured by epochs.
+        Shows a bar on a terminal, and elsewhere prints a line to standard error every few seconds. A model that
+        estimates its time itself, such as a blend, is not measured by epochs.
         """
         if self.quiet:
             yield lambda title, split: None
@@ -151,17 +151,17 @@ class Progress:
 
 
 class Listener:
-    """Callback of a model: called with each epoch, and before that with an estimate of its seconds, if it has one."""
+    """Callback of a model, called with each epoch, and first with an estimate of its seconds if it has one."""
 
     def __init__(self, progress: Progress, name: str, place: int) -> None:
         self.progress, self.name, self.place = progress, name, place
         self.started, self.expected = time.monotonic(), 0.0
-        self.patience: int | None = None  # epochs without a better one after which the model stops; None if unknown
+        self.patience: int | None = None  # epochs without improvement before the model stops; None if unknown
         self.epochs = progress.epochs
         self.best = 0
 
     def follow(self, model: Any) -> None:
-        """Count the rounds of boosted trees, which may be more than the epochs of other models."""
+        """Count the rounds of boosted trees, which may exceed the epochs of other models."""
         self.patience, self.epochs = getattr(model, "patience", None), getattr(model, "rounds", None) or self.epochs
 
     def expect(self, seconds: float) -> None:
@@ -170,13 +170,13 @@ class Listener:
     def __call__(self, epoch: "Epoch") -> None:
         progress, now = self.progress, time.monotonic()
         spent, own = now - progress.started, now - self.started
-        # Epochs of a blend are those of its members, side by side, and say little about the time.
+        # Epochs of a blend are those of its members, trained in parallel, and say little about the time.
         share = own / self.expected if self.expected else epoch.epoch / self.epochs
         done = (self.place + min(share, 1.0)) / progress.steps
         left, self.best = "", epoch.epoch if epoch.best else self.best
         if self.expected and progress.splits == 1:
             left = f", about {duration(self.expected - own)} left for this model" if own < self.expected else ""
-        elif self.patience is not None:  # boosted trees rarely take all the rounds that they may
+        elif self.patience is not None:  # boosted trees rarely use all their rounds
             rounds = min(self.best + self.patience, self.epochs) - epoch.epoch
             left = f", {duration(own * rounds / epoch.epoch)} left for this model unless it improves"
         elif done >= KNOWN:
@@ -188,7 +188,7 @@ class Listener:
 
 
 def duration(seconds: float) -> str:
-    """A duration to read.
+    """Format a duration in words.
 
     >>> duration(42.3), duration(200), duration(8000)
     ('42 s', '3 min', '2.2 h')

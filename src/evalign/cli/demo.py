@@ -77,7 +77,7 @@ def command(
 
 
 def payments(rows: int, seed: int) -> "pd.DataFrame":
-    """Simulated card payments: numbers, categories, gaps, and frauds that show in combinations of columns."""
+    """Simulated card payments: numbers, categories, missing values, and frauds that show in combinations of columns."""
     import numpy as np
     import pandas as pd
 

@@ -15,8 +15,8 @@ from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Listener, Output, wa
 from evalign.cli.run_files import CHECKPOINTS, InputFiles, RunFolder
 
 NAME = "fit"
-ROUNDS = 1000  # maximum of boosting rounds, the end of the progress bar
-# Of permutation importance: shuffles a column, rows, rows of the rarest class, and seconds.
+ROUNDS = 1000  # maximum number of boosting rounds, the end of the progress bar
+# Permutation importance: shuffles per column, rows, rows of the rarest class, and seconds.
 REPEATS, IMPORTANCE_ROWS, IMPORTANCE_RARE, IMPORTANCE_SECONDS = 3, 500, 50, 5.0
 EXAMPLE = "evalign fit adult.csv --target income --metric f1 --out adult-run"
 
@@ -42,8 +42,8 @@ def command(
     with the best score on the validation rows that all of them held out.
 
     A table of 1 GB (5 million rows, 10 numbers and a category) takes 2.8 GB of memory. A folder of Parquet files, or a
-    Parquet file with --stream, is read in passes to train a network, and may exceed the memory; repeat the command to
-    resume a run that was killed.
+    Parquet file with --stream, is read in passes to train a network, and may be larger than memory; repeat the command
+    to resume a run that was killed.
     """
     settings = o.Settings.of(given, context)
     source = InputFiles.of(data, given, settings.cost_columns)
@@ -63,7 +63,7 @@ def command(
 
             fit = partial(streaming.run, importance=importance, by_default=to_network)
         fitted = fit(source, folder, settings, output, interrupt)
-    if fitted is not None and not fitted.decision_.feasible:  # a note has named the nearest feasible value
+    if fitted is not None and not fitted.decision_.feasible:  # a note has already given the nearest feasible value
         raise typer.Exit(EXIT_INFEASIBLE)
 
 
@@ -84,7 +84,7 @@ def run(source: InputFiles, folder: RunFolder, settings: o.Settings, output: Out
         batch_size = find_recipe(name).batch_size or default_batch_size(round(0.8 * len(parts[0])))
         data.note_batches(judge, facts["classes"], batch_size, output.note)
     details = loaded.details()
-    del loaded  # the parts are copies, and the whole may be large
+    del loaded  # the parts are copies, and the original may be large
     with output.warnings_as_notes():
         trials, kept, why = train(judge, settings, *parts, output, interrupt)
     model = trials[0].estimator
@@ -114,7 +114,7 @@ def importance(model: Any, X: Any, y: Any = None) -> list[dict[str, Any]]:
 
     labels = model.held_out_predictions_.labels
     rarest = min(labels.sum(0)) if labels.ndim == 2 else min(np.bincount(labels)[np.unique(labels)])
-    # A metric of a rare class needs rows of it.
+    # The metric of a rare class needs rows of that class.
     rows = min(max(IMPORTANCE_ROWS, IMPORTANCE_RARE * len(labels) // max(int(rarest), 1)), len(X), 10 * IMPORTANCE_ROWS)
     started = time.perf_counter()
     model.predict(X[:rows])
@@ -193,7 +193,7 @@ class Clock:
         self.started, self.over = time.monotonic(), False
 
     def expect(self, seconds: float) -> None:
-        """Pass a model's own estimate of its time on."""
+        """Forward a model's estimate of its time."""
         if self.listener is not None and hasattr(self.listener, "expect"):
             self.listener.expect(min(seconds, self.seconds or math.inf))
 
@@ -226,7 +226,7 @@ def _epochs(settings: o.Settings, model: str) -> int:
 
 
 def _rivals(judge: Any, settings: o.Settings, model: str) -> list[Any]:
-    """Baselines: boosted trees beside a blend, else the same model trained on cross-entropy; the majority class."""
+    """Baselines: boosted trees for a blend, else the same model trained on cross-entropy; and the majority class."""
     from evalign.boosting.growth import is_installed
     from evalign.comparison import contenders as c
 

@@ -92,7 +92,7 @@ READING = ("decimal", "na", "encoding")
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of a run other than its files, as plain JSON types."""
+    """Options of a run, files excepted, as plain JSON types."""
 
     metric: str = "f1"
     average: str | None = None
@@ -100,7 +100,7 @@ class Settings:
     positive: str | None = None
     subject_to: tuple[str, ...] = ()
     costs: dict[str | tuple[str, str], float | str] | None = None
-    confidence: float | None = None  # with which constraints hold on new rows
+    confidence: float | None = None  # probability that constraints hold on new rows
     recipe: str = "auto"
     decision: str | None = None  # None: the default of the model
     epochs: int | None = None
@@ -233,7 +233,7 @@ class Settings:
 
     @classmethod
     def of(cls, given: dict[str, Any], context: typer.Context) -> "Settings":
-        """Settings of the options of a command, by name; --costs is the metric "cost"."""
+        """Settings from the options of a command, by name; --costs sets the metric to "cost"."""
         own = {field.name: given[field.name] for field in fields(cls) if field.name in given}
         for name, parse in PARSERS.items():
             own[name] = parse(own.get(name))
@@ -255,7 +255,7 @@ def given_options(context: typer.Context | None) -> list[str]:
 
 
 def parse_beta(entries: Sequence[str] | None) -> float | dict[str, float] | None:
-    """Parse --beta: ["2"] is one number for all classes, ["dog=5", "cat=2"] one per label.
+    """Parse --beta: ["2"] gives one number for all classes, ["dog=5", "cat=2"] one per label.
 
     >>> parse_beta(["2"]), parse_beta(["dog=5"])
     (2.0, {'dog': 5.0})
@@ -365,7 +365,7 @@ def _cost_table(path: Path) -> list[tuple[Any, Any]]:
     return [(key, cost) for key, cost in pairs if cost not in ("", None)]
 
 
-# How values on the command line become those of `Settings`.
+# Parsers of command-line values.
 PARSERS: dict[str, Callable[[Any], Any]] = {
     "beta": parse_beta, "costs": parse_costs, "folds": lambda text: parse_folds(text or "auto"),
     "hidden": parse_hidden, "subject_to": lambda given: tuple(given or ()),

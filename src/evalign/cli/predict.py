@@ -165,7 +165,7 @@ def read(
 ) -> "pd.DataFrame":  # fmt: skip
     """Read the table, or the Parquet files of a folder, as the training file was read; its text columns stay text.
 
-    `answers` are columns of labels: `targets` to score, or those of training, which are not converted.
+    `answers` are columns of labels: the `targets` to score, or those of training, which are not converted.
     """
     import pandas as pd
 
@@ -186,7 +186,7 @@ def read(
 
 
 def encoder(model: Any) -> Any:
-    """The encoder of a model's table; models of labels have equal ones."""
+    """The encoder of a model's table; the models of several labels share equal ones."""
     return next(part.encoder_ for part in parts_of(model) if hasattr(part, "encoder_"))
 
 
@@ -205,7 +205,7 @@ def describe_shift(shift: Any, before: Any, now: Any, data: Path) -> dict[str, A
 
 
 def predicted_table(model: Any, p: Any, decided: Any, proba: bool) -> "pd.DataFrame":
-    """A column of predictions, or one for each label, and the probabilities."""
+    """A column of predictions, or one per label, and the probabilities."""
     import pandas as pd
 
     names = [f"prediction_{label}" for label in model.classes_] if model.multilabel_ else ["prediction"]

@@ -1,4 +1,4 @@
-"""Files of a run: the tables to read, with notes on what a user should know about them, and the folder to write."""
+"""Files of a run: the tables to read, with notes for the user, and the folder to write."""
 
 import csv
 import hashlib
@@ -44,7 +44,7 @@ class Reading:
         return cls(given["decimal"], tuple(given["na"] or ()), given["encoding"])
 
     def otherwise(self, other: dict[str, Any]) -> "Reading":
-        """These options, with those that `to_json` wrote for another file where none is given."""
+        """These options; where one is not given, the value that `to_json` wrote for another file."""
         return Reading(
             self.decimal or other.get("decimal"), self.na or tuple(other.get("na", ())),
             self.encoding or other.get("encoding"),
@@ -70,7 +70,7 @@ class Reading:
 class InputFiles:
     """Input files of a run, and which columns and rows to use; `test_size` is None unless it was given.
 
-    `target` names several columns if it has commas; `costs` are columns that hold costs.
+    `target` may name several columns, separated by commas; `costs` are columns that hold costs.
     """
 
     path: Path
@@ -95,7 +95,7 @@ class InputFiles:
         return split_names(self.target)
 
     def check(self) -> None:
-        """Raise for what can be found without reading the files; needs neither pandas nor torch."""
+        """Run the checks that do not read the files; needs neither pandas nor torch."""
         self.reading.check()
         if self.task not in (None, "classification"):
             raise ValueError(f"--task must be classification, got {self.task!r}; evalign does not support regression")
@@ -132,7 +132,7 @@ class Loaded:
     test: "Table | None"
     source: InputFiles
     profile: "TableProfile"
-    reading: dict[str, Any]  # how the file was read, to read rows to predict alike
+    reading: dict[str, Any]  # how the file was read, so that rows to predict are read in the same way
 
     def describe(self) -> dict[str, Any]:
         """Names, sizes and checksums for result.json."""
@@ -212,7 +212,7 @@ def load(source: InputFiles, note: Note) -> Loaded:
 
 
 def check_columns(frame: "pd.DataFrame") -> None:
-    """Raise before training for values that would be refused at prediction, such as infinity."""
+    """Raise before training for values that prediction would refuse, such as infinity."""
     from evalign.tables.columns import column_kind, floats
 
     for name in frame.columns:
@@ -221,7 +221,7 @@ def check_columns(frame: "pd.DataFrame") -> None:
 
 
 def split_names(text: str) -> list[str]:
-    """Names of columns that commas separate; quotes keep a comma.
+    """Split comma-separated column names; quotes keep a comma.
 
     >>> split_names("a, b"), split_names('"a,b"')
     (['a', 'b'], ['a,b'])
@@ -291,13 +291,13 @@ def note_batches(judge: "Judge", counts: dict[str, int], batch_size: int, note: 
 
 
 class RunFolder:
-    """A folder that holds one run and nothing else."""
+    """A folder for the files of one run and nothing else."""
 
     def __init__(self, path: Path, *, also: tuple[str, ...] = (), force: bool = False) -> None:
         self.path, self.known, self.force = path, {RESULT, REPORT, MODEL, *also}, force
 
     def check(self) -> None:
-        """Raise, before any work is done, if the folder cannot be written or holds what must not be overwritten."""
+        """Raise, before any work is done, if the folder cannot be written or holds files that must be kept."""
         self._check_content()
         check_writable(self.path)
 
@@ -335,7 +335,7 @@ class RunFolder:
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """Read the result in a folder; None if there is none of evalign's."""
+    """Read the result in a folder; None if it holds no result of evalign."""
     try:
         result = json.loads((folder / RESULT).read_text())
     except (OSError, ValueError):

@@ -31,7 +31,7 @@ def run(
 ) -> Any:  # fmt: skip
     """Collect statistics, train our network and cross-entropy, save; under torchrun the first rank writes.
 
-    `importance` is that of the columns of held-out rows; `by_default` says that no model was asked for. Returns the
+    `importance` is that of the columns on held-out rows; `by_default` means that no model was requested. Returns the
     model that was saved, None on other ranks.
     """
     if source.test is not None or settings.model != "network":

@@ -1,6 +1,6 @@
 """Compare classifiers by a metric: the same splits, the same held-out rows, every decision rule.
 
-`compare` runs contenders over splits, `summarise` averages its rows.
+`compare` runs contenders over splits, and `summarise` averages its rows.
 """
 
 from evalign.comparison.contenders import Contender

@@ -26,7 +26,7 @@ from evalign.tables.split import Codes, Division, Floats, HeldOutPredictions, di
 from evalign.training.recipes import Recipe, find_recipe
 
 ROUNDS, PATIENCE = 1000, 50
-# Boosting on up to this many rows gets one thread: more would spend their time waiting for each other in every round.
+# Up to this many rows, boosting gets one thread: several would wait for each other in every round.
 ONE_THREAD_ROWS = 5000
 
 
@@ -34,7 +34,7 @@ class HeldOut(ClassifierMixin, BaseEstimator):
     """Any classifier with `predict_proba`, fitted on the encoded rows that `EASTClassifier` would train on.
 
     With one `random_state` both hold out the same rows. Equal rows are kept on one side of the split. Numbers are
-    scaled only, without the ranks that a network may get beside them: trees do not care for either.
+    only scaled, without the additional ranks of a network: trees need neither.
 
     >>> from sklearn.dummy import DummyClassifier
     >>> X, y = np.arange(20.0).reshape(-1, 1), np.array(["a", "b"] * 10)
@@ -55,7 +55,7 @@ class HeldOut(ClassifierMixin, BaseEstimator):
         codes = codes.astype(np.int64)
         train, valid, division, seed = divided or divide(self, X, codes)
         self.encoder_: Any = self.ENCODER().fit(X, rows=train)
-        # Equal rows as often as they were given.
+        # Equal rows are repeated as often as they were given.
         train = np.repeat(train, np.rint(division.train_weight).astype(np.int64))
         x, held_out = (self.encoder_.transform(X, rows=part) for part in (train, valid))
         with threadpool_limits(1 if len(train) <= ONE_THREAD_ROWS else None, "openmp"):
@@ -99,14 +99,14 @@ class StockBooster(HeldOut):
 
     def fit(self, X: Any, y: Any, divided: "Divided | None" = None) -> Self:
         checks.check_choice("library", self.library, LIBRARIES)
-        find_library(self.library)  # says what to install where it is missing
+        find_library(self.library)  # raises an error that says what to install
         return super().fit(X, y, divided)
 
     def _fitted(self, x: Any, y: Codes, held_out: Any, truth: Codes, seed: int) -> Any:
         jobs = 1 if len(x) <= ONE_THREAD_ROWS else self.n_jobs
         options: dict[str, Any] = {"n_estimators": ROUNDS, "random_state": seed, "n_jobs": jobs}
         codes = self.encoder_.categorical
-        # Held-out rows of all classes may be lacking, but none that training lacks is among them.
+        # Held-out rows may lack classes, but have none that training lacks.
         if self.library == "lightgbm":
             import lightgbm
 
@@ -124,7 +124,7 @@ class StockBooster(HeldOut):
 
 
 class PerLabel(ClassifierMixin, BaseEstimator):
-    """A `StockBooster` or `HeldOut` for each label of y (n, L), on common held-out rows; probabilities are (n, L)."""
+    """A `StockBooster` or `HeldOut` per label of y (n, L), with the same held-out rows; probabilities are (n, L)."""
 
     def __init__(self, estimator: Any, *, validation_fraction: float = 0.2, random_state: Any = None) -> None:
         self.estimator = estimator
@@ -134,7 +134,7 @@ class PerLabel(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Codes) -> Self:
         patterns = np.unique(y, axis=0, return_inverse=True)[1].ravel()
         divided = divide(self, X, patterns, rarest_label(y))
-        own = (y[divided.train].min(0) < y[divided.train].max(0)).tolist()  # else a label's share says all
+        own = (y[divided.train].min(0) < y[divided.train].max(0)).tolist()  # else predict the label's share
         self.estimators_: list[Any] = [
             clone(self.estimator).fit(X, y[:, k], divided) if learned else float(y[:, k].mean())
             for k, learned in enumerate(own)
@@ -170,12 +170,12 @@ def divide(model: Any, X: Any, codes: Codes, strata: Codes | None = None) -> Div
 
 
 def _predictions(p: Any, codes: Codes, rows: Codes, weight: Floats) -> HeldOutPredictions:
-    """Of one division."""
+    """Held-out predictions of one division."""
     return HeldOutPredictions(np.asarray(p, dtype=np.float64), codes[rows], weight, rows, np.zeros_like(rows))
 
 
 def stock_forest(seed: int | None = None, *, jobs: int | None = -1) -> RandomForestClassifier:
-    """Scikit-learn's forest, defaults but for 300 trees: votes in steps of 1/100 are coarse to cut for a metric.
+    """Scikit-learn's forest with its defaults but 300 trees: votes in steps of 1/100 are too coarse for thresholds.
 
     >>> stock_forest(0).n_estimators
     300
@@ -199,8 +199,8 @@ OURS, OURS_BOOSTED, OURS_BLENDED = "ours", "ours_boosted", "ours_blended"
 class Contender:
     """A classifier to compare, and the decision rules to give it.
 
-    `make(seed)` returns an estimator with `fit` and `predict_proba`; one that holds no rows out itself is
-    wrapped in `HeldOut`. `title` is for readers.
+    `make(seed)` returns an estimator with `fit` and `predict_proba`; one that does not hold out rows itself is
+    wrapped in `HeldOut`. `title` is its display name.
     """
 
     name: str
@@ -210,7 +210,7 @@ class Contender:
 
 
 def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "auto", **options: Any) -> Contender:
-    """`EASTClassifier` for a judge's metric; `options` are the classifier's other ones."""
+    """`EASTClassifier` for a judge's metric; `options` are further options of the classifier."""
     options |= {"recipe": recipe, "decision": decision}
     return Contender(OURS, f"ours ({find_recipe(recipe).name})", _maker(EASTClassifier, judge, options))
 
@@ -218,13 +218,13 @@ def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "au
 def ours_boosted(
     judge: Judge, *, recipe: str = "anchored", decision: str = "auto", name: str = OURS_BOOSTED, **options: Any
 ) -> Contender:
-    """`EASTBooster` for a judge's metric; `options` are the booster's other ones."""
+    """`EASTBooster` for a judge's metric; `options` are further options of the booster."""
     options |= {"recipe": recipe, "decision": decision}
     return Contender(name, f"ours (boosted trees, {recipe})", _maker(EASTBooster, judge, options))
 
 
 def ours_blended(judge: Judge, *, recipe: str = "auto", decision: str = "auto", **options: Any) -> Contender:
-    """`EASTBlend` for a judge's metric; `options` are the blend's other ones."""
+    """`EASTBlend` for a judge's metric; `options` are further options of the blend."""
     title = "ours (blend)" if recipe == "auto" else f"ours (blend, {recipe})"
     return Contender(OURS_BLENDED, title, _maker(EASTBlend, judge, options | {"recipe": recipe, "decision": decision}))
 
@@ -236,13 +236,13 @@ def boosted_cross_entropy(judge: Judge, **options: Any) -> Contender:
 
 
 def cross_entropy(judge: Judge, *, rival_of: str | Recipe = "anchored", **options: Any) -> Contender:
-    """The same network, split and seed with plain cross-entropy, for as long as the recipe it is a rival of."""
+    """The same network, split and seed with plain cross-entropy, for as many epochs as the compared recipe."""
     contender = ours(judge, recipe=as_long_as(find_recipe(rival_of)), **options)
     return replace(contender, name="cross_entropy", title="cross-entropy")
 
 
 def as_long_as(recipe: Recipe) -> Recipe:
-    """Cross-entropy for as many epochs as a recipe may take, so that longer training cannot pass for a better loss.
+    """Cross-entropy for as many epochs as a recipe may take, so that longer training is not mistaken for a better loss.
 
     >>> as_long_as(find_recipe("paper")).epochs
     1000
@@ -266,7 +266,7 @@ logistic_regression = _stock(
 stock_lightgbm = _stock("lightgbm", "LightGBM", lambda seed: StockBooster("lightgbm", random_state=seed))
 stock_xgboost = _stock("xgboost", "XGBoost", lambda seed: StockBooster("xgboost", random_state=seed))
 
-# Those that need the extra `boost`, by the package that each needs.
+# Those that need the extra `boost`, with the package that each needs.
 BOOSTED: dict[str, Callable[[Judge], Contender]] = {"lightgbm": stock_lightgbm, "xgboost": stock_xgboost}
 
 RIVALS: dict[str, Callable[[Judge], Contender]] = {
@@ -282,7 +282,7 @@ def rival(name: str, judge: Judge) -> Contender:
 
 
 def _maker(kind: type[MetricClassifier], judge: Judge, options: dict[str, Any]) -> Callable[[int], MetricClassifier]:
-    """A classifier of this kind for a judge's metric, by its seed."""
+    """A function of the seed that makes a classifier of this kind for a judge's metric."""
     aim, beta = judge.aim, judge.beta
     by_label = dict(zip(judge.names, beta, strict=True)) if isinstance(beta, list) else beta
     aimed = {

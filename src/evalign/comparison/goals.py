@@ -19,7 +19,7 @@ from evalign.decision.search.problem import class_betas
 from evalign.metrics import Average, MetricFunction
 from evalign.tables.split import Codes, Floats, HeldOutPredictions, indicator
 
-INFEASIBLE = "no decision meets"  # start of the warning of a rule that misses constraints
+INFEASIBLE = "no decision meets"  # start of the warning that a rule misses constraints
 DECISIONS = ("argmax", "tuned", "plug_in", "auto")
 
 
@@ -27,8 +27,8 @@ DECISIONS = ("argmax", "tuned", "plug_in", "auto")
 class Aim:
     """A metric and its options, as in `EASTClassifier`, before any label is known.
 
-    `beta` may be a mapping from label to number, `positive` is the label that counts as positive of two, and a
-    constraint may name a class by its label: "recall[dog] >= 0.8". `costs` go with metric "cost".
+    `beta` may be a mapping from label to number, `positive` is the positive label of two, and a
+    constraint may name a class by its label: "recall[dog] >= 0.8". `costs` require metric "cost".
     """
 
     metric: str | MetricFunction = "f1"
@@ -45,9 +45,9 @@ class Aim:
 
 
 class Judge:
-    """An aim at known classes. Inside, classes are 0 to C - 1 and the positive one of two is 1.
+    """An aim with known classes. Internally, classes are 0 to C - 1 and the positive one of two is 1.
 
-    Labels of a data frame are multilabel: each column is a label of 0 and 1, and a confusion is (L, 2, 2).
+    A data frame of labels is multilabel: each column is a label of 0 and 1, and a confusion is (L, 2, 2).
 
     >>> judge = Judge(Aim("f1", positive="no"), ["no", "yes"])
     >>> judge.classes.tolist(), judge.codes(["no", "yes"]).tolist()
@@ -152,7 +152,7 @@ class Judge:
         """
         checks.check_choice("decision", name, DECISIONS)
         p, y, weight = held_out.probabilities, held_out.labels, held_out.weight
-        if name == "argmax" and not self.multilabel:  # also beside constraints, which it then may miss
+        if name == "argmax" and not self.multilabel:  # also with constraints, which it may then miss
             return Rule("argmax", p.shape[1])
         if self.costs is not None and not self.constraints:
             table = self.cost_table(X)
@@ -173,7 +173,7 @@ class Judge:
         return rule.predict(p, costs=self.cost_table(X) if rule.kind == "row_costs" else None)
 
     def decisions(self, names: Sequence[str]) -> list[str]:
-        """The given decision rules that apply: of costs only "argmax" and "auto"."""
+        """The given decision rules that apply: with costs, only "argmax" and "auto"."""
         return [name for name in names if self.costs is None or name in ("argmax", "auto")]
 
     def cost_table(self, X: Any) -> Floats:
@@ -186,7 +186,7 @@ class Judge:
         return costs_paid(decided, truth, table, None if self.costs is None else self.costs.reject)
 
     def _cost_metric(self) -> MetricFunction:
-        """Minus the mean cost of a confusion; costs of rows are not known to it."""
+        """Minus the mean cost of a confusion; it does not know costs of rows."""
         assert self.costs is not None
         size = len(self.classes)
         return cost_metric(np.zeros((size, size)) if self.costs.per_row else self.costs.matrix())

@@ -1,4 +1,4 @@
-"""Compare contenders over splits: every choice on the development part, test rows read once, at the end."""
+"""Compare contenders over splits: choices are made on the development part, test rows are read once, at the end."""
 
 import time
 import warnings
@@ -33,7 +33,7 @@ class Row:
     decision: str
     split: int
     score: float
-    limits: dict[str, float]  # what the constraints are about
+    limits: dict[str, float]  # values that the constraints limit
     confusion: NDArray[np.int64]
     seconds: float
     feasible: bool  # whether held-out rows meet the constraints
@@ -63,7 +63,7 @@ class FittedContender:
         return rows
 
     def precision_recall(self, judge: Judge, points: int) -> dict[str, Any] | None:
-        """The curve of two classes on the test rows, and where the rules stand on it; None if a class has no row."""
+        """The curve of two classes on the test rows, with the points of the rules; None if a class has no row."""
         if not 0 < self.truth.sum() < len(self.truth):
             return None
         precision, recall, _ = precision_recall_curve(self.truth, self.probabilities[:, 1], drop_intermediate=True)
@@ -86,9 +86,9 @@ class FittedContender:
         return {"contender": name, "title": title, "observed": observed.tolist(), "predicted": predicted.tolist()}
 
     def operating_points(self, decision: str, points: int) -> dict[str, Any] | None:
-        """Counts at every threshold of two classes, on the rows that training held out; None where none are kept.
+        """Counts at every threshold of two classes, on the rows that training held out; None if none are kept.
 
-        A decision that depends on a row's own costs has no threshold.
+        A decision that depends on the costs of each row has no threshold.
         """
         held_out = getattr(self.estimator, "held_out_predictions_", None)
         if held_out is None or self.rules[decision].kind == "row_costs":
@@ -155,7 +155,7 @@ class Table:
 
 
 def split(table: Table, test_size: float, seed: int) -> tuple[Table, Table]:
-    """Development and test part: every class gives its share, and keeps at least one row for development."""
+    """Development and test part, stratified; every class keeps at least one row for development."""
     several = np.ndim(table.y) == 2
     codes = rarest_label(indicator(table.y)) if several else np.unique(table.y, return_inverse=True)[1].astype(np.int64)
     development, test = split_rows(codes, test_size, seed)
@@ -168,7 +168,7 @@ def split(table: Table, test_size: float, seed: int) -> tuple[Table, Table]:
 
 @contextmanager
 def warnings_of_ours(contender: Contender) -> Iterator[None]:
-    """Do not warn of the constraints that a rival misses, which the table shows."""
+    """Silence warnings of constraints that a rival misses; the table shows them."""
     with warnings.catch_warnings():
         if not contender.name.startswith(OURS):
             warnings.filterwarnings("ignore", INFEASIBLE)
@@ -234,8 +234,8 @@ def compare(
 ) -> Comparison:
     """Every contender on every split.
 
-    With `test` given the test rows are the same in every split, which then is another seed only. `on_step` is told
-    who starts on which split, and returns what to call after every epoch. Ctrl-C ends the comparison with the
+    With `test` given, the test rows are the same in every split, and splits differ only in the seed. `on_step` is
+    called with the contender and the split, and returns a callback for every epoch. Ctrl-C ends the comparison with the
     splits that are complete; `interrupted` is True if Ctrl-C ended a training early.
 
     >>> from sklearn.datasets import load_iris

@@ -16,7 +16,7 @@ from scipy.stats import t as student_t
 from evalign.comparison.run import Row
 from evalign.tables.split import Codes, Floats
 
-FEWEST_SPLITS = 5  # for a p value; with fewer, hardly any difference can be significant
+FEWEST_SPLITS = 5  # for a p value; with fewer, hardly any difference is significant
 CELLS = 2**22  # of matrices held at once, 32 MB
 Scorer = Callable[[NDArray[np.int64]], Floats]  # matrices (K, C, C) -> (K,) or (K, C)
 
@@ -24,7 +24,7 @@ Scorer = Callable[[NDArray[np.int64]], Floats]  # matrices (K, C, C) -> (K,) or 
 def resampled_scores(
     truth: Codes, predictions: Mapping[str, Codes], classes: int, score: Scorer, *, repeats: int = 1000, seed: int = 0
 ) -> dict[str, Floats]:
-    """The score of every prediction on `repeats` resamples; one resample is the same rows for all.
+    """The score of every prediction on `repeats` resamples; a resample has the same rows for all predictions.
 
     Multilabel truth and predictions are 0/1 (n, L), and `score` takes counts (K, L, 2, 2).
     """
@@ -45,7 +45,7 @@ def resampled_scores(
 def _multilabel_scores(
     truth: Codes, predictions: Mapping[str, Codes], score: Scorer, repeats: int, seed: int
 ) -> dict[str, Floats]:
-    """Rows have too many patterns of labels to draw these."""
+    """Resampled scores of multilabel predictions, row by row: there are too many patterns of labels."""
     generator, cells = np.random.default_rng(seed), {name: 2 * truth + one for name, one in predictions.items()}
     counts: dict[str, list[NDArray[np.int64]]] = {name: [] for name in predictions}
     for _ in range(repeats):
@@ -104,7 +104,7 @@ def _matrices(draws: NDArray[np.int64], cells: Codes, classes: int) -> NDArray[n
 
 @dataclass(frozen=True)
 class Line:
-    """One contender with one decision over all splits; an error is None where there is one split only.
+    """One contender with one decision over all splits; errors are None with a single split.
 
     `difference` is the reference's score minus this one, split by split: above 0 the reference is better.
     """
@@ -136,7 +136,7 @@ def standard_error(values: Iterable[float]) -> float | None:
 def corrected_error(values: Iterable[float], test_to_train: float) -> float:
     """Standard error of the mean of J >= 2 values from random splits, which share rows (Nadeau and Bengio 2003).
 
-    sqrt((1 / J + n_test / n_train) s²): the training parts overlap, and 1 / J alone would call noise a difference.
+    sqrt((1 / J + n_test / n_train) s²): training parts overlap, so 1 / J alone would mistake noise for a difference.
     """
     x = np.array(list(values))
     return float(math.sqrt((1 / len(x) + test_to_train) * x.var(ddof=1)))
@@ -162,7 +162,7 @@ def two_sided_p(distance: float, error: float, freedom: int) -> float:
 def summarise(rows: Iterable[Row], reference: tuple[str, str], *, test_size: float = 0.2) -> list[Line]:
     """A line for every (contender, decision), the best mean first; differences are to the `reference` pair.
 
-    `test_size` is the share of the rows in a test part: how much training parts overlap decides what noise is.
+    `test_size` is the share of rows in a test part, which sets how much training parts overlap.
     """
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:

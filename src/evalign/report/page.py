@@ -30,7 +30,7 @@ def thinned(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     >>> len(short) <= EPOCHS + 1, 7 in [row["epoch"] for row in short]
     (True, True)
     """
-    history = [row for row in history if not math.isnan(row.get("score", 0.0))]  # of trees no score is watched
+    history = [row for row in history if not math.isnan(row.get("score", 0.0))]  # trees have no watched score
     if len(history) <= EPOCHS:
         return history
     keep = set(np.linspace(0, len(history) - 1, EPOCHS).round().astype(int).tolist())
@@ -49,7 +49,7 @@ def build_result(
     With one split intervals come from resampling test rows, with more the standard error from the splits.
     """
     judge, lines = comparison.judge, summarise(comparison.rows, reference, test_size=comparison.test_share)
-    # A score reached by missing a constraint does not compete.
+    # A score that misses a constraint does not compete.
     lines.sort(key=lambda line: bool(judge.missed(line.limits)))
     table = [_entry(line, judge) for line in lines]
     if comparison.splits == 1:
@@ -94,14 +94,14 @@ def _is_single(model: Any) -> bool:
 
 
 def class_rows(comparison: Comparison) -> list[int]:
-    """Test rows of each class over all splits, which have as many each; of each label those that have it."""
+    """Test rows of each class over all splits, or of each label if multilabel."""
     judge, truth = comparison.judge, comparison.trials[0].truth
     rows = truth.sum(0) if judge.multilabel else np.bincount(truth, minlength=len(judge.classes))
     return [int(count) * comparison.splits for count in rows]
 
 
 def metric_title(judge: Judge) -> str:
-    """The metric in a reader's words.
+    """Display name of the metric.
 
     >>> from evalign.comparison.goals import Aim
     >>> metric_title(Judge(Aim("f1"), ["no", "yes"])), metric_title(Judge(Aim("mcc"), [0, 1, 2]))
@@ -119,7 +119,7 @@ def metric_title(judge: Judge) -> str:
 
 
 def shown_in_detail(lines: Sequence[Line], reference: tuple[str, str]) -> list[Line]:
-    """The reference, cross-entropy as it is mostly used, with the reference's decision, and the best other model."""
+    """The reference, cross-entropy with its usual decision and with the reference's, and the best other model."""
     by_key = {(line.contender, line.decision): line for line in lines}
     keys = [reference, ("cross_entropy", "argmax"), ("cross_entropy", "plug_in")]
     others = [key for key in by_key if key[0] not in ("cross_entropy", "majority") and not key[0].startswith("ours")]
@@ -129,7 +129,7 @@ def shown_in_detail(lines: Sequence[Line], reference: tuple[str, str]) -> list[L
 def per_class(line: Line, judge: Judge, repeats: int, seed: int) -> dict[str, Any]:
     """Precision, recall and F1 of each class as [value, low, high]."""
     if judge.multilabel:
-        tables, at = list(line.confusion), slice(1, 2)  # of a label the score of 1
+        tables, at = list(line.confusion), slice(1, 2)  # the score of class 1 of a label
     else:
         tables, at = [line.confusion], slice(None)
     drawn = [list(resampled_matrices(table, repeats=repeats, seed=seed)) for table in tables]
@@ -148,7 +148,7 @@ def per_class(line: Line, judge: Judge, repeats: int, seed: int) -> dict[str, An
 
 
 def versions() -> dict[str, str]:
-    """What a result may depend on."""
+    """Versions of packages that a result may depend on."""
     from evalign import __version__
 
     packages = ("torch", "numpy", "scikit-learn", "pandas", "pyarrow")  # which this package needs
@@ -170,7 +170,7 @@ def _entry(line: Line, judge: Judge) -> dict[str, Any]:
 def _add_intervals(
     table: Sequence[dict[str, Any]], comparison: Comparison, reference: tuple[str, str], repeats: int, seed: int
 ) -> None:
-    """Of resampled test rows; of costs, 1.96 standard errors of the mean that rows paid."""
+    """Add intervals from resampled test rows; for costs, 1.96 standard errors of the mean cost per row."""
     judge, trials = comparison.judge, comparison.trials
     if judge.costs is not None:
         spread = _spread
@@ -193,19 +193,19 @@ def _spread(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _as_costs(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry whose scores are minus costs, as costs."""
+    """An entry with its scores, minus costs, as costs."""
     flipped = {key: -entry[key] for key in ("score", "difference")} | {"scores": [-s for s in entry["scores"]]}
     spreads = {key: [-x for x in entry[key][::-1]] for key in ("interval", "difference_interval") if key in entry}
     return entry | flipped | spreads
 
 
-MOST_CELLS = 30  # classes of a confusion matrix that is shown whole
-# Models as people use them, the most usual first.
+MOST_CELLS = 30  # maximum number of classes of a confusion matrix shown in full
+# Models as they are commonly used, the most common first.
 USUAL = ("random_forest", "lightgbm", "logistic_regression", "gradient_boosting", "cross_entropy")
 
 
 def render(result: dict[str, Any]) -> str:
-    """The page; everything that came from a user's file is escaped."""
+    """The HTML page; everything from a user's file is escaped."""
     environment = Environment(
         loader=PackageLoader("evalign", "report/templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
@@ -248,7 +248,7 @@ def slider_costs(result: dict[str, Any]) -> tuple[float, float]:
 
 
 def headline(result: dict[str, Any]) -> str:
-    """Rows that our model and the usual one get right, in counts.
+    """Numbers of rows that our model and the usual one get right.
 
     >>> row = {"contender": "ours", "decision": "auto", "title": "blend", "confusion": [[90, 4], [1, 5]]}
     >>> forest = {"contender": "random_forest", "decision": "argmax", "title": "random forest + argmax"}
@@ -370,7 +370,7 @@ def shift_section(result: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Title, drawing and caption of each plot that the result has numbers for."""
+    """Title, drawing and caption of each plot for which the result has data."""
     one, spread = result["splits"] == 1, interval_of(result)
     first = "" if one else " First split."
     found = [
@@ -404,7 +404,7 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def interval_of(result: dict[str, Any]) -> str:
-    """What intervals of one split are."""
+    """Caption for the intervals of one split."""
     costs = result["metric"].get("lower_is_better")
     return "95 % interval of the mean over test rows" if costs else "95 % interval from resampled test rows"
 

@@ -44,7 +44,7 @@ STYLE: dict[str, Any] = {
 
 
 def palette(result: dict[str, Any]) -> dict[str, str]:
-    """A colour for each contender, ours first; the same in every drawing of a page."""
+    """A colour for each contender, ours first, the same in every drawing of a page."""
     names = list(dict.fromkeys(row["contender"] for row in result["table"] if row["contender"] != "majority"))
     names.sort(key=lambda name: name != result["reference"][0])
     return dict(zip(names, TINTS, strict=False))
@@ -52,7 +52,7 @@ def palette(result: dict[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def drawing(name: str, width: float, height: float) -> Iterator[Figure]:
-    """A figure in our style; `name` keeps the ids of two drawings on one page apart. No window system is touched."""
+    """A figure in our style, without a window system; `name` keeps the ids of drawings on one page distinct."""
     settings: Any = STYLE | {"svg.hashsalt": name}
     with mpl.rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -79,7 +79,7 @@ MOST_CLASSES = 24
 
 
 def scores(result: dict[str, Any]) -> str:
-    """One line per contender and decision: the score, its interval, and with several splits each split's score."""
+    """One line per contender and decision: the score, its interval and, with several splits, the score of each."""
     table = [row for row in result["table"][::-1] if row["contender"] != "majority"]
     tints = palette(result)
     titles = [row["title"] if len(row["title"]) <= 34 else row["title"].replace(" + ", "\n+ ") for row in table]
@@ -102,7 +102,7 @@ def scores(result: dict[str, Any]) -> str:
 
 
 def precision_recall(result: dict[str, Any]) -> str:
-    """Two classes: curves on the test rows, with the points that decision rules chose; of one split our interval."""
+    """Curves of two classes on the test rows, with the points of decision rules, and our interval with one split."""
     tints = palette(result)
     own = next(rule for rule in result["per_class"] if [rule["contender"], rule["decision"]] == result["reference"])
     with drawing("trade-off", WIDTH, 4.9) as figure:
@@ -128,7 +128,7 @@ def precision_recall(result: dict[str, Any]) -> str:
 
 
 def class_scores(result: dict[str, Any]) -> str:
-    """More classes: precision and recall of every class under each of the rules shown in detail, rare classes first."""
+    """Precision and recall of every class under each rule shown in detail, rare classes first."""
     rows, names, tints = result["class_rows"], result["classes"], palette(result)
     order = sorted(range(len(names)), key=lambda k: rows[k])[:MOST_CLASSES]
     titles, shown = shortened([rule["title"] for rule in result["per_class"]], 40), shortened(names, 16)
@@ -155,7 +155,7 @@ def training(result: dict[str, Any]) -> str:
     """Validation score and cross-entropy by epoch, temperature of a metric stage; a ring marks the kept epoch."""
     tints = [TINTS[0], TINTS[1]]
     hot = [row for row in next(iter(result["history"].values())) if row["stage"] == "metric"]
-    heated = len({row["temperature"] for row in hot}) > 1  # boosted trees keep one
+    heated = len({row["temperature"] for row in hot}) > 1  # boosted trees have one temperature
     with drawing("training", WIDTH, 4.8 if heated else 3.7) as figure:
         panels = figure.subplots(3 if heated else 2, 1, sharex=True, height_ratios=(3, 2, 1.3)[: 3 if heated else 2])
         score, entropy = panels[:2]
@@ -185,7 +185,7 @@ def training(result: dict[str, Any]) -> str:
 
 
 def calibration(result: dict[str, Any]) -> str:
-    """Observed share against predicted probability on the test rows; honest probabilities lie on the diagonal."""
+    """Observed share against predicted probability on the test rows; calibrated probabilities lie on the diagonal."""
     tints = palette(result)
     with drawing("calibration", WIDTH, 4.6) as figure:
         axes = figure.add_subplot()
@@ -202,7 +202,7 @@ def calibration(result: dict[str, Any]) -> str:
 
 
 def importance(result: dict[str, Any]) -> str:
-    """Loss of the metric when one column is shuffled, the largest first."""
+    """Drop of the metric when a column is shuffled, largest first."""
     rows = sorted(result["importance"], key=lambda row: -row["mean"])[:MOST_CLASSES]
     with drawing("importance", WIDTH, 0.8 + 0.27 * len(rows)) as figure:
         axes = figure.add_subplot()
@@ -258,7 +258,7 @@ def _interval(row: dict[str, Any]) -> tuple[float, float]:
 
 
 def shortened(names: Sequence[str], most: int) -> list[str]:
-    """Names of at most `most` letters, or of up to 40 where the names could not be told apart.
+    """Names of at most `most` letters, or of up to 40 if they would be equal otherwise.
 
     >>> shortened(["a", "class of cats", "class of dogs"], 6)
     ['a', '… cats', '… dogs']
