@@ -10,7 +10,7 @@ A cell is a table, a model and a split of 75/25. Five folds of the training part
 of all of it those of the test rows: every rule sees the same numbers. Cells are done split by split (tables above
 5,000 rows in the first `--large-splits` only), and appended to `--out` as soon as they are finished. Peers that are not
 installed are left out with a message: xcolumns (Frank-Wolfe and block coordinate ascent) and mapie (risk control).
-scikit-learn's TunedThresholdClassifierCV runs on the folds' probabilities; TabPFN's rule of one threshold a class is
+scikit-learn's TunedThresholdClassifierCV runs on the folds' probabilities; TabPFN's rule of one threshold per class is
 written out below, as its weights are not needed for it.
 """
 

@@ -62,7 +62,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Size(NamedTuple):
-    """N x C, or N x C x d1 x ... of images; C = 1 is one logit a sample; ":multilabel" or ":soft" targets."""
+    """N x C, or N x C x d1 x ... of images; C = 1 is one logit per sample; ":multilabel" or ":soft" targets."""
 
     shape: tuple[int, ...]
     kind: str

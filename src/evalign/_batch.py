@@ -31,7 +31,7 @@ class FlatBatch(NamedTuple):
     smoothing_weights: tuple[Tensor, Tensor] | None = None
 
     def rows(self) -> "FlatBatch":
-        """The same batch with one row a label."""
+        """The same batch with one row per label."""
         return FlatBatch(*as_rows(self.logits, self.y, self.weight), self.smoothing_weights)
 
     def split(self, images: int) -> "FlatBatch":
@@ -89,7 +89,7 @@ def flatten(
     class_dim: int = 1,
     images: bool = False,
 ) -> FlatBatch:
-    """Check a batch, and bring it into the shape of one row a label; contiguous `images` may keep theirs, flattened.
+    """Check a batch, and bring it into the shape of one row per label; contiguous `images` may keep theirs, flattened.
 
     >>> flatten("multiclass", torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4).long()).logits.shape
     torch.Size([32, 3])

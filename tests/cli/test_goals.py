@@ -172,9 +172,9 @@ def test_a_constraint_names_one_of_several_targets(folder: Path, tmp_path: Path)
         ("payments", ["--metric", "cost"], "needs --costs"),
         ("colours", ["--target", "red,red"], "twice"),
         ("colours", ["--target", "red,shop"], "'shop' holds"),
-        ("colours", ["--target", "red,purple"], "not 'purple'"),
+        ("colours", ["--target", "red,purple"], "no column 'purple'"),
         ("colours", ["--target", "red,blue", "--positive", "1"], "a single target"),
-        ("colours", ["--target", "red,blue", "--costs", "fn=1"], "one label a row"),
+        ("colours", ["--target", "red,blue", "--costs", "fn=1"], "costs require a single target"),
     ],
 )
 def test_wrong_goals_are_refused(folder: Path, tmp_path: Path, table: str, options: list[str], words: str) -> None:

@@ -412,7 +412,7 @@ def test_infeasible_constraints_warn_and_come_closest():
         ("recall > 0.9", ValueError, "did you mean '>='"),
         ("recall < 0.9", ValueError, "did you mean '<='"),
         ("recall == 0.9", ValueError, "compares with >= or <="),
-        ("recall >= high", ValueError, "ends in a number"),
+        ("recall >= high", ValueError, "must end in a number"),
         ("0.9 <= recall", ValueError, "must look like"),
         ("recall", ValueError, "must look like"),
         ("mcc[1] >= 0.5", ValueError, "no score per class"),
@@ -630,7 +630,7 @@ def test_inputs_of_other_libraries():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: Rule("argmax", 3).predict([[0.5, 0.5]]), ValueError, "from 3 columns of probabilities, got 2"),
+        (lambda: Rule("argmax", 3).predict([[0.5, 0.5]]), ValueError, "needs 3 columns of probabilities, got 2"),
         (lambda: Rule("argmax", 2).predict([[np.nan, 0.5]]), ValueError, r"must lie in \[0, 1\], got nan"),
         (lambda: plug_in([[2.0, -1.0]], "f1"), ValueError, "apply softmax or sigmoid first"),
         (lambda: plug_in([[0.9, 0.9]], "f1"), ValueError, "add up to 1"),

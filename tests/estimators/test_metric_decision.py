@@ -246,7 +246,7 @@ def test_errors(model, message, two_classes):
 
 def test_more_errors(two_classes):
     X, y = two_classes
-    with pytest.raises(ValueError, match="one label a row"):
+    with pytest.raises(ValueError, match="one label per row"):
         MetricDecision(GaussianNB()).fit(X, np.stack([y, y + 2], axis=1))
     with pytest.raises(ValueError, match="has not seen"):
         MetricDecision(GaussianNB().fit(X, y), folds="prefit").fit(X, y + 1)
@@ -311,7 +311,7 @@ def test_labels_of_a_data_frame_have_names():
     by_number = MetricDecision(inner, "precision", subject_to="recall[1] >= 0.7").fit(X, y)
     assert model.decision_ == by_number.decision_
     assert model.score(X, named) == by_number.score(X, y)
-    with pytest.raises(ValueError, match="one label a row"):
+    with pytest.raises(ValueError, match="do not support multilabel y"):
         MetricDecision(inner, "cost", costs=[[0, 1], [5, 0]]).fit(X, y)
 
 

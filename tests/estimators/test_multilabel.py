@@ -120,7 +120,7 @@ def test_metric_decision_agrees_with_a_loop_of_per_label_forests(table):
 @pytest.mark.parametrize(
     ("options", "Y", "message"),
     [
-        ({"costs": [[0, 1], [1, 0]], "metric": "cost"}, [[0, 1], [1, 0]] * 10, "one label a row"),
+        ({"costs": [[0, 1], [1, 0]], "metric": "cost"}, [[0, 1], [1, 0]] * 10, "do not support multilabel y"),
         ({}, [[0, 2], [1, 0]] * 10, "0/1 of shape"),
         ({"average": "binary"}, [[0, 1], [1, 0]] * 10, "average='binary'"),
     ],

@@ -262,7 +262,7 @@ def test_what_is_no_data_is_left_out(folder):
     (folder / "broken.parquet").write_bytes(b"no")
     with pytest.raises(TableError, match=r"broken.parquet is not a Parquet file or is damaged"):
         ParquetRows(folder, "sick")
-    with pytest.raises(TableError, match=r"not 'sock'.*did you mean 'sick'"):
+    with pytest.raises(TableError, match=r"no column 'sock'.*did you mean 'sick'"):
         ParquetRows(folder / "part-0.parquet", "sock")
 
 

@@ -370,7 +370,7 @@ MISSING_LABEL = r"; drop them with --drop-unlabelled$"
         ),
         (
             pd.DataFrame(np.eye(12), columns=[f"c{j}" for j in range(12)]),
-            "'c9' and 2 more, not 'label'; check the name$",
+            "'c9' and 2 more; check the name$",
         ),
         (
             pd.DataFrame([[1, 2, 3]], columns=["label", "f", "label"]),
@@ -384,8 +384,8 @@ MISSING_LABEL = r"; drop them with --drop-unlabelled$"
             table(["a", None, "b"]),
             f"^the target 'label' must have a label in every row, but 1 row has none{MISSING_LABEL}",
         ),
-        (table([1.0, np.nan, np.nan]), f"every row, 2 of 3 rows have none{MISSING_LABEL}"),
-        (table([None, None]), f"every row, 2 of 2 rows have none{MISSING_LABEL}"),
+        (table([1.0, np.nan, np.nan]), f"every row, but 2 of 3 rows have none{MISSING_LABEL}"),
+        (table([None, None]), f"every row, but 2 of 2 rows have none{MISSING_LABEL}"),
         (table(["a", "a"]), "^the target 'label' must have at least two classes, but has only 'a'$"),
         (table([7, 7]), "at least two classes, but has only 7$"),
         (
@@ -414,5 +414,5 @@ def test_targets_that_are_refused(frame, message):
 def test_the_least_number_of_rows_of_a_class_is_an_option():
     frame = table(["a"] * 4 + ["b"] * 3)
     check_target(frame, "label", min_rows=3)
-    with pytest.raises(TableError, match="must have 4 rows or more, 'b' has fewer"):
+    with pytest.raises(TableError, match="must have at least 4 rows, but 'b' has fewer"):
         check_target(frame, "label", min_rows=4)

@@ -327,7 +327,7 @@ def test_select_orders_the_columns_and_tells_the_others():
     pd.testing.assert_frame_equal(table, frame)
     assert encoder.select(frame)[0] is frame
     assert encoder.select(NUMBERS)[0] is NUMBERS
-    with pytest.raises(ValueError, match=r"it lacks 'a'; did you mean 'A'\?"):
+    with pytest.raises(ValueError, match=r"but lacks 'a'; did you mean 'A'\?"):
         encoder.select(frame.rename(columns={"a": "A"}))
 
 
@@ -443,7 +443,7 @@ def test_columns_that_lack_or_are_too_many_are_named():
         ValueError, match=r"^X must have the columns of training, but lacks 'age'; did you mean 'Age'\?$"
     ):
         encoder.transform(frame)
-    with pytest.raises(ValueError, match=r"it lacks 'age', 'd'$"):
+    with pytest.raises(ValueError, match=r"but lacks 'age', 'd'$"):
         encoder.transform(frame[["pay", "c"]])
     with pytest.raises(ValueError, match="only the columns of training, but also has 'Age'; drop them or use select"):
         encoder.transform(frame.assign(age=1))

@@ -195,7 +195,7 @@ def describe_shift(shift: Any, before: Any, now: Any, data: Path) -> dict[str, A
     import numpy as np
 
     def counts(decisions: Any) -> dict[str, int]:
-        if decisions.ndim == 2:  # one column a label
+        if decisions.ndim == 2:  # one column per label
             return dict(zip(map(str, shift.classes), decisions.sum(0).tolist(), strict=True))
         return {str(label): int(n) for label, n in zip(*np.unique(decisions, return_counts=True), strict=True)}
 

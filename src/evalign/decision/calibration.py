@@ -1,4 +1,4 @@
-"""Calibration of probabilities on held-out labels: temperature, class offsets, and one slope and offset a label."""
+"""Calibration of probabilities on held-out labels: temperature, class offsets, and one slope and offset per label."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,9 +113,9 @@ class Calibration:
 def fit_calibration(
     p: Floats, y: Labels, weight: Floats, *, multilabel: bool = False, ridge: float = RIDGE
 ) -> Calibration:
-    """Temperature and class offsets of the best penalised likelihood; multilabel: a slope and an offset a label.
+    """Temperature and class offsets of the best penalised likelihood; multilabel: a slope and an offset per label.
 
-    minimise  sum_i w_i (-log q_i[y_i]) + ridge / 2 (log(1 / T)^2 + |offsets|^2). One slope and one offset a class
+    minimise  sum_i w_i (-log q_i[y_i]) + ridge / 2 (log(1 / T)^2 + |offsets|^2). One slope and one offset per class
     undo class weights, resampling and overconfidence, and are few enough for a small sample.
     """
     floor = probability_floor(p, multilabel=multilabel)

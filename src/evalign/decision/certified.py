@@ -137,7 +137,7 @@ class CertifiedProblem(Problem):
                 slack = 7 * self.classes * np.log(2 / alpha) / (3 * np.maximum(trials, 1.0))
                 pooled = binomial_bound(top.sum(-1), trials, alpha, lower=lower)
                 return np.asarray(np.clip(pooled - slack if lower else pooled + slack, 0.0, 1.0))
-            bound = binomial_bound(tp.sum(-1), total, alpha, lower=lower)  # one label a row: the accuracy
+            bound = binomial_bound(tp.sum(-1), total, alpha, lower=lower)  # one label per row: the accuracy
             return np.asarray(bound / (2 - bound) if name == "jaccard" else bound)
         classes = [label] if label is not None else list(range(self.classes))
         alpha = alpha / len(classes)

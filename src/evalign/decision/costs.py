@@ -22,7 +22,7 @@ _CELLS = {"tn": (0, 0), "fp": (0, 1), "fn": (1, 0), "tp": (1, 1)}
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost of each (true, decided) pair of classes: a number, or the name of a column with one number a row.
+    """Cost of each (true, decided) pair of classes: a number, or the name of a column with one number per row.
 
     `reject` is the cost of not deciding a row. Negative costs are gains.
     """

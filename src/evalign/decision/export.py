@@ -31,7 +31,7 @@ def json_schema() -> dict[str, Any]:
         "temperature": {
             "anyOf": [{**number, "exclusiveMinimum": 0}, vector],
             "default": 1.0,
-            "description": "Divides log p (multilabel: the logit, one number a label).",
+            "description": "Divides log p (multilabel: the logit, one number per label).",
         },
         "floor": {**number, "exclusiveMinimum": 0, "exclusiveMaximum": 0.5, "default": FLOOR,
                   "description": "Probabilities below it count as it."},

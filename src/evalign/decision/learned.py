@@ -37,7 +37,7 @@ def calibrated(
 ) -> Rule:  # fmt: skip
     """Default rule of all estimators: calibrate on held-out labels, then `plug_in` on the calibrated probabilities.
 
-    1. q ~ p^(1 / T) exp(offsets) by penalised likelihood (multilabel: a slope and an offset a label). The penalty
+    1. q ~ p^(1 / T) exp(offsets) by penalised likelihood (multilabel: a slope and an offset per label). The penalty
        shrinks towards q = p, so that few rows change little.
     2. The rule is the plug-in rule of q. Its threshold moves towards the best thresholds of bootstrap samples of the
        labels by the share that is not noise; with more than two classes, tuned offsets replace it if they lead by 2.5
@@ -190,8 +190,8 @@ def tuned(
        many labels overrule a calibration that does not fit. For more classes, offsets tuned as with `guard=False`
        are used if they lead by 2.5 standard errors on folds that they were not tuned on.
 
-    `guard=False` maximises the metric on the labels themselves: all cut points for two classes, one offset a class by
-    coordinate ascent with exact line search, one threshold a label. Thresholds lie halfway between neighbouring
+    `guard=False` maximises the metric on the labels themselves: all cut points for two classes, one offset per class by
+    coordinate ascent with exact line search, one threshold per label. Thresholds lie halfway between neighbouring
     probabilities. Constraints (see `plug_in`) are met on the labels in either case; with
     `confidence` they are certified (see `calibrated`).
 

@@ -37,7 +37,7 @@ def plug_in(
 
     Two classes: all thresholds are compared; for F1 the best is F* / 2. More classes: Frank-Wolfe (Narasimhan 2015)
     follows the gain matrix G = dM/dC, decisions are argmax_j (p^T G)_j, and the gain matrix with the best M(C) is
-    kept, argmax included. Multilabel: one threshold a label, separately if the metric is a mean over labels,
+    kept, argmax included. Multilabel: one threshold per label, separately if the metric is a mean over labels,
     otherwise ("micro", functions, constraints) by coordinate ascent.
 
     Parameters

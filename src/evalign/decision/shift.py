@@ -130,7 +130,7 @@ def find_shift(
     5. Are the new rows a mixture of the held-out classes in these shares? The largest Kolmogorov-Smirnov distance
        over the features (Wasserstein over the calibrated probabilities, where no features are kept) and their
        maximum mean discrepancy, against bootstrap samples of such a mixture. Where a few held-out rows stand for most
-       of the new ones, or there are less than 10 new rows a class, this cannot be told, and nothing is adapted.
+       of the new ones, or there are less than 10 new rows per class, this cannot be told, and nothing is adapted.
 
     `columns` are the names of the features in messages, `level` is that of the second step; without `explain` the last
     one is left out where shares did not change.

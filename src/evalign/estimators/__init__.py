@@ -1,1 +1,1 @@
-"""Scikit-learn estimators that train and decide for a metric."""
+"""Scikit-learn estimators trained and tuned for a metric."""

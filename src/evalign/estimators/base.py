@@ -54,7 +54,7 @@ Arrays = dict[str, torch.Tensor]
 class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     """Base of classifiers for a metric: a subclass trains on folds (`_cross_fit`) and predicts (`_probabilities`).
 
-    Decision rules number the classes 0 to C - 1, and the positive one of two is 1, whatever `pos_label` is.
+    Decision rules number the classes 0 to C - 1; of two classes the positive one is 1, whatever `pos_label` is.
 
     Parameters
     ----------
@@ -62,14 +62,14 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         With metric "cost" the models train on the mean costs of each pair of classes.
     average, beta, pos_label, decision, subject_to, confidence, costs, random_state: as in `DecisionParameters`.
     folds: number of models, each trained on the rows of the other folds. Predictions are the mean of their
-        probabilities; the decision is learned from held-out predictions. 1 is a single division.
-    validation_fraction: share of every class that one division holds out.
+        probabilities; the decision is learned from held-out predictions. 1 is a single hold-out.
+    validation_fraction: share of every class that a single hold-out sets aside.
     class_weight: None, "balanced" or a mapping, as in scikit-learn.
-    device: "auto", "cpu", "cuda", ...: where networks run; all else runs on the CPU.
-    n_jobs: cores that `fit` uses; -1 is all.
+    device: "auto", "cpu", "cuda", ...: where networks run; everything else runs on the CPU.
+    n_jobs: number of cores for `fit`; -1 is all.
     verbose: 1 shows progress.
 
-    Multilabel y of 0/1 (n, L): a model for each label on common folds, and thresholds that are chosen jointly. The
+    For multilabel y of 0/1 (n, L) there is a model per label, on the same folds, and thresholds are chosen jointly. The
     columns of a data frame name the labels: "recall['spam'] >= 0.9".
     """
 
@@ -83,26 +83,26 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     n_jobs: int | None = -1
     verbose: int = 0
 
-    # -- what a subclass has ------------------------------------------------------------------------------------
+    # -- what a subclass implements ------------------------------------------------------------------------------------
 
     @abstractmethod
     def _check_options(self) -> None:
-        """Refuse options that make no sense, before any work."""
+        """Raise for invalid options, before any work."""
 
     @abstractmethod
     def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
-        """Train a model for each fold; return predictions of the rows that it held out, (n, C), fold after fold."""
+        """Train a model per fold; return predictions (n, C) of the rows it held out, fold after fold."""
 
     @abstractmethod
     def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
-        """Probabilities (n, C), classes in the order of decision rules; of all folds' models, or of one."""
+        """Probabilities (n, C) with classes in the order of decision rules: mean of all fold models, or one fold's."""
 
     def _content(self) -> tuple[Arrays, dict[str, Any]]:
-        """The learned state beyond what every classifier has: arrays, and the rest in JSON's types."""
+        """The learned state of a subclass: arrays, and the rest as JSON types."""
         raise NotImplementedError(f"{type(self).__name__} cannot be saved")
 
     def _set_content(self, arrays: Arrays, fitted: dict[str, Any]) -> None:
-        """Take what `_content` returned; nothing in it is executed."""
+        """Restore what `_content` returned; nothing in it is executed."""
         raise NotImplementedError(f"{type(self).__name__} cannot be loaded")
 
     # -- scikit-learn's interface -------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         with nullcontext() if self.n_jobs == -1 else few_threads(self.cores):
             self.fit_prepared(data, on_epoch)
         held = self.held_out_predictions_
-        with threadpool_limits(1):  # small products, which more threads only slow down
+        with threadpool_limits(1):  # small products, which more threads would slow down
             self.learn_decision(held if self.confidence is None else held.counted())
         rows = self.held_out_predictions_.rows
         places = np.sort(np.random.default_rng(0).permutation(len(rows))[:EXPLAINED])
@@ -139,7 +139,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         return self
 
     def fit_prepared(self, data: TrainingRows, on_epoch: OnEpoch | None = None) -> Self:
-        """`fit` on rows that are validated and divided already, without learning a decision (argmax decides)."""
+        """`fit` on validated and divided rows, without learning a decision rule (argmax is used)."""
         self._check_options()
         for name, value in data.fitted.items():
             setattr(self, name, value)
@@ -151,7 +151,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         return self
 
     def _fit_labels(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
-        """Cross-fit a model for each label; returns their probabilities (n, L). A label of one class has its share."""
+        """Cross-fit a model per label; return their probabilities (n, L), the share of a label with a single class."""
         assert data.labels is not None
         self.label_models_: list[Self | float] = []
         parts = []
@@ -169,14 +169,14 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         return np.stack(parts, axis=1)
 
     def _label_model(self, k: int) -> Self:
-        """The unfitted model of label k, for the binary form of the metric; a function only judges decisions."""
+        """Unfitted model of label k, with the binary form of the metric; a metric function affects only decisions."""
         beta = self._beta[k] if isinstance(self._beta, list) else self._beta
         metric = self.metric if isinstance(self.metric, str) else "f1"
         model: Self = clone(self).set_params(metric=metric, average=None, beta=beta, subject_to=None, confidence=None)
         return model
 
     def _mean_probabilities(self, X: Any, fold: int | None = None) -> Floats:
-        """`_probabilities`, or those of every label (n, L)."""
+        """`_probabilities`, or those of all labels (n, L)."""
         if not self.multilabel_:
             return self._probabilities(X, fold)
         parts = [
@@ -197,7 +197,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         return self
 
     def predict_proba(self, X: Any) -> Floats:
-        """Probabilities of the classes in the order of `classes_`; of the labels (n, L) if multilabel."""
+        """Probabilities (n, C) in the order of `classes_`; if multilabel, those of the labels (n, L)."""
         check_is_fitted(self, "decision_")
         validate_data(self, X := as_table(X), skip_check_array=True, reset=False)
         return np.ascontiguousarray(self._mean_probabilities(X)[:, self.class_order])
@@ -208,7 +208,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
             return np.log(self.predict_proba(X))
 
     def decision_function(self, X: Any) -> Floats:
-        """Scores (n, C) whose largest is the prediction; of two classes (n,), and of labels (n, L), by their sign."""
+        """Scores (n, C) whose largest is the prediction; for two classes (n,) and labels (n, L), the sign decides."""
         p = self.predict_proba(X)[:, self.class_order]
         if self.multilabel_:
             margin: Floats = self.decision_.calibrate(p) - np.asarray(self.decision_.thresholds)
@@ -217,23 +217,23 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Labels by the learned decision rule."""
+        """Predict labels with the learned decision rule."""
         return self.decide(self.predict_proba(X), X=X)
 
     def predict_jointly(self, X: Any) -> NDArray[Any]:
         """Labels of all rows at once, by the plug-in rule of these rows' probabilities.
 
-        Five held-out rows of a class say little about where to cut; the probabilities of the new rows show which are
+        Five held-out rows of a class say little about its threshold, but the probabilities of new rows show which are
         likely to be of that class. A row's label then depends on the other rows of the call, so pass all rows at once.
-        Where there is evidence that class shares changed, and nothing else, the rule is that of `adapt(X)`.
+        If there is evidence that class shares changed, and nothing else, the rule is that of `adapt(X)`.
         """
         return self.decide(self.predict_proba(X), jointly=True, X=X)
 
     def decide(self, p: Floats, *, jointly: bool = False, X: Any = None) -> NDArray[Any]:
         """Labels for probabilities in the order of `classes_`, by `decision_` or, jointly, by the rows' own rule.
 
-        `X` are the rows of a joint decision: they tell a change of class shares from other changes; and those whose
-        columns hold costs.
+        `X` is needed if its columns hold costs, and for a joint decision, to distinguish a change of class shares from
+        other changes.
         """
         p = p[:, self.class_order]
         rule = self._joint_rule(p, X) if jointly and self.costs is None else self.decision_
@@ -243,25 +243,25 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         return self.predict_proba(X)[:, self.class_order]
 
     def _joint_plug_in(self, p: Floats) -> Rule:
-        # Constraints never rest on probabilities alone: the rule that met them on held-out labels decides.
+        # Constraints are never checked on probabilities alone: use the rule that met them on held-out labels.
         if self.subject_to is not None:
             return self.decision_
         return super()._joint_plug_in(p) if self.decision == "auto" else self._plug_in(p)
 
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """The metric the classifier was trained on; of "cost", minus the mean cost."""
+        """The metric the classifier was trained on; for "cost", minus the mean cost."""
         return self.score_labels(self.predict(X), y, sample_weight, X)
 
     # -- files --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
-        """Write one file: arrays as safetensors, the rest as JSON in its header; see `evalign.storage.container`."""
+        """Save to one file: arrays as safetensors, the rest as JSON in its header; see `evalign.storage.container`."""
         check_is_fitted(self, "decision_")
         return container.write(Path(path), self.FORMAT, *self.content())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote; nothing in the file is executed."""
+        """Load a file that `save` wrote; nothing in it is executed."""
         return container.load(Path(path), cls.FORMAT, cls.from_content)
 
     def content(self) -> tuple[Arrays, dict[str, Any]]:
@@ -284,7 +284,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
 
     @classmethod
     def from_content(cls, arrays: Arrays, fitted: dict[str, Any]) -> Self:
-        """The model that `content` was taken from; of held-out predictions a sample is kept, for `adapt`."""
+        """The model that `content` was taken from, with a sample of the held-out predictions for `adapt`."""
         params: dict[str, Any] = container.loaded_params(fitted["params"])
         if "hidden" in params:
             params["hidden"] = tuple(params["hidden"])
@@ -294,7 +294,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         if fitted["feature_names_in"] is not None:
             model.feature_names_in_ = np.array(fitted["feature_names_in"], dtype=object)
         model.decision_ = Rule.from_json(fitted["decision"])
-        # JSON has lists only; `watched` was a tuple.
+        # JSON has only lists; `watched` was a tuple.
         model.history_ = [{**row, "watched": tuple(row.get("watched", ()))} for row in fitted["history"]]
         model.temperature_ = fitted["temperature"]
         if fitted["cost_matrix"] is not None:
@@ -366,7 +366,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
     def _labels_and_weights(
         self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None
     ) -> tuple[Codes, Codes | None, Floats]:
-        """Codes that tell equal labels, 0/1 (n, L) if multilabel, and weights."""
+        """Codes, equal for equal labels, the labels 0/1 (n, L) if multilabel, and weights."""
         if y is None:
             name = type(self).__name__
             raise ValueError(f"This {name} estimator requires y to be passed, but the target y is None.")
@@ -409,7 +409,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
 
     @property
     def _training_metric(self) -> str | MetricFunction:
-        """The metric; of costs their mean in units of the largest one, which suits a cross-entropy anchor."""
+        """The metric; for costs, their mean in units of the largest one, on the scale of a cross-entropy anchor."""
         if self.costs is None:
             return self.metric
         return cost_metric(self.cost_matrix_ / max(float(np.abs(self.cost_matrix_).max()), 1e-300))

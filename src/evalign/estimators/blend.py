@@ -1,4 +1,4 @@
-"""EASTBlend: a weighted mean of cross-fitted members that decides for a metric; the default classifier."""
+"""EASTBlend: a weighted mean of cross-fitted members with a decision rule for a metric; the default classifier."""
 
 import math
 import threading
@@ -43,10 +43,10 @@ BLENDED = (
     "costs", "class_weight",
 )  # fmt: skip
 PASSED_ON = ("metric", "average", "beta", "pos_label", "costs", "validation_fraction", "class_weight", "device")
-PRIOR_ROWS = 100  # held-out rows at which weights are half way between equal ones and the best ones
-NEGLIGIBLE = 0.03  # a weight below which a member is dropped: it costs time to predict and changes little
-LARGE = 500_000  # rows x classes from which a product is shared among threads
-FEWEST = 1000  # rows that a time limit leaves of a larger table
+PRIOR_ROWS = 100  # held-out rows at which weights are halfway between equal and optimal
+NEGLIGIBLE = 0.03  # members of less weight are dropped: they take time to predict and change little
+LARGE = 500_000  # rows x classes above which a product uses several threads
+FEWEST = 1000  # rows of the sample that a time limit takes from a larger table
 
 
 def blended(probabilities: Sequence[Floats], weights: Sequence[float]) -> Floats:
@@ -63,7 +63,7 @@ def blended(probabilities: Sequence[Floats], weights: Sequence[float]) -> Floats
 def mixture_weights(
     probabilities: Sequence[Floats], labels: Codes, weight: Floats, *, prior_rows: float = PRIOR_ROWS
 ) -> tuple[float, ...]:
-    """Weights of least held-out log-loss of the mean, shrunk to equal ones where rows are few.
+    """Weights of the lowest held-out log-loss of the mean, shrunk towards equal weights if rows are few.
 
     w = a w* + (1 - a) / k with a = n / (n + `prior_rows`). The optimum w* of this convex problem is found by
     expectation maximisation, w_j <- mean of w_j p_j(y) / sum_i w_i p_i(y).
@@ -112,29 +112,29 @@ def fit(X: Any, y: ArrayLike, metric: str | MetricFunction = "f1", **options: An
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EASTBlend(MetricClassifier):
-    """The weighted mean of a linear model, randomised trees, boosted trees and a network, deciding for a metric.
+    """Weighted mean of a linear model, randomised and boosted trees and a network, with a decision rule for a metric.
 
     All members are cross-fitted on the same folds. Their held-out predictions determine first the members' weights (by
     log-loss, shrunk towards equal weights where rows are few) and then the decision. Members train on cross-entropy:
-    beside a good decision rule, training on the metric has no measurable gain (docs/research/metric_training.md).
+    with a good decision rule, training on the metric has no measurable gain (docs/research/metric_training.md).
 
     Parameters
     ----------
     metric and the other parameters of every classifier: see `MetricClassifier`.
     preset: "quick" leaves the network out, "default" has all members, "best" grows more trees and trains two
-        networks a fold for twice as long.
-    time_limit: seconds that `fit` may take. Members are sized and stopped by it, or left out; of a table that is too
-        large for it a stratified sample is trained on. The model then depends on the machine's speed, without it on
-        the seed alone.
+        networks per fold for twice as long.
+    time_limit: seconds that `fit` may take. Members are made smaller, stopped early or left out to meet it, and a table
+        that is too large is replaced by a stratified sample. The model then depends on the speed of the machine;
+        without a limit it depends only on the seed.
     recipe: "auto" is "cross_entropy", or "anchored" with decision="argmax", where training on the metric does help.
-        Others are those of `EASTBooster` and `EASTClassifier`, which both get it.
-    members: names of members to use, of "linear", "forest", "boost" and "network"; None is the preset's. Boosted trees
-        need LightGBM or XGBoost (`pip install evalign[boost]`), and are left out without either.
+        Other recipes of `EASTBooster` and `EASTClassifier` are passed on to both.
+    members: names of the members, from "linear", "forest", "boost" and "network"; None is those of the preset. Boosted
+        trees need LightGBM or XGBoost (`pip install evalign[boost]`) and are left out if neither is installed.
     weights: "auto", or "equal" for the plain mean.
-    folds: of every member; "auto" is 5, on more than 20,000 rows 3, and on more than 60,000 rows one division where it
-        holds out 100 rows or more of each class.
-    linear, forest, boost, network: mappings of further options of a member, such as {"rounds": 300}.
-    n_jobs: with two cores or more, the network trains beside the other members.
+    folds: of every member; "auto" is 5, or 3 for more than 20,000 rows, or a single hold-out for more than 60,000 rows
+        if it holds out at least 100 rows of each class.
+    linear, forest, boost, network: further options of a member, such as {"rounds": 300}.
+    n_jobs: with two or more cores, the network trains in parallel with the other members.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `weights_` (by member), `members_` (those with a
     weight, fitted), `decision_`, `history_` (of the members, one after the other), `encoder_` and `temperature_` (of
@@ -168,7 +168,7 @@ class EASTBlend(MetricClassifier):
 
         Members train in threads, so `on_epoch` may be called from another thread, but never twice at once. If it has a
         method `expect`, that is called first, with the estimated seconds. Ctrl-C ends training and keeps the members
-        that are there.
+        trained so far.
         """
         self._time = TimeBudget(self.time_limit or math.inf)
         try:
@@ -184,8 +184,8 @@ class EASTBlend(MetricClassifier):
     def leaderboard(self) -> pd.DataFrame:
         """Members by weight: held-out log-loss, held-out score with a separate decision, and seconds to fit.
 
-        The blend is the last row. Scores are known after `fit` only, since held-out predictions are not saved. Of
-        several labels each has a table of its members, without scores, under its name in column `label`.
+        The blend is the last row. Scores are available only after `fit`, since held-out predictions are not saved. A
+        multilabel model has rows for the members of each label, named in column `label`, without scores.
         """
         check_is_fitted(self, "decision_")
         if self.multilabel_:
@@ -227,7 +227,7 @@ class EASTBlend(MetricClassifier):
 
     def _shared(self, seed: int) -> dict[str, Any]:
         recipe = self.recipe if self.recipe != "auto" else "anchored" if self.decision == "argmax" else "cross_entropy"
-        folds = 5 if self.folds == "auto" else self.folds  # only checked: members get the folds themselves
+        folds = 5 if self.folds == "auto" else self.folds  # checked here; members get the folds directly
         return {**{name: getattr(self, name) for name in PASSED_ON}, "recipe": recipe, "folds": folds,
                 "random_state": seed, "verbose": 0}  # fmt: skip
 
@@ -239,11 +239,11 @@ class EASTBlend(MetricClassifier):
         return names
 
     def _prepare(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> TrainingRows:
-        """Rows to train on: a stratified sample where the time limit does not allow for all."""
+        """Rows to train on: a stratified sample if the time limit does not allow for all."""
         data = super()._prepare(X, y, sample_weight)
         labels, rows, whole = 1 if data.labels is None else data.classes, len(data.rows), data
         if len(data.divisions) == 1 and self._time.left < math.inf and "network" in self._member_names:
-            # The first optimiser imports torch's compiler, for half a second that the plan must know of.
+            # The first optimiser imports torch's compiler: half a second that the plan must include.
             torch.optim.AdamW([torch.zeros(1)])
         while rows > FEWEST:
             shape = self._shape(data, 2 * data.fitted["n_features_in_"])
@@ -290,7 +290,7 @@ class EASTBlend(MetricClassifier):
         if self.verbose:
             parts = ", ".join(f"{name} {seconds:.1f} s" for name, (_, seconds) in planned.items())
             print(f"estimated time on one core: {parts}")
-        data.encoded(TreeTable)  # before there are threads
+        data.encoded(TreeTable)  # before threads start
         data.encoded(TableEncoder, numeric="both")
         lanes = self._lanes(planned)
         if on_epoch is not None and hasattr(on_epoch, "expect"):
@@ -312,7 +312,7 @@ class EASTBlend(MetricClassifier):
                     continue
                 try:
                     member.fit_prepared(data, clock(on_epoch, until, stop, lock))
-                except KeyboardInterrupt:  # stopped before it had anything to keep
+                except KeyboardInterrupt:  # stopped before there was anything to keep
                     continue
                 seconds[name] = time.monotonic() - began
                 if self.verbose:
@@ -329,7 +329,7 @@ class EASTBlend(MetricClassifier):
         return self._weighted(fitted, seconds)
 
     def _weighted(self, fitted: dict[str, Any], seconds: Mapping[str, float]) -> Floats:
-        """Choose weights, keep the members that have one, and return their mean predictions of the held-out rows."""
+        """Choose weights, drop members without one, and return the mean predictions of the held-out rows."""
         held_out = {name: member.held_out_predictions_ for name, member in fitted.items()}
         first, p = next(iter(held_out.values())), {name: own.probabilities for name, own in held_out.items()}
         weights = [1 / len(p)] * len(p)
@@ -380,8 +380,8 @@ class EASTBlend(MetricClassifier):
 
 
 def load_model(path: str | Path) -> MetricClassifier:
-    """The classifier that `save` wrote to `path`, whichever kind it is; nothing in the file is executed."""
+    """Load a classifier of any kind that `save` wrote to `path`; nothing in the file is executed."""
     found: list[type[MetricClassifier]] = [EASTBlend, *CLASSES.values()]
     kinds = {kind.FORMAT: kind for kind in found}
-    kind = kinds.get(container.format_of(Path(path)), EASTClassifier)  # which says why a foreign file is refused
-    return kind.load(path)
+    kind = kinds.get(container.format_of(Path(path)), EASTClassifier)  # raises an error that says why the file is
+    refused return kind.load(path)

@@ -29,37 +29,38 @@ from evalign.tables.encode import TreeTable
 from evalign.tables.split import Floats, HeldOutPredictions, TrainingRows
 
 FEW = 5  # rows: even if a rule improves all five, a sign test cannot tell that from chance (2 x 2^-5 > 0.05)
-MARGIN = 1e-4  # of the metric, below which two rules are one
+MARGIN = 1e-4  # difference in the metric below which two rules are equal
 MONITORS = ("score", "loss", "entropy")
-SHARES = (1.0, 0.5)  # of columns a tree, to choose from
-STOCK_COLUMNS = 0.7  # share of columns a tree that "auto" is with the library's own objective
-MANY = 4  # columns, below which half of them is not worth a try
+SHARES = (1.0, 0.5)  # shares of columns per tree to choose from
+STOCK_COLUMNS = 0.7  # what columns="auto" means with the library's own objective
+MANY = 4  # number of columns below which half of them is not tried
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EASTBooster(MetricClassifier):
-    """Gradient boosting on cross-entropy and a confusion-matrix metric, deciding for that metric.
+    """Gradient boosting on cross-entropy and a confusion-matrix metric, with a decision rule for that metric.
 
-    The rows are dealt into folds. Each fold grows trees on the others' rows, all side by side; after every round the
-    held-out rows of all folds are judged together, which says when to stop and how to decide. Probabilities are the
-    mean over the folds' trees. Tables may hold text, categories, booleans and gaps; the library splits on them.
+    The rows are divided into folds. For each fold, trees are grown on the rows of the other folds, all in parallel.
+    After every round the held-out rows of all folds are scored together, to decide when to stop and to learn the
+    decision rule. Probabilities are the mean over the folds' trees. Tables may hold text, categories, booleans and
+    missing values, which the library splits on.
 
     Parameters
     ----------
     metric and the other parameters of every classifier: see `MetricClassifier`. A "tuned" rule that differs from
-        argmax on at most five held-out rows, or has the same score, gives way to argmax.
+        argmax on at most five held-out rows, or has the same score, is replaced by argmax.
     recipe: "anchored" (cross-entropy + metric), "cross_entropy", "paper" or "btg" (the metric alone), or a
-        `BoostRecipe`. "cross_entropy" uses the library's own objective, which is several times as fast; `floor` and the
-        choice of `columns` then have no part in it.
+        `BoostRecipe`. "cross_entropy" uses the library's own objective, which is several times as fast, without `floor`
+        and the choice of `columns`.
     library: "lightgbm" or "xgboost"; both come with the extra `boost`.
     rounds: maximum number of trees per score; `n_estimators` is an alias.
     patience: rounds without a better `monitor` on held-out rows after which growing ends.
     monitor: "score" (the metric of hard decisions), "loss" (what is minimised) or "entropy".
-    learning_rate, leaves, l2: of the trees, as in LightGBM.
-    min_rows: rows of a leaf at least; XGBoost, which counts second derivatives, gets a hundredth of it.
+    learning_rate, leaves, l2: parameters of the trees, as in LightGBM.
+    min_rows: minimum rows per leaf; XGBoost, which sums second derivatives, gets a hundredth of it.
     columns, rows: shares of columns and rows that each tree sees; columns="auto" trains with all and with half of the
-        columns and keeps what is better by the `monitor` on held-out rows (tables of four columns or more).
-    floor: least second derivative of a row; see `ScoreObjective`.
+        columns and keeps the better one by the `monitor` on held-out rows (tables with at least four columns).
+    floor: smallest second derivative of a row; see `ScoreObjective`.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `history_` (a row per round), `rounds_` (trees kept
     for each score), `columns_` (the share that was kept), `temperature_`, `decision_` (the rule), `encoder_`, `trees_`
@@ -95,7 +96,7 @@ class EASTBooster(MetricClassifier):
         return (self._grow_on_entropy if plain else self._grow_on_metric)(data, self._listener(on_epoch))
 
     def _grow_on_entropy(self, data: TrainingRows, on_round: OnEpoch) -> Floats:
-        """By the library's own objective, which is several times as fast as gradients from outside."""
+        """Train with the library's own objective, which is several times as fast as external gradients."""
         self.columns_ = STOCK_COLUMNS if self.columns == "auto" else float(self.columns)
         metric = metrics.resolve(self._training_metric, average=self._average, beta=self._beta)
         grown = cross_fit(

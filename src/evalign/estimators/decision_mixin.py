@@ -28,9 +28,9 @@ from evalign.decision.shift import Reference, Shift, find_label_shifts, find_shi
 from evalign.metrics import Average, MetricFunction
 from evalign.tables.split import indicator
 
-FEWEST = 50  # rows of a joint decision below which class shares are not tested
-COLUMNS = 64  # most feature columns kept
-CATEGORIES = 8  # most categories kept of a text column
+FEWEST = 50  # rows of a joint prediction below which class shares are not tested
+COLUMNS = 64  # maximum number of feature columns kept
+CATEGORIES = 8  # maximum number of categories kept per text column
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class FeatureView:
 
     @classmethod
     def of(cls, X: Any) -> "FeatureView | None":
-        """View of the columns of a table or array; None of a sparse matrix."""
+        """View of the columns of a table or array; None for a sparse matrix."""
         if hasattr(X, "tocsr") or np.ndim(X) != 2:
             return None
         table = pd.DataFrame(X)
@@ -56,7 +56,7 @@ class FeatureView:
         return cls(tuple(found[::step]))
 
     def __call__(self, X: Any) -> Floats:
-        """Columns (n, F); missing numbers come below all others."""
+        """Columns (n, F); missing numbers are below all others."""
         table = pd.DataFrame(X)
         made = []
         for j, category in self.columns:
@@ -69,7 +69,7 @@ class FeatureView:
         return np.stack(made, axis=1) if made else np.zeros((len(table), 0))
 
     def names(self, table: Any) -> list[str]:
-        """Names of the columns of the view by those of the table; their positions if it has none."""
+        """Names of the view's columns, from those of the table or from their positions."""
         own = [str(j if table is None else table[j]) for j, _ in self.columns]
         return [n if c is None else f"{n} = {c}" for n, (_, c) in zip(own, self.columns, strict=True)]
 
@@ -94,15 +94,15 @@ def _rows_in_shares(y: Labels, shares: Floats) -> Labels:
 class DecisionParameters:
     """Parameters that `MetricDecision` and every classifier of evalign have besides `metric`.
 
-    average: None is "binary" for two classes and "macro" for more.
-    beta: of "fbeta": one number, one per class, or a mapping from label to number (1 for the others).
-    pos_label: the positive one of two classes; None is the second of `classes_`.
-    decision: "auto" (`decision.calibrated`: calibrate on held-out labels, then plug in), "plug_in" (believes the
+    average: None means "binary" for two classes and "macro" for more.
+    beta: for metric "fbeta": one number, one per class, or a mapping from label to number (1 for the others).
+    pos_label: the positive one of two classes; None means the second of `classes_`.
+    decision: "auto" (`decision.calibrated`: calibrate on held-out labels, then plug in), "plug_in" (trusts the
         probabilities), "tuned" (maximises the metric on held-out labels) or "argmax".
     subject_to: constraints such as "recall >= 0.9", "recall['fraud'] >= 90%", "flagged <= 2%", "flagged <= 200"
         (rows of each call of `predict`), or a list of them.
-    confidence: None meets constraints on held-out rows; 0.9 certifies them for new rows with probability 0.9.
-    costs: of metric "cost": a matrix by true and decided class in the order of `classes_`, or a mapping with keys
+    confidence: None meets constraints on held-out rows only; 0.9 certifies them for new rows with probability 0.9.
+    costs: for metric "cost": a matrix by true and decided class in the order of `classes_`, or a mapping with keys
         "fp", "fn", "tp", "tn" or (true, decided) labels, whose values are numbers or columns of X; the key "reject" is
         the cost of a row that is not decided, whose label is then -1, or None where labels are text or -1 is one.
     random_state: seed of everything random.
@@ -119,7 +119,7 @@ class DecisionParameters:
 
 
 class Deciding(DecisionParameters):
-    """A classifier that decides by a `Rule` of held-out predictions, and adapts it to other class shares."""
+    """A classifier that decides by a `Rule` learned from held-out predictions, and adapts it to other class shares."""
 
     metric: str | MetricFunction
     classes_: NDArray[Any]
@@ -148,7 +148,7 @@ class Deciding(DecisionParameters):
 
     @property
     def class_order(self) -> Labels:
-        """Place of each class in decision rules: the positive one of two is always the second. Its own inverse."""
+        """Position of each class in decision rules, where the positive one of two is second. It is its own inverse."""
         order = np.arange(len(self.classes_))
         if self.pos_label is None:
             return order
@@ -202,12 +202,12 @@ class Deciding(DecisionParameters):
         }  # fmt: skip
 
     def _forget(self) -> None:
-        """Drop what an earlier fit has set and the next one may not set."""
+        """Delete attributes of an earlier fit that the next one may not set."""
         for name in ("reference_", "shift_", "cost_matrix_", "feature_names_in_"):
             self.__dict__.pop(name, None)
 
     def _check_goal(self) -> None:
-        """Refuse constraints and options that do not go with the classes, before any training."""
+        """Refuse constraints and options that do not fit the classes, before any training."""
         if self.costs is not None:
             own = self._costs()
             if self.subject_to is None:
@@ -220,7 +220,7 @@ class Deciding(DecisionParameters):
             check_confidence(problem, np.ones(1), self.confidence)
 
     def _learned_rule(self, p: Floats, labels: Labels, weight: Floats | None, row_costs: Floats | None = None) -> Rule:
-        """Rule learned from held-out rows as `decision` says; `row_costs` (n, C, C) if costs are columns."""
+        """Rule learned from held-out rows as `decision` specifies; `row_costs` (n, C, C) if costs are columns."""
         if self.costs is not None and self.subject_to is None:
             own = self._costs()
             table = own.matrix() if row_costs is None else row_costs
@@ -240,14 +240,14 @@ class Deciding(DecisionParameters):
         return joint_rule(self.decision_, p, **self._rule_options())
 
     def _decided(self, p: Floats, X: Any, rule: Rule | None = None) -> Labels:
-        """Decisions by a rule, `decision_` by default; rows of X have their own costs if these are columns."""
+        """Decisions by a rule, `decision_` by default; columns of X may hold the costs of each row."""
         rule = rule or self.decision_
         return rule.predict(p, costs=self._costs().rows(X) if rule.kind == "row_costs" else None)
 
     def _score_codes(
         self, decisions: Labels, truth: Labels, weight: Floats | None = None, row_costs: Floats | None = None
     ) -> float:
-        """The metric of decisions, classes numbered as in the rule; of "cost", minus the mean cost."""
+        """The metric of decisions, classes numbered as in the rule; for "cost", minus the mean cost."""
         if self.costs is not None:
             own, ones = self._costs(), np.ones(len(truth))
             table = own.matrix() if row_costs is None else row_costs
@@ -261,7 +261,7 @@ class Deciding(DecisionParameters):
     def score_labels(
         self, predicted: NDArray[Any], y: ArrayLike, sample_weight: ArrayLike | None = None, X: Any = None
     ) -> float:
-        """The metric of predicted labels against the true ones `y`; `X` is needed where its columns hold costs."""
+        """The metric of predicted labels against the true labels `y`; `X` is needed if its columns hold costs."""
         weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         if self.multilabel_:
             return self._score_codes(np.asarray(predicted), self._codes(y), weight)
@@ -271,7 +271,7 @@ class Deciding(DecisionParameters):
         return self._score_codes(decided, self._codes(y), weight, table)
 
     def _codes(self, y: ArrayLike) -> Labels:
-        """Labels as numbers of the rule's classes; 0/1 (n, L) if multilabel."""
+        """Labels as class numbers of the rule; 0/1 (n, L) if multilabel."""
         if self.multilabel_:
             return np.asarray(indicator(y), dtype=np.int64)
         order = {label: i for i, label in enumerate(self._decision_classes().tolist())}
@@ -283,7 +283,7 @@ class Deciding(DecisionParameters):
     def report(self, X: Any, y: ArrayLike) -> RuleReport:
         """Threshold, metric and constraints on labelled rows, with 95 % intervals; see `decision.evaluate_rule`.
 
-        Use rows that were not in `fit`. Print it for text; `.html()` is a page, with a picture for two classes.
+        Use rows that `fit` has not seen. Printing gives text; `.html()` is a page, with a plot for two classes.
         """
         if self.costs is not None and self._costs().per_row:
             raise ValueError("report requires costs given as numbers, got names of columns")
@@ -294,11 +294,11 @@ class Deciding(DecisionParameters):
     # -- other class shares -------------------------------------------------------------------------------------
 
     def adapt(self, X: Any = None, *, prevalence: Mapping[Any, float] | None = None) -> Self:
-        """A copy that decides for other class shares: those found in new rows `X`, or those that are given.
+        """A copy that decides for other class shares: those found in new rows `X`, or given ones.
 
         With `X`, decisions change only if tests find that class shares, and nothing else, have changed; `shift_` holds
         the result and the reason (`print(adapted.shift_)`). `prevalence` maps labels to shares; the other classes keep
-        their relative proportions. Labels of a multilabel `y` are tested one by one, and keep their threshold where
+        their relative proportions. Labels of a multilabel `y` are tested separately, and keep their threshold if
         their share did not change. Probabilities never change.
 
         >>> import numpy as np
@@ -351,7 +351,7 @@ class Deciding(DecisionParameters):
         return find(self.reference_, p, features, classes=names, columns=columns, intervals=intervals)
 
     def _joint_rule(self, p: Floats, X: Any) -> Rule:
-        """The plug-in rule of these very rows, after a change of shares where there is evidence of one."""
+        """The plug-in rule of these rows, adapted to changed shares if there is evidence of a change."""
         if hasattr(self, "reference_") and len(p) >= FEWEST and not (self.multilabel_ and self.subject_to is not None):
             shift = self._find_shift(p, X, intervals=False)
             if shift.adapts:
@@ -362,12 +362,13 @@ class Deciding(DecisionParameters):
         if self.multilabel_:
             return self._adapted_labels(shift, p)
         reference, ratios = self.reference_, shift.ratios
-        if self.costs is not None and self.subject_to is None:  # least expected cost: only probabilities change
+        if self.costs is not None and self.subject_to is None:  # lowest expected cost: only probabilities change
             before = np.zeros(len(ratios)) if self.decision_.offsets is None else np.asarray(self.decision_.offsets)
             return replace(self.decision_, offsets=tuple(before + np.log(np.maximum(ratios, 1e-12))))
         calibration = fit_calibration(reference.p, reference.y, np.ones(len(reference.y)))
         if p is None or self.subject_to is not None:
-            # Constraints rest on labels: the held-out rows, each weighted by how much more frequent its class is now.
+            # Constraints need labels: those of the held-out rows, each weighted by how much more frequent its class is
+            # now.
             q, y, weight = reweighted(calibration(reference.p), ratios), reference.y, ratios[reference.y]
             if self.confidence is not None:  # certificates need rows of equal weight
                 rows = _rows_in_shares(y, np.asarray(shift.shares))
@@ -386,7 +387,7 @@ class Deciding(DecisionParameters):
         )
 
     def _adapted_labels(self, shift: Shift, p: Floats | None) -> Rule:
-        """The plug-in thresholds of labels whose shares changed, beside those of before."""
+        """The plug-in thresholds of labels whose shares changed, and the previous ones of the others."""
         assert p is not None
         reference, before = self.reference_, self.decision_
         calibration = fit_calibration(reference.p, reference.y, np.ones(len(reference.y)), multilabel=True)
@@ -423,7 +424,7 @@ class Deciding(DecisionParameters):
     def _keep_reference(
         self, p: Floats, labels: Labels, weight: Floats | None, take: Callable[[Labels], Any] | None = None
     ) -> None:
-        """Keep a sample of held-out rows; `take` returns the features of some of them."""
+        """Keep a sample of held-out rows; `take` returns the features of given ones."""
         rows = sampled_rows(p, np.ones(len(p)) if weight is None else weight)
         X = None if take is None else take(rows)
         self.view_ = None if X is None else FeatureView.of(X)
@@ -441,7 +442,7 @@ class Deciding(DecisionParameters):
         return arrays, {"view": view, "shift": self.shift_.to_json() if hasattr(self, "shift_") else None}
 
     def _set_reference(self, arrays: Mapping[str, Any], fitted: Mapping[str, Any]) -> None:
-        """Take what `_reference_content` returned."""
+        """Restore what `_reference_content` returned."""
         if "reference.p" not in arrays:
             return
         p, y = np.asarray(arrays["reference.p"]), np.asarray(arrays["reference.y"])

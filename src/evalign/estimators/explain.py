@@ -1,4 +1,4 @@
-"""Explain a fitted classifier by its held-out predictions: no refit, and no row judged by a model that saw it."""
+"""Explain a fitted classifier by its held-out predictions: no refit, and no row scored by a model that saw it."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import check_is_fitted
 
-EXPLAINED = 500  # held-out rows that are kept for feature importances
+EXPLAINED = 500  # held-out rows kept for feature importances
 LEAST = 1e-5  # floor of a probability: a tree may give 0, and a single such row would dominate the mean
 
 
@@ -24,7 +24,7 @@ def log_loss(p: NDArray[np.float64], labels: NDArray[np.int64], weight: NDArray[
 
 
 class Explaining:
-    """Explanations of a classifier that has `held_out_predictions_`, which `fit` leaves and files do not keep."""
+    """Explanations of a classifier by its `held_out_predictions_`, which `fit` sets and saved models lack."""
 
     classes_: NDArray[Any]
     decision_: Any
@@ -32,13 +32,13 @@ class Explaining:
     class_order: Any
     _mean_probabilities: Any
     _score_codes: Any
-    _explained_rows: tuple[NDArray[np.int64], Any]  # places among the held-out rows, and their features
+    _explained_rows: tuple[NDArray[np.int64], Any]  # positions among the held-out rows, and their features
     _importances: tuple[Any, NDArray[np.float64]]
 
     def class_scores(self) -> pd.DataFrame:
         """Precision, recall and F1 of every class on the held-out rows, decided by the learned rule.
 
-        `rows` is the weight of the class. The rule was learned on these rows, so scores are a little too high.
+        `rows` is the weight of the class. The rule was learned on these rows, so scores are slightly too high.
         """
         held_out = self._held_out()
         predicted = self._decide_held_out(held_out.probabilities)
@@ -58,9 +58,9 @@ class Explaining:
         return self.decision_.predict(p, costs=None if costs is None else costs[places])
 
     def calibration(self, label: Any = None, *, bins: int = 10) -> pd.DataFrame:
-        """Mean probability of a class and its share among the held-out rows, in bins of as many rows each.
+        """Mean probability of a class and its share among the held-out rows, in bins of equally many rows.
 
-        `label` is the class; None is the positive one of two. Probabilities are honest where both columns agree.
+        `label` is the class; None means the positive one of two. Probabilities are calibrated where both columns agree.
         """
         held_out, classes = self._held_out(), self.classes_[self.class_order].tolist()
         if label is None:
@@ -76,11 +76,11 @@ class Explaining:
         return pd.DataFrame({"probability": mean, "share": share})
 
     def importance(self, X: Any = None, *, repeats: int = 3, rows: int = 2000, random_state: int = 0) -> pd.DataFrame:
-        """How much the held-out metric falls when a column is shuffled among the held-out rows of a fold.
+        """Permutation importance: drop of the metric when a column is shuffled among the held-out rows of a fold.
 
-        `X` is the table that `fit` was given; None is the sample of it that was kept. Rows are predicted by the model
-        of the fold that held them out. `rows` bounds how many are used, `repeats` is how often a column is
-        shuffled. The mean and the standard deviation are returned, largest mean first.
+        `X` is the table passed to `fit`; None uses the sample of it that was kept. Rows are predicted by the model of
+        the fold that held them out. `rows` is the maximum number of rows, `repeats` the number of shuffles per
+        column. Returns the mean and the standard deviation, largest mean first.
         """
         held_out, generator = self._held_out(), np.random.default_rng(random_state)
         if X is None:
@@ -119,7 +119,7 @@ class Explaining:
 
     @property
     def feature_importances_(self) -> NDArray[np.float64]:
-        """`importance` of each column in the order of the table, on up to 500 held-out rows; after `fit` only."""
+        """`importance` of each column in the order of the table, on up to 500 held-out rows; only after `fit`."""
         if not hasattr(self, "_explained_rows"):
             raise AttributeError(
                 "feature_importances_ is available only after fit; a saved model keeps no held-out rows"

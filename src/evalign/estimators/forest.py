@@ -22,9 +22,9 @@ LEAF = -1
 
 @dataclass(frozen=True)
 class TreeArrays:
-    """Binary trees one after the other; `roots` says where each begins.
+    """Binary trees, concatenated; `roots` are the positions where they begin.
 
-    A node sends a row left where x[`feature`] <= `threshold` (nan where `gap_left`), else right, each a place later in
+    A node sends a row left if x[`feature`] <= `threshold` (nan if `gap_left`), else right, each a position later in
     the arrays. At a leaf `feature` is -1 and `left` is its row in `shares`, the classes' shares (leaves, C).
     """
 
@@ -38,7 +38,7 @@ class TreeArrays:
 
     @classmethod
     def of(cls, forest: Any, classes: int) -> Self:
-        """From a fitted forest of scikit-learn, whose labels are codes among 0 to `classes` - 1."""
+        """Convert a fitted forest of scikit-learn, whose labels are codes from 0 to `classes` - 1."""
         parts: dict[str, list[Any]] = {name: [] for name in cls.__dataclass_fields__}
         start = leaves = 0
         for tree in (estimator.tree_ for estimator in forest.estimators_):
@@ -58,7 +58,7 @@ class TreeArrays:
 
     def probabilities(self, x: NDArray[Any]) -> Floats:
         """Mean of the trees' shares, (n, columns) -> (n, C)."""
-        # As scikit-learn has it: thresholds lie between values in float32.
+        # As in scikit-learn, thresholds lie between float32 values.
         rows = x.astype(np.float32)
         blocks = [self._mean_shares(rows[at : at + BLOCK]) for at in range(0, len(rows), BLOCK)]
         return np.concatenate(blocks) if blocks else np.empty((0, self.shares.shape[1]))
@@ -78,7 +78,7 @@ class TreeArrays:
         return total / len(self.roots)
 
     def check(self, columns: int) -> None:
-        """Refuse arrays with positions out of range, or backwards, on which a row would loop forever."""
+        """Refuse arrays with positions out of range, or pointing backwards, where a row would loop forever."""
         inner = np.flatnonzero(self.feature != LEAF)
         places = np.stack([self.left[inner], self.right[inner]])
         leaf = self.left[self.feature == LEAF]
@@ -99,24 +99,24 @@ TYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
-STEP = 10  # trees of every fold between two looks at the clock
+STEP = 10  # trees per fold between checks of the time
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EASTForest(MetricClassifier):
-    """Scikit-learn's extremely randomised trees, cross-fitted, deciding for a metric.
+    """Scikit-learn's extremely randomised trees, cross-fitted, with a decision rule for a metric.
 
-    A node tries one random threshold per column and takes the best. Averaged over many trees, the border of a small
-    class then runs through the middle of the gap around it; boosted trees place it next to a row. The metric only
-    affects the decision: probabilities are class shares in the leaves.
+    A node tries one random threshold per column and takes the best. Averaged over many trees, the boundary of a small
+    class then runs through the middle of the gap around it, while boosted trees place it next to a row. The metric
+    affects only the decision: probabilities are class shares in the leaves.
 
     Parameters
     ----------
     metric and the other parameters of every classifier: see `MetricClassifier`.
-    trees: of every fold; `n_estimators` is another name.
+    trees: number per fold; `n_estimators` is an alias.
     columns: share of the columns that a node tries.
-    min_rows: rows of a leaf at least.
+    min_rows: minimum rows per leaf.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `decision_`, `encoder_`, `forests_` (one for each
     fold), and after `fit` only `held_out_predictions_`; `history_` is empty, as there are no epochs.
@@ -172,7 +172,7 @@ class EASTForest(MetricClassifier):
         checks.check_number("columns", self.columns, low=0.0, high=1.0, open_low=True)
 
     def _grown(self, x: NDArray[np.float32], data: TrainingRows, on_epoch: OnEpoch) -> list[Any]:
-        """A forest for each fold, all of them grown in steps: whenever it ends, the folds have about as many trees."""
+        """Grow a forest per fold, all in steps, so that the folds have about as many trees whenever growing ends."""
         forests = [self._forest(data.seed + i) for i in range(len(data.divisions))]
         started = time.monotonic()
         most = self.trees if self.n_estimators is None else self.n_estimators

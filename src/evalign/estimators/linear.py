@@ -1,4 +1,4 @@
-"""EASTLinear: a regularised linear model cross-fitted on folds, with the decision of the other classifiers."""
+"""EASTLinear: a cross-fitted regularised linear model with a decision rule for a metric."""
 
 import time
 import warnings
@@ -21,23 +21,23 @@ from evalign.tables.split import Codes, Floats, TrainingRows
 from evalign.training.loop import Epoch
 
 STRENGTHS = (0.2, 2.0, 0.02)  # inverse penalties, tried in this order
-LARGE = 20_000  # rows from which one strength is tried: the penalty no longer matters
-BOUND = 20.0  # standard deviations; a wild value would otherwise stall the optimiser
+LARGE = 20_000  # with more rows only one strength is tried: the penalty no longer matters
+BOUND = 20.0  # in standard deviations; an extreme value would otherwise stall the optimiser
 ABSENT = -1e30  # logit of a class without rows
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EASTLinear(MetricClassifier):
-    """Multinomial logistic regression (scikit-learn's) on the encoded table, deciding for a metric.
+    """Multinomial logistic regression (scikit-learn's) on the encoded table, with a decision rule for a metric.
 
-    Nothing is trained on the metric: at its optimum, a logistic regression with a good decision is level with a linear
-    model trained on the metric.
+    It is not trained on the metric: a fully optimised logistic regression with a good decision rule is level with a
+    linear model trained on the metric.
 
     Parameters
     ----------
     metric and the other parameters of every classifier: see `MetricClassifier`.
-    strength: inverse of the L2 penalty; "auto" takes the one of 0.02, 0.2 and 2 with the least held-out log-loss.
-    iterations: of the optimiser, at most.
+    strength: inverse of the L2 penalty; "auto" takes the one of 0.02, 0.2 and 2 with the lowest held-out log-loss.
+    iterations: maximum number of optimiser iterations.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `decision_`, `encoder_`, `strength_` (the one kept),
     `coefficients_` (folds, C, columns), `intercepts_` (folds, C), and after `fit` only `held_out_predictions_`.
@@ -112,7 +112,7 @@ def _fitted(
     """Coefficients (C, columns) and intercepts (C,); weights are scaled to a mean of 1, as the penalty expects."""
     model = LogisticRegression(C=strength, max_iter=max_iter, tol=1e-3)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # held-out rows judge the model as it is
+        warnings.simplefilter("ignore", ConvergenceWarning)  # held-out rows evaluate the model as it is
         model.fit(x, y, sample_weight=weight / weight.mean())
     coefficients, intercepts = np.zeros((classes, x.shape[1])), np.full(classes, ABSENT)
     if len(model.classes_) == 2:  # one logit, that of the second class

@@ -1,4 +1,4 @@
-"""MetricDecision: a decision rule for a metric around any scikit-learn classifier."""
+"""MetricDecision: a decision rule for a metric, around any scikit-learn classifier."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -43,20 +43,20 @@ def _gives_probabilities(self: "MetricDecision") -> bool:
 class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     """Classifier whose `predict` maximises a metric, around any classifier with `predict_proba`.
 
-    `fit` gets probabilities of held-out rows by cross-validation, learns a decision rule from them, and fits the
-    classifier on all rows: what `TunedThresholdClassifierCV` does for two classes, for any number of classes or
-    labels, with constraints, budgets and costs.
+    `fit` computes held-out probabilities by cross-validation, learns a decision rule from them, and fits the classifier
+    on all rows. It generalises `TunedThresholdClassifierCV` to any number of classes or labels, with constraints,
+    budgets and costs.
 
     Parameters
     ----------
-    estimator: a classifier with `predict_proba`; for multilabel `y` (n, L) one that takes it, such as a forest.
+    estimator: a classifier with `predict_proba`; for multilabel `y` (n, L) one that supports it, such as a forest.
     metric: a name in `metrics.METRICS`, a function of a `Confusion`, or "cost" with `costs`.
     average, beta, pos_label, decision, subject_to, confidence, costs: as in `DecisionParameters`.
     folds: None is 5 stratified folds; an int, a splitter or a list of splits as in scikit-learn (groups:
         `list(GroupKFold().split(X, y, groups))`); a number between 0
         and 1 holds out this share of the rows and fits the classifier on the others only; "prefit" uses the fitted
-        estimator and takes all rows as held out. A certificate is exact for the last two. For folds the final
-        classifier is another one than those that were certified; on real tables constraints were kept as often
+        estimator and treats all rows as held out. A certificate is exact for the last two. With folds, the final
+        classifier differs from those that were certified; on real tables constraints were met as often
         (docs/research/decisions.md).
     random_state: seed of the held-out share.
     n_jobs: number of folds fitted in parallel.
@@ -64,7 +64,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     Attributes
     ----------
     estimator_, classes_, decision_ (the `decision.Rule`), n_features_in_, feature_names_in_. There is no `save`, as
-    reading any classifier back would execute code: keep `decision_.to_json()` beside the classifier's own file.
+    loading an arbitrary classifier would execute code: save `decision_.to_json()` next to the classifier's file.
 
     >>> from sklearn.datasets import make_classification
     >>> from sklearn.linear_model import LogisticRegression
@@ -83,7 +83,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     n_jobs: int | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, **params: Any) -> "MetricDecision":
-        """Learn the rule, then fit the classifier; `sample_weight` counts in both, `params` go to the classifier."""
+        """Learn the rule and fit the classifier; both use `sample_weight`, and `params` go to the classifier."""
         self._check_parameters()
         self._forget()
         X, y = indexable(X, y)
@@ -91,7 +91,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         check_classification_targets(y)
         kind = type_of_target(y)
         if kind == "multiclass-multioutput":
-            raise ValueError("y must hold one label a row, or 0/1 of shape (n, L), got multiclass outputs")
+            raise ValueError("y must hold one label per row, or 0/1 of shape (n, L), got multiclass outputs")
         self.multilabel_ = kind == "multilabel-indicator"
         names = getattr(y, "columns", None)
         y = indicator(y) if self.multilabel_ else column_or_1d(y, warn=True)
@@ -111,7 +111,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
             _check_held_out_once(len(y), splits)
         if splits is None:
             self.estimator_ = self.estimator
-        elif _is_share(self.folds) and splits:  # held-out rows stay out: what was certified is what is used
+        elif _is_share(self.folds) and splits:  # held-out rows stay out: the certified model is the one used
             train = splits[0][0]
             own = _check_method_params(X, fit_params, indices=train)
             self.estimator_ = clone(self.estimator).fit(_safe_indexing(X, train), _safe_indexing(y, train), **own)
@@ -126,13 +126,13 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Labels by the rule; of a rejected row -1, or None where labels are text or -1 is one."""
+        """Predict labels by the rule; a rejected row gets -1, or None if labels are text or include -1."""
         return self._labels(self._decided(self._decision_probabilities(X), X))
 
     def predict_jointly(self, X: Any) -> NDArray[Any]:
         """Labels of all rows at once, by the plug-in rule of their own calibrated probabilities; see `EASTBlend`.
 
-        Where there is evidence that class shares changed, and nothing else, the rule is that of `adapt(X)`. Rules with
+        If there is evidence that class shares changed, and nothing else, the rule is that of `adapt(X)`. Rules with
         constraints that need labels, and those of costs, decide as in `predict`.
         """
         p = self._decision_probabilities(X)
@@ -151,7 +151,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     def export_onnx(self, path: str | Path, X: Any) -> Path:
         """Write classifier and decision as one ONNX graph (`pip install evalign[onnx]`).
 
-        `X` are a few rows that say what goes in; out come "probabilities" (n, C) and "label" (n,).
+        `X` are a few rows that define the inputs; the outputs are "probabilities" (n, C) and "label" (n,).
         """
         from evalign.estimators.onnx import export_decided
 
@@ -159,14 +159,14 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         return export_decided(self, Path(path), X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The metric of `predict`, over all of `classes_`; of "cost", minus the mean cost."""
+        """The metric of `predict`, over all of `classes_`; for "cost", minus the mean cost."""
         check_is_fitted(self)
         unseen = np.setdiff1d([] if self.multilabel_ else column_or_1d(y), self.classes_)
         if not len(unseen):
             return self.score_labels(self.predict(X), y, sample_weight, X)
         if self.costs is not None:
             raise ValueError(f"y holds the label {unseen[0]!r}, for which there are no costs")
-        # Labels that were not there in `fit` come after those that were, so that class numbers stay.
+        # Labels that `fit` has not seen come last, so that class numbers stay the same.
         known = [*self._decision_classes().tolist(), *unseen.tolist()]
         index = {label: k for k, label in enumerate(known)}
         predicted, target = (torch.tensor([index[x] for x in np.asarray(xs).tolist()]) for xs in (self.predict(X), y))
@@ -175,7 +175,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         return float(metrics.resolve(self.metric, average=self.average or "macro", beta=self._beta)(c))
 
     def get_metadata_routing(self) -> MetadataRouter:
-        """The classifier's `fit` gets what it requests."""
+        """Route metadata to the `fit` of the classifier."""
         mapping = MethodMapping().add(caller="fit", callee="fit")
         return MetadataRouter(owner=self).add_self_request(self).add(estimator=self.estimator, method_mapping=mapping)
 
@@ -258,7 +258,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     ) -> tuple[Floats, NDArray[np.int64]]:
         """Probabilities of rows that their model was not fitted on, and which rows these are."""
         everything = np.arange(len(y))
-        if not splits:  # fitted before, or no class has two rows
+        if not splits:  # already fitted, or no class has two rows
             return _probabilities(self.estimator_, X, self.classes_, multilabel=self.multilabel_), everything
         if _is_share(self.folds):
             held_out = everything[splits[0][1]]
@@ -333,7 +333,7 @@ def _fold(
         return _probabilities(fitted, _safe_indexing(X, test), classes, multilabel=True)
     weight = fit_params.get("sample_weight")
     seen = np.unique(labels if weight is None else labels[np.asarray(weight)[train] > 0])
-    if len(seen) < 2:  # many classifiers refuse a single class; all it can say is known anyway
+    if len(seen) < 2:  # many classifiers refuse a single class, and its prediction is known
         certain = (classes == seen[0]).astype(np.float64) if len(seen) else np.full(len(classes), 1 / len(classes))
         return np.tile(certain, (len(y[test]), 1))
     estimator.fit(_safe_indexing(X, train), labels, **params)

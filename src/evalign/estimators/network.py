@@ -31,7 +31,7 @@ from evalign.training.recipes import Recipe, find_recipe
 from evalign.training.stacked import FoldedRows, train_folds
 
 ANNEALED = StepChoice("annealed")
-EPOCHS = 60  # of our recipes; 200 are no better (42 tables, -.001 +- .002 for 60)
+EPOCHS = 60  # epochs of our recipes; 200 are no better (42 tables, -.001 +- .002 for 60)
 FOLDS = 5
 RARE = 100  # held-out rows of a class: the standard error of a share of one half is 0.05
 MANY = 300_000  # rows; beyond about 200,000 a recipe's number of updates grows with the table
@@ -39,28 +39,28 @@ MANY = 300_000  # rows; beyond about 200,000 a recipe's number of updates grows 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EASTClassifier(MetricClassifier):
-    """A network for tables, trained on a confusion-matrix metric and deciding for it.
+    """A network for tables, trained on a confusion-matrix metric, with a decision rule for it.
 
-    Takes arrays and data frames with numbers, strings, categories, booleans and missing values.
+    Accepts arrays and data frames with numbers, strings, categories, booleans and missing values.
 
     Parameters
     ----------
     metric and the other parameters of every classifier: see `MetricClassifier`.
     recipe: "anchored" (cross-entropy, then metric + cross-entropy), "paper" (EAST as printed), "btg",
         "cross_entropy", "anchored_offset" (not for decision="plug_in"), or a `Recipe`; see docs/research/recipes.md.
-    network: what the layers see of a column: "mlp" its numbers, one slope for each; "embedding" a learned piecewise
-        linear curve of each number and a vector for each category; "periodic" waves in place of bins.
+    network: input of the layers: "mlp" the numbers themselves; "embedding" a learned piecewise linear curve of each
+        number and a vector for each category; "periodic" the same with waves in place of bins.
     hidden, dropout: the network's layers.
     ensemble: number of networks trained on the same batches; predictions are the mean of their probabilities.
-    sharing: of an ensemble's weights: "none", or "rank_one": one matrix a layer, scaled by each member (TabM).
+    sharing: of an ensemble's weights: "none", or "rank_one": one matrix per layer, scaled by each member (TabM).
     batch_size: "auto" grows with the table.
-    epochs: maximum in all; None is 60, or the number of a paper's recipe.
-    learning_rate: of the first stage, by which those of the other stages are scaled; None is the recipe's.
+    epochs: maximum in total; None is 60, or the number of a paper's recipe.
+    learning_rate: of the first stage; those of the other stages are scaled with it. None is the recipe's.
     folds: k networks take k times the time of one on a CPU, about the same time on a GPU. "auto" is 5 where one
         division would hold out fewer than 100 rows of the rarest class and the table has at most 300,000 rows; else 1,
         as with amp=True, class offsets or a metric that is a function, which may not stack.
     stratified: whether every batch gets its share of every class.
-    refit: train once more on all rows, validation ones too, each stage as long as it was best (twice the time).
+    refit: train once more on all rows, each stage for its best number of epochs, in twice the time.
     numeric: numbers "standard" (scaled), "quantile" (ranked to a normal shape) or "both" (a column of each).
     amp: whether the network runs in bfloat16; worth it for wide layers on a GPU.
 
@@ -97,7 +97,7 @@ class EASTClassifier(MetricClassifier):
     amp: bool = False
 
     def export_onnx(self, path: str | Path) -> Path:
-        """The network and its decision as an ONNX graph; see `evalign.estimators.onnx`."""
+        """Export the network and its decision as an ONNX graph; see `evalign.estimators.onnx`."""
         from evalign.estimators.onnx import export_classifier
 
         check_is_fitted(self)
@@ -106,7 +106,7 @@ class EASTClassifier(MetricClassifier):
     # -- the parts of fit ---------------------------------------------------------------------------------------
 
     def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
-        """Train `network_`: one on one division, or one for every fold; `on_epoch` gets those of the first."""
+        """Train `network_`: one on a single division, or one per fold; `on_epoch` gets the epochs of the first."""
         recipe = self.checked_recipe()
         self.folds_ = len(data.divisions)
         self.encoder_ = data.encoder(TableEncoder, numeric=self.numeric)
@@ -174,7 +174,7 @@ class EASTClassifier(MetricClassifier):
         return self.batch_size if self.batch_size != "auto" else recipe.batch_size or default_batch_size(rows)
 
     def checked_recipe(self) -> Recipe:
-        """The recipe for the given epochs and learning rate, once every option is known to make sense."""
+        """The recipe for the given epochs and learning rate, after checking all options."""
         self._check_metric_and_decision()
         checks.check_number("dropout", self.dropout, low=0.0, high=1.0, open_high=True)
         checks.check_choice("network", self.network, CURVES)
@@ -209,7 +209,7 @@ class EASTClassifier(MetricClassifier):
         self.checked_recipe()
 
     def _fold_count(self, codes: Codes) -> int:
-        """How many folds are requested; "auto" leaves out what cannot be stacked."""
+        """Number of folds; "auto" is 1 for what cannot be stacked."""
         recipe = self.checked_recipe()
         alone = "amp=True" if self.amp else None
         if recipe.has_offsets:
@@ -221,7 +221,7 @@ class EASTClassifier(MetricClassifier):
         return 1 if alone or callable(self.metric) else automatic_folds(codes, self.validation_fraction)
 
     def make_network(self, seed: int) -> nn.Module:
-        """The network for the table that `encoder_` has learned; of folds that of one."""
+        """A network for the table that `encoder_` was fitted on; with folds, that of one fold."""
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             return self._new_network()
@@ -285,7 +285,7 @@ def _predicted(network: nn.Module, x: EncodedTable) -> Floats:
 
 
 def _check_plug_in(recipe: Recipe) -> None:
-    """Refuse a plug-in decision for probabilities that are not honest."""
+    """Refuse a plug-in decision for probabilities that are not calibrated."""
     if recipe.has_offsets:
         raise ValueError(
             f"recipe {recipe.name!r} has class offsets, which move the probabilities to where argmax serves the "
@@ -294,9 +294,9 @@ def _check_plug_in(recipe: Recipe) -> None:
 
 
 def automatic_folds(labels: Codes, fraction: float) -> int:
-    """5 where a division that holds out `fraction` leaves the rarest class fewer than `RARE` validation rows, else 1.
+    """5 if holding out `fraction` leaves the rarest class fewer than `RARE` validation rows, else 1.
 
-    Tables of more than `MANY` rows get 1 in any case, since five trainings of them take hours on a CPU.
+    Tables of more than `MANY` rows always get 1, since training five networks on them takes hours on a CPU.
 
     >>> automatic_folds(np.repeat([0, 1], [9000, 400]), 0.2), automatic_folds(np.repeat([0, 1], [9000, 600]), 0.2)
     (5, 1)

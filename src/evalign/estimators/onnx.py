@@ -1,4 +1,4 @@
-"""A fitted classifier as an ONNX graph: numbers in, probabilities and the decided class out.
+"""Export a fitted classifier as an ONNX graph: numbers in, probabilities and the decided class out.
 
 A table of numbers goes in as it is: scaling and missing values are part of the graph. A table with categories or
 quantile scaling goes in as `encoder_.transform` makes it, since ONNX has no data frame.
@@ -70,7 +70,7 @@ def export_classifier(model: "EASTClassifier", path: Path) -> Path:
 def export_decided(model: "MetricDecision", path: Path, X: Any) -> Path:
     """Write a wrapped scikit-learn classifier or pipeline with its rule: "probabilities" (n, C) and "label" (n,).
 
-    `X` are rows whose columns and types say what goes in: one input "X" of an array, an input per column of a table.
+    The columns and types of `X` define the inputs: one input "X" for an array, one per column for a table.
     """
     try:
         from skl2onnx import to_onnx
@@ -88,7 +88,7 @@ def export_decided(model: "MetricDecision", path: Path, X: Any) -> Path:
         warnings.simplefilter("ignore")
         try:
             proto = to_onnx(model.estimator_, sample, options={"zipmap": False}, target_opset=18)
-        except Exception as error:  # its messages may hold all nodes of all trees
+        except Exception as error:  # its messages may contain all nodes of all trees
             raise ValueError(
                 f"skl2onnx cannot convert {type(model.estimator_).__name__}: {str(error).splitlines()[0][:200]}; "
                 "register a converter, or save decision_.to_json() next to the model"
@@ -100,7 +100,7 @@ def export_decided(model: "MetricDecision", path: Path, X: Any) -> Path:
 
 
 class _Scale(nn.Module):
-    """What `TableEncoder` does to numbers, for a matrix of them."""
+    """The numeric part of `TableEncoder`, for a matrix."""
 
     shift: Tensor
     scale: Tensor
@@ -111,7 +111,7 @@ class _Scale(nn.Module):
         super().__init__()
         for name in ("shift", "scale", "fill"):
             self.register_buffer(name, torch.tensor([getattr(c, name) for c in columns], dtype=torch.float64))
-        # Values come first, then all marks of missing ones; `order` brings them to where training had them.
+        # Values come first, then all missing-value indicators; `order` restores their order in training.
         marks = iter(range(len(columns), 2 * len(columns)))
         pairs = [(i, next(marks) if c.indicator else None) for i, c in enumerate(columns)]
         self.marked = [i for i, c in enumerate(columns) if c.indicator]
@@ -144,7 +144,7 @@ def _scaling(encoder: TableEncoder) -> _Scale | None:
 
 
 class _quiet:
-    """The exporter reports its progress through the log; a library's user did not ask for it."""
+    """Silence the exporter, which logs its progress."""
 
     def __init__(self, name: str) -> None:
         self.log = logging.getLogger(name)

@@ -32,16 +32,16 @@ PRESETS: dict[Preset, tuple[str, ...]] = {
 TREES = {"quick": 30, "default": 60, "best": 200}
 EPOCHS = {"quick": 20, "default": 60, "best": 120}
 SECONDS = {"quick": 8.0, "default": 40.0, "best": 400.0}  # of one core for boosted trees, and for the network
-MANY, LARGE = 20_000, 60_000  # rows from which there are three folds, and one where every class is frequent
+MANY, LARGE = 20_000, 60_000  # rows above which there are three folds, and a single division if every class is frequent
 RARE = 100  # held-out rows of the rarest class, below which one division is too noisy
-RESERVED = 0.08  # of a time limit, for a long step that a member has begun
-LAST_STEP = 0.1  # seconds of CPU that a member may take after its time
+RESERVED = 0.08  # share of a time limit reserved for a long step in progress
+LAST_STEP = 0.1  # CPU seconds that a member may overrun
 FLOPS = 1.2e10  # of one core in a network's products, dropout and optimiser included
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the cost of training depends on; `width` counts the columns of the encoded table."""
+    """Size of a table, on which the cost of training depends; `width` counts its encoded columns."""
 
     rows: int
     columns: int
@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def trained(self) -> float:
-        """Rows that all folds train on, together."""
+        """Total training rows of all folds."""
         return self.rows * (self.folds - 1 if self.folds > 1 else 0.8)
 
     @property
@@ -86,7 +86,7 @@ def member_options(name: str, preset: Preset, shape: Shape, budget: float | None
         options = {"leaves": leaves, "columns": 0.7, "rows": 0.8, "patience": 15 if preset == "quick" else 30}
         per_round = boost_seconds(shape, leaves)
         rounds = int(min(1000.0, max(20.0, seconds / per_round)))
-        # Fewer rounds than trees usually need are made up for by larger steps.
+        # Larger steps compensate for fewer rounds than usual.
         return {**options, "rounds": rounds, "learning_rate": min(0.3, max(0.1, 0.1 * 200 / rounds))}
     if name == "network":
         hidden = (256, 128)
@@ -125,7 +125,7 @@ def decision_seconds(shape: Shape) -> float:
 
 
 def least_seconds(names: Sequence[str], preset: Preset, shape: Shape) -> float:
-    """Seconds of one core for the encoder, the decision and what every member trains between looks at the clock."""
+    """Seconds of one core for the encoder, the decision and the training of every member between checks of the time."""
     total = 0.1 + 5.5e-7 * shape.rows * shape.columns + decision_seconds(shape)
     for name in names:
         options = member_options(name, preset, shape, 1e-3)
@@ -135,13 +135,13 @@ def least_seconds(names: Sequence[str], preset: Preset, shape: Shape) -> float:
 
 
 def boost_seconds(shape: Shape, leaves: int) -> float:
-    """A round of every fold."""
+    """Seconds of a boosting round on all folds."""
     cells = shape.trained * shape.columns * 8e-9 * math.log2(leaves) / 5
     return shape.outputs * (cells + shape.folds * 2e-5 * leaves)
 
 
 def network_seconds(shape: Shape, hidden: tuple[int, ...]) -> float:
-    """An epoch of every fold."""
+    """Seconds of an epoch on all folds."""
     sizes = (shape.width, *hidden, shape.classes)
     weights = sum(a * b for a, b in itertools.pairwise(sizes))
     return 6 * weights * shape.trained / FLOPS + 0.02
@@ -163,7 +163,7 @@ class TimeBudget:
 
     @property
     def slowdown(self) -> float:
-        """Seconds that a second of CPU takes: first by the processes that wait for each core, then as measured."""
+        """Wall seconds per CPU second: first estimated from the processes waiting for each core, then measured."""
         waiting = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 1.0
         guess = min(max(1.0, waiting), 3.0)  # more of them may be of low priority
         spent = time.process_time() - self._started_cpu
@@ -175,7 +175,7 @@ class TimeBudget:
 
 
 def clock(on_epoch: OnEpoch | None, until: float, stop: threading.Event, lock: threading.Lock) -> OnEpoch:
-    """A callback that ends a member's training when its time is over or all are to stop."""
+    """A callback that ends a member's training when its time is up or all members must stop."""
 
     def call(epoch: Epoch) -> None:
         if on_epoch is not None:

@@ -135,7 +135,7 @@ def fold_rows(labels: Codes, weight: Floats, folds: int, seed: int, *, fraction:
 class Folds(Sequence[Division]):
     """The divisions that hold out one fold each, computed on access.
 
-    Storing k lists of rows and weights would take 16 k bytes a row; the number of a row's fold takes 4.
+    Storing k lists of rows and weights would take 16 k bytes per row; the number of a row's fold takes 4.
     """
 
     def __init__(self, fold: NDArray[np.int32], heavy: NDArray[np.bool_], weight: Floats, share: float) -> None:

@@ -1,4 +1,4 @@
-"""Batch sizes: how many rows a batch needs for a metric of it to mean something.
+"""Batch sizes: rows that a batch needs for its metric to be meaningful.
 
 `advise` looks at the counts of a batch of n rows as shares of n. EAST Theorem 5.8 bounds their largest deviation from
 those of all rows by sqrt(log(2 d^2 / delta) / (2 n)) with probability 1 - delta; multiplied by the slope of the metric

@@ -11,7 +11,7 @@ Ints = NDArray[np.int64]
 
 
 def tail_counts(largest: int, classes: int, imbalance: float) -> list[int]:
-    """n_k = largest x imbalance^(-k / (C - 1)), the usual long tail (Cui et al. 2019), at least one row a class.
+    """n_k = largest x imbalance^(-k / (C - 1)), the usual long tail (Cui et al. 2019), at least one row per class.
 
     >>> tail_counts(5000, 10, 100)
     [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]

@@ -2,7 +2,7 @@
 
 Hyperparameters are one point each, not a grid: 30 epochs of Darknet-19 on CIFAR-10 are what a grid point costs. The
 paper's protocol has a constant learning rate, no augmentation, and keeps the epoch of lowest validation loss; the
-honest one a cosine, augmentation, and the epoch of the best validation score. Three trials a cell.
+honest one a cosine, augmentation, and the epoch of the best validation score. Three trials per cell.
 """
 
 import json

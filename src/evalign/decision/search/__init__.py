@@ -1,1 +1,1 @@
-"""Search over decision rules: thresholds of one score, class offsets, gain matrices, one threshold a label."""
+"""Search over decision rules: thresholds of one score, class offsets, gain matrices, one threshold per label."""

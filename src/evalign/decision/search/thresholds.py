@@ -1,4 +1,4 @@
-"""Best thresholds: a sweep of one score, and one threshold a label by coordinate ascent where labels are coupled."""
+"""Best thresholds: a sweep of one score, and one threshold per label by coordinate ascent where labels are coupled."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from evalign.decision.search.problem import Problem, Scored, best_of, coarse_to_
 
 EXACT = 2**22  # cuts searched exhaustively
 BATCH = 2**14  # cuts whose confusions are in memory at a time
-Cuts = NDArray[np.int64]  # one cut a label
+Cuts = NDArray[np.int64]  # one cut per label
 
 
 class ThresholdSweep:
@@ -136,7 +136,7 @@ class LabelCounts:
         self.present = present_classes(actual, weight) if expected else None
 
     def at(self, cuts: Cuts) -> Floats:
-        """(tp, predicted) of one cut a label, (2, L)."""
+        """(tp, predicted) of one cut per label, (2, L)."""
         return np.array([[tp[k], predicted[k]] for (tp, predicted), k in zip(self.counts, cuts, strict=True)]).T
 
     def confusion(self, states: Floats) -> Confusion:
