@@ -383,5 +383,5 @@ def load_model(path: str | Path) -> MetricClassifier:
     """Load a classifier of any kind that `save` wrote to `path`; nothing in the file is executed."""
     found: list[type[MetricClassifier]] = [EASTBlend, *CLASSES.values()]
     kinds = {kind.FORMAT: kind for kind in found}
-    kind = kinds.get(container.format_of(Path(path)), EASTClassifier)  # raises an error that says why the file is
-    refused return kind.load(path)
+    kind = kinds.get(container.format_of(Path(path)), EASTClassifier)  # which raises an error for other files
+    return kind.load(path)
