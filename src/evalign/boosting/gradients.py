@@ -1,4 +1,4 @@
-"""Gradients of a metric by the scores of all rows: in blocks of rows, or compiled (numba)."""
+"""Gradient of a metric with respect to the scores of all rows, in blocks of rows or compiled (numba)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from evalign.confusion import Confusion
 from evalign.kernels.plan import Lines
 from evalign.objective import Objective
 
-FUSED = 1 << 22  # scores in a block of the fused form, which keeps one number for each
+FUSED = 1 << 22  # scores per block of the fused form, which stores one number for each
 FUSED_STEPS = ("annealed", "linear")
-EAGER = 1 << 17  # of the plain form, which keeps some thirty
+EAGER = 1 << 17  # scores per block of the plain form, which stores about thirty numbers for each
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def metric_gradient(objective: Objective, table: ScoredRows, temperature: float)
     fused = objective.step.step in FUSED_STEPS and not isinstance(objective.thresholds, tuple)
     fused &= objective.thresholds is None if objective.task == "multiclass" else table.scores.dtype == torch.float32
     size = FUSED if fused else EAGER
-    # The fused form keeps a number a score for its way back, no graph: one pass does for what fits in a block.
+    # The fused form stores one number per score and no graph, so a table that fits in a block needs one pass.
     in_one_pass = fused and table.scores.numel() <= size
     if in_one_pass:
         scores = table.scores.detach().requires_grad_()
@@ -85,10 +85,10 @@ def _summed_matrix(plain: Callable[[ScoredRows], Confusion], table: ScoredRows) 
 
 
 def _pull(objective: Objective, confusion: Confusion, matrix: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """1 - M, and its derivatives by tp, predicted and, if the metric reads it, the matrix."""
+    """1 - M, and its derivatives with respect to tp, predicted and, if the metric reads it, the matrix."""
     leaves = [confusion.tp.detach().requires_grad_(), confusion.predicted.detach().requires_grad_()]
 
-    def read() -> Tensor:  # only quadratic kappa and some users' functions come here
+    def read() -> Tensor:  # only for quadratic kappa and some user functions
         leaves.append(matrix().detach().requires_grad_())
         return leaves[-1]
 
@@ -102,7 +102,7 @@ def _pull(objective: Objective, confusion: Confusion, matrix: Callable[[], Tenso
 
 
 class Bend(NamedTuple):
-    """What the second derivative is made of; see `ScoreObjective`."""
+    """Terms of the second derivative; see `ScoreObjective`."""
 
     curvature: float
     floor: float

@@ -1,4 +1,4 @@
-"""Grow boosted trees on all folds in parallel, with early stopping by all held-out rows together.
+"""Grow boosted trees on all folds in parallel, with early stopping on all held-out rows together.
 
 Each fold grows in one thread: on tables of usual size, threads within one tree mostly wait at barriers.
 """
@@ -28,7 +28,7 @@ Gradient = Callable[[Array], tuple[Array, Array]]  # scores -> first and second 
 
 @dataclass(frozen=True)
 class TreeOptions:
-    """How an ensemble of trees is grown; `threads` are those of all folds together."""
+    """Options for growing an ensemble of trees; `threads` is the total for all folds."""
 
     learning_rate: float
     leaves: int
@@ -42,7 +42,7 @@ class TreeOptions:
 
     @property
     def outputs(self) -> int:
-        """Scores of a row: two classes need one."""
+        """Number of scores per row: one for two classes."""
         return 1 if self.classes == 2 else self.classes
 
 
@@ -84,7 +84,7 @@ Monitor = Literal["score", "loss", "entropy"]
 
 @dataclass(frozen=True)
 class Grown:
-    """Boosted trees of every fold, cut at the best round, and probabilities (n, C) of held-out rows, fold after fold.
+    """Boosted trees per fold, truncated at the best round, and probabilities (n, C) of held-out rows, fold after fold.
 
     `value` is the monitor at the best round, lower is better; `interrupted` is True after Ctrl-C.
     """
@@ -148,7 +148,7 @@ class _Fold:
     classes: int
 
     def grow(self, rounds: int) -> list[_HeldOut]:
-        """Grow `rounds` trees by the library's own objective."""
+        """Grow `rounds` trees with the library's own objective."""
         return [self._grow_once() for _ in range(rounds)]
 
     def _grow_once(self) -> _HeldOut:
@@ -160,7 +160,7 @@ class _Fold:
         return _HeldOut(float(losses @ weight), float(weight.sum()), matrix)
 
     def grow_on(self, objective: ScoreObjective, start: Array, number: int) -> float:
-        """Grow one tree by the gradients of an objective; returns the loss before it."""
+        """Grow one tree with the gradients of an objective; return the loss before it."""
         loss = [0.0]
 
         def gradient(scores: Array) -> tuple[Array, Array]:
@@ -183,7 +183,7 @@ def _growing(
     library: str,
     start: Array | None,
 ) -> Iterator[tuple[ThreadPoolExecutor, list[_Fold]]]:
-    """The folds with a grower each, and threads to grow them in."""
+    """The folds with a grower each, and threads for growing."""
     grower = find_library(library)
     workers = max(1, min(options.threads, len(divisions)))
     each = replace(options, threads=max(1, options.threads // workers))
@@ -215,7 +215,7 @@ def grow_on_metric(
     monitor: Monitor = "loss",
     on_round: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Grown:
-    """Grow by an objective for `rounds` rounds, or until `patience` of them in a row did not improve the `monitor`.
+    """Grow with an objective for `rounds` rounds, or until `patience` successive ones did not improve the `monitor`.
 
     Trees add to the scores `start`, which are the same for every row. One fold's hard score on few rows is noise, so
     the held-out rows of all folds are scored together; the lower loss breaks ties. Ctrl-C, or an `on_round` that raises
@@ -272,7 +272,7 @@ def cross_fit(
     score: Callable[[Array], float] | None = None,
     on_round: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Grown:
-    """Boosted trees on cross-entropy for every fold, by the library's own objective, stopped by held-out log-loss.
+    """Boosted trees on cross-entropy for every fold, with the library's own objective, stopped by held-out log-loss.
 
     All folds have the same number of rounds, the best by the log-loss of all held-out rows together. Growing ends when
     `patience` rounds have not lowered that loss by a share of `tolerance`, or by Ctrl-C as in `grow_on_metric`. `score`
@@ -331,7 +331,7 @@ def _spread(division: Division, rows: int) -> Array:
 
 
 def prior_scores(totals: Array) -> Array:
-    """The scores that give every row the classes' shares as probabilities: one of two classes, C of more.
+    """Scores at which every row has the class shares as probabilities: one for two classes, else C.
 
     >>> prior_scores(np.array([3.0, 1.0])).round(3)
     np.float64(-1.099)

@@ -16,7 +16,7 @@ TINY = np.finfo(np.float64).tiny
 
 
 class LightGBMTrees(TextTrees):
-    """Trees of LightGBM, in whose text numbers have all their digits."""
+    """Trees of LightGBM, stored as text with all digits of numbers."""
 
     @staticmethod
     def _read(text: str) -> lightgbm.Booster:
@@ -51,7 +51,7 @@ class LightGBMGrower:
             # Reproducible: by default LightGBM times both ways to build histograms and takes the faster one.
             "deterministic": True,
             "force_row_wise": True,
-            # A column that only a rare class needs has few values that differ; it must not be thrown away.
+            # A column that only a rare class needs has few distinct values and must not be dropped.
             "feature_pre_filter": False,
             "min_data_in_bin": 1,
             "verbose": -1,
@@ -63,7 +63,7 @@ class LightGBMGrower:
             train.x, train.y, weight=train.weight, categorical_feature=train.categorical, params=dict(binning),
             init_score=None if start is None else np.array(np.broadcast_to(start, (len(train.y), *start.shape))),
         )  # fmt: skip
-        # Made first: a booster adds its own options to the data set, and a differing set then warns of them.
+        # Built first: a booster adds its options to the data set, which would warn of differing ones later.
         held_out = data.create_valid(
             valid.x, valid.y, weight=valid.weight, params=dict(binning),
             init_score=None if start is None else np.array(np.broadcast_to(start, (len(valid.y), *start.shape))),
@@ -74,7 +74,7 @@ class LightGBMGrower:
 
     @staticmethod
     def prepare_thread() -> None:
-        # LightGBM has a log level for each thread, which the options of a data set or booster set where it is made.
+        # LightGBM's log level is per thread, set by the options of a data set or booster in the thread that builds it.
         lightgbm.Dataset(np.zeros((1, 1)), params={"verbose": -1}).construct()
 
     def grow(self, gradient: "Gradient | None") -> None:
@@ -101,9 +101,9 @@ _labels: "WeakKeyDictionary[lightgbm.Dataset, Array]" = WeakKeyDictionary()
 
 
 def with_labels(data: lightgbm.Dataset, labels: Any) -> lightgbm.Dataset:
-    """Give a data set yes/no labels (n, L) for a multilabel objective: LightGBM's own have one column only.
+    """Attach 0/1 labels (n, L) to a data set for a multilabel objective, since LightGBM's labels have one column.
 
-    The data set's own label may be anything, such as zeros.
+    The label of the data set itself may be anything, such as zeros.
 
     >>> data = lightgbm.Dataset(np.zeros((2, 1)), np.zeros(2))
     >>> with_labels(data, [[0, 1], [1, 1]]) is data
@@ -131,7 +131,7 @@ class MetricObjective(RoundObjective):
     """
 
     def evaluate(self, first: Any, second: Any, sample_weight: Any = None) -> tuple[str, float, bool]:
-        """(name, the metric of hard decisions, True): for `feval` and `eval_metric`, to stop early by."""
+        """(name, the metric of hard decisions, True): for `feval` and `eval_metric`, for early stopping."""
         scores, y, weight = self._read(first, second, sample_weight)
         return self.name, self.score(scores, y, weight), True
 
@@ -146,7 +146,7 @@ class MetricObjective(RoundObjective):
 class MetricLGBMClassifier(ChecksObjective, lightgbm.LGBMClassifier):
     """LightGBM's classifier for a `MetricObjective`, given as `objective`.
 
-    LightGBM cannot know what scores of a custom objective mean, and its own `predict` returns them as they are. This
+    LightGBM cannot interpret the scores of a custom objective, and its `predict` returns them unchanged. This
     one returns labels, and `predict_proba` probabilities.
 
     >>> X, y = np.arange(40.0).reshape(-1, 1), np.where(np.arange(40) % 20 > 15, "yes", "no")
@@ -157,7 +157,7 @@ class MetricLGBMClassifier(ChecksObjective, lightgbm.LGBMClassifier):
     """
 
     def _process_params(self, stage: str) -> dict[str, Any]:
-        """LightGBM's options without its default metric, which reads raw scores as probabilities and ends training."""
+        """LightGBM's options without its default metric, which takes raw scores for probabilities and ends training."""
         named = {"metric", "metrics", "metric_types"} & self.get_params().keys()
         return super()._process_params(stage) | ({} if named else {"metric": "None"})
 
@@ -180,10 +180,10 @@ def _asks_for_more(
     start_iteration: int = 0, num_iteration: int | None = None, pred_leaf: bool = False, pred_contrib: bool = False,
     *args: Any, **options: Any,
 ) -> bool:  # fmt: skip
-    """Whether the options of LightGBM's `predict` ask for leaves or contributions."""
+    """Whether the options of LightGBM's `predict` request leaves or contributions."""
     return pred_leaf or pred_contrib
 
 
 def _short(scores: Array) -> Array:
-    """Scores in float32: LightGBM keeps derivatives in that, and it takes two thirds of the time."""
+    """Scores in float32, as LightGBM stores derivatives; this takes two thirds of the time."""
     return np.asarray(scores, dtype=np.float32)

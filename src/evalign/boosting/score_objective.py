@@ -1,4 +1,4 @@
-"""The metric objective of boosted trees: first and second derivative of a whole table by its raw scores."""
+"""The metric objective of boosted trees: first and second derivatives with respect to the raw scores of a table."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class CheckedLabels:
 
 @dataclass(frozen=True)
 class BoostRecipe:
-    """anchor x cross-entropy + metric x (1 - soft metric), the temperature falling to `cool_to` if that is given."""
+    """anchor x cross-entropy + metric x (1 - soft metric), with the temperature falling to `cool_to` if given."""
 
     name: str
     reason: str
@@ -78,9 +78,9 @@ def find_recipe(recipe: str | BoostRecipe) -> BoostRecipe:
 
 
 class RoundCounter:
-    """Counts rounds; equal scores for all rows, or another number of rows, start again at 0.
+    """Counts rounds; restarts at 0 when all rows have equal scores or their number changes.
 
-    Continued training, whose rows start with different scores, continues the count.
+    Training that continues from a model, where scores differ, continues the count.
 
     >>> import numpy as np
     >>> counter = RoundCounter()
@@ -169,8 +169,8 @@ def _cooled(start: float, end: float, rounds: int, number: int) -> float:
 class ScoreObjective:
     r"""sum_i w_i (anchor x cross-entropy_i) + n x metric_weight x (1 - M(C)), n the sum of the weights.
 
-    Libraries expect a sum of losses, hence the factor n. The metric's second derivative has any sign, so `gradient`
-    returns that of cross-entropy, plus the size of the metric's slope:
+    Libraries expect a sum of losses, hence the factor n. The metric's second derivative may have either sign, so
+    `gradient` returns that of cross-entropy plus the absolute derivative of the metric:
 
         h = w max(anchor x curvature x p (1 - p), floor) + damping x |n x metric_weight x dM/dz|.
 
@@ -182,13 +182,13 @@ class ScoreObjective:
 
     Parameters
     ----------
-    metric, and all options that are not below: as in `MetricLoss`, whose options of batches are refused.
+    metric, and all options not listed below: as in `MetricLoss`, except its options for batches.
     temperature: of the annealed step; a number, or a function of the round such as `cooling()`.
-    anchor: weight of cross-entropy. metric_weight: of the metric; 0 leaves cross-entropy alone.
-    weight: one number per class; a row counts with that of its label (multilabel: a column with its own).
-    curvature: of the second derivative; None is 1 where a class has one score against all else and 2 for
+    anchor: weight of cross-entropy. metric_weight: weight of the metric; 0 is cross-entropy alone.
+    weight: one number per class; a row has the weight of its label (multilabel: one weight per column).
+    curvature: factor of the second derivative; None is 1 if a single score decides about a class and 2 for
         multiclass tasks, where the diagonal alone is too small (LightGBM takes C / (C - 1), XGBoost 2).
-    floor: least second derivative. Where p is near 0 or 1 a tree's steps g / h would have no bound.
+    floor: smallest second derivative; without it the steps g / h of a tree would be unbounded where p is near 0 or 1.
     damping: see above.
 
     >>> objective = ScoreObjective("f1", task="binary")
@@ -241,13 +241,13 @@ class ScoreObjective:
         return metrics.name_of(self.metric)
 
     def gradient(self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0) -> tuple[Array, Array]:
-        """First and second derivative by every score, of the scores' shape and precision."""
+        """First and second derivative with respect to every score, in the shape and precision of the scores."""
         return self._derivatives(self._table(scores, y, weight), round, np.shape(scores))[2:]
 
     def value_and_gradient(
         self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0
     ) -> tuple[float, Array, Array]:
-        """`loss` and both derivatives, for little more than the cost of the derivatives."""
+        """`loss` and both derivatives, at little more than the cost of the derivatives."""
         table = self._table(scores, y, weight)
         lost, entropy, gradient, hessian = self._derivatives(table, round, np.shape(scores))
         anchor = self.objective.anchor
@@ -278,7 +278,7 @@ class ScoreObjective:
         return lost, None, gradient.numpy().reshape(shape), hessian.numpy().reshape(shape)
 
     def loss(self, scores: Array, y: Array, weight: Array | None = None, *, round: int = 0) -> float:
-        """What is minimised, as a mean: anchor x cross-entropy + metric_weight x (1 - soft metric)."""
+        """The minimised loss, as a mean: anchor x cross-entropy + metric_weight x (1 - soft metric)."""
         table = self._table(scores, y, weight)
         with torch.no_grad():
             value = 0.0
@@ -294,7 +294,7 @@ class ScoreObjective:
         return value
 
     def score(self, scores: Array, y: Array, weight: Array | None = None) -> float:
-        """The metric itself, of hard decisions: the largest score, or a probability at the threshold or above.
+        """The metric of hard decisions: the largest score, or probabilities at or above the threshold.
 
         Rankings such as "auroc" are exact.
         """
@@ -305,11 +305,11 @@ class ScoreObjective:
             return float(self.objective.score(self._hard(table)))
 
     def probabilities(self, scores: Array) -> Array:
-        """Softmax, or one sigmoid for each score."""
+        """Softmax, or a sigmoid of each score."""
         return self._probabilities(torch.from_numpy(np.ascontiguousarray(scores))).numpy()
 
     def labels(self, scores: Array) -> Array:
-        """Decisions: the largest score, or a probability at the threshold or above."""
+        """Decisions: the largest score, or probabilities at or above the threshold."""
         threshold = self.objective.thresholds
         if self.task == "multiclass":
             chosen: Array = np.asarray(scores).argmax(1)
@@ -318,7 +318,7 @@ class ScoreObjective:
         return chosen.astype(np.int64)
 
     def class_probabilities(self, scores: Array) -> Array:
-        """Probabilities of every class, (n, C); of both, (n, 2), for binary tasks."""
+        """Probabilities of every class, (n, C), or (n, 2) for binary tasks."""
         p = self.probabilities(scores)
         return np.stack([1 - p, p], 1) if p.ndim == 1 else p
 
@@ -400,7 +400,7 @@ class ScoreObjective:
 
 
 class RoundObjective(ScoreObjective):
-    """`ScoreObjective` as a library calls it, round after round; it counts rounds, so `temperature=cooling()` works.
+    """`ScoreObjective` as called by a library every round; it counts rounds, so `temperature=cooling()` works.
 
     A subclass reads scores, labels and weights from what its library passes.
     """

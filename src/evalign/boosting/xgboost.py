@@ -29,7 +29,7 @@ class XGBoostTrees(TextTrees):
 
 
 class XGBoostGrower:
-    """A `Grower`; leaves are split best first, as LightGBM does, and scores start as in `LightGBMGrower`."""
+    """A `Grower`; leaves are split best first, as in LightGBM, and scores start as in `LightGBMGrower`."""
 
     trees: type[TextTrees] = XGBoostTrees
 
@@ -51,7 +51,7 @@ class XGBoostGrower:
             "eta": options.learning_rate,
             "max_depth": 0,
             "max_leaves": options.leaves,
-            # XGBoost counts second derivatives, not rows: a row in doubt, p = 1/2, weighs a quarter.
+            # XGBoost sums second derivatives instead of counting rows: an undecided row, p = 1/2, weighs a quarter.
             "min_child_weight": options.min_rows / 100,
             "lambda": options.l2,
             "colsample_bytree": options.columns,
@@ -85,7 +85,7 @@ class XGBoostGrower:
         return np.asarray(self._booster.predict(self._valid, output_margin=True))
 
     def finished(self, rounds: int) -> XGBoostTrees:
-        # Copied through its format, so that a model is the same whether it was saved and loaded or not.
+        # Copied through its file format, so that saving and loading does not change the model.
         return XGBoostTrees(self._booster[:rounds].save_raw("json").decode())
 
 
@@ -112,7 +112,7 @@ class MetricObjective(RoundObjective):
     """
 
     def evaluate(self, scores: Array, data: xgboost.DMatrix) -> tuple[str, float]:
-        """(name, the metric of hard decisions): for `custom_metric`, to stop early by, with `maximize=True`."""
+        """(name, the metric of hard decisions): for `custom_metric`, for early stopping with `maximize=True`."""
         return self.name, self.score(*self._read(scores, data, None))
 
     @property
@@ -135,7 +135,7 @@ class MetricObjective(RoundObjective):
 class MetricXGBClassifier(ChecksObjective, xgboost.XGBClassifier):
     """XGBoost's classifier for a `MetricObjective`, given as `objective`.
 
-    XGBoost cannot know what scores of a custom objective mean, and its own `predict` cuts them at 1/2. This one decides
+    XGBoost cannot interpret the scores of a custom objective, and its `predict` cuts them at 1/2. This one decides
     by the objective, and `predict_proba` returns probabilities. `base_score=0.5` is a score of 0 to start from.
 
     >>> X, y = np.arange(40.0).reshape(-1, 1), (np.arange(40) % 20 > 15).astype(int)

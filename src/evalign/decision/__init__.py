@@ -1,4 +1,4 @@
-"""Decision rules: from the probabilities of any model to labels, chosen for a metric.
+"""Decision rules: from the probabilities of any model to labels, optimised for a metric.
 
 `calibrated` is the default and learns from held-out labels; `plug_in` needs none; `tuned` maximises the metric on the
 labels. All take constraints and return a `Rule`, which predicts and is saved as JSON.

@@ -10,16 +10,16 @@ from scipy.special import expit, logsumexp, softmax
 
 from evalign.decision.rule import FLOOR, Floats, Labels, Task, Vector, as_held_out, logit, recalibrated
 
-RIDGE = 0.5  # of log slope and offsets: a prior of standard deviation 1.4 around "already calibrated"
+RIDGE = 0.5  # ridge on log slope and offsets: a prior of standard deviation 1.4 around "already calibrated"
 FOLDS = 5
 STEEPEST = 30.0  # largest log slope: beyond it every probability is 0 or 1
-BLOCK = 2**18  # probabilities handled at a time, so that temporary arrays fit into a cache
-SAMPLE = 2**23  # probabilities used in a fit; of larger arrays a stratified sample of rows
-ROWS = 4000  # most held-out rows kept for tests of a shift, and most new rows tested
+BLOCK = 2**18  # probabilities processed at a time, so that temporary arrays fit in the cache
+SAMPLE = 2**23  # maximum probabilities used in a fit; larger arrays are sampled by row, stratified
+ROWS = 4000  # maximum held-out rows kept, and new rows used, for tests of a shift
 
 
 def probability_floor(p: Floats, *, multilabel: bool) -> float:
-    """Value that replaces a probability of 0: half the smallest positive one, if there are zeros at all.
+    """Value that replaces a probability of 0: half the smallest positive one, if there are zeros.
 
     Nearest neighbours and forests return exact zeros, whose logarithm would outweigh all other rows.
     """
@@ -76,7 +76,7 @@ def sampled_rows(p: Floats, weight: Floats) -> Labels:
 
 
 def balanced_folds(p: Floats, y: Labels, folds: int) -> Labels:
-    """Fold of each row: rows sorted by label and score are dealt out in turn, independent of their order."""
+    """Fold of each row: rows, sorted by label and score, are assigned in turn, independent of their order."""
     fold = np.empty(len(p), dtype=np.int64)
     fold[np.lexsort((*p.T[:8], *y.reshape(len(y), -1).T[:8]))] = np.arange(len(p)) % folds
     return fold
@@ -176,4 +176,4 @@ def _minimise(loss: Callable[..., tuple[float, Floats]], size: int, scale: float
         return (value + ridge / 2 * float((unit * u) @ (unit * u))) / scale, unit * (slope + ridge * unit * u) / scale
 
     found = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options={"gtol": 1e-7, "ftol": 1e-14})
-    return np.asarray(unit * found.x, dtype=np.float64).round(10)  # beyond that digits depend on the order of rows
+    return np.asarray(unit * found.x, dtype=np.float64).round(10)  # further digits depend on the order of rows

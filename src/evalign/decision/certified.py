@@ -37,8 +37,8 @@ from evalign.decision.search.problem import Problem
 from evalign.decision.search.thresholds import ThresholdSweep, best_expected
 
 RANKS = 16  # candidate thresholds of two classes for metrics that are not monotone
-FEWEST = 10  # rows flagged by the first of them
-SEARCH_SHARE = 0.4  # of the rows, for learning candidates with more classes or labels
+FEWEST = 10  # rows flagged by the first candidate
+SEARCH_SHARE = 0.4  # share of rows for learning candidates with more classes or labels
 LEVELS = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.4)  # levels at which candidates meet constraints on the search rows
 PROPORTIONS = ("recall", "precision", "specificity", "accuracy", FLAGGED)
 RECALL_MEANS = ("balanced_accuracy", "gmean")
@@ -137,7 +137,7 @@ class CertifiedProblem(Problem):
                 slack = 7 * self.classes * np.log(2 / alpha) / (3 * np.maximum(trials, 1.0))
                 pooled = binomial_bound(top.sum(-1), trials, alpha, lower=lower)
                 return np.asarray(np.clip(pooled - slack if lower else pooled + slack, 0.0, 1.0))
-            bound = binomial_bound(tp.sum(-1), total, alpha, lower=lower)  # one label per row: the accuracy
+            bound = binomial_bound(tp.sum(-1), total, alpha, lower=lower)  # single-label: the accuracy
             return np.asarray(bound / (2 - bound) if name == "jaccard" else bound)
         classes = [label] if label is not None else list(range(self.classes))
         alpha = alpha / len(classes)
@@ -249,7 +249,7 @@ def is_monotone(r: Constraint, problem: Problem) -> bool:
 
 
 def _two_classes(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[Rule, Certificate]:
-    """The last threshold whose monotone bounds hold; of other constraints the best of some ranks."""
+    """The last threshold whose monotone bounds hold; with other constraints, the best of some ranks."""
     ones = np.ones(len(y))
     expected = ThresholdSweep(q[:, 1], q[:, 1], ones, expected=True)
     observed = ThresholdSweep(q[:, 1], y.astype(np.float64), ones, expected=False)
@@ -285,7 +285,7 @@ def _first_rank(precision: float, alpha: float) -> int:
 
 
 def _levels(tests: int, alpha: float) -> Floats:
-    """Half of alpha for the first of several tests; the others share the rest."""
+    """Levels of several tests: half of alpha for the first; the others share the rest."""
     levels = np.full(tests, alpha / 2 / max(tests - 1, 1))
     levels[0] = alpha / 2 if tests > 1 else alpha
     return levels
@@ -294,7 +294,7 @@ def _levels(tests: int, alpha: float) -> Floats:
 def _best_certified(
     rules: list[Rule], certificates: list[Certificate], problem: Problem, values: Floats
 ) -> tuple[Rule, Certificate]:
-    """The certified rule of the best value; without one, that of the least shortfall."""
+    """The certified rule with the best value; if there is none, the rule with the least shortfall."""
     shortfall = np.array([0.0 if c.holds else problem.missing(c.bounds).sum() for c in certificates])
     best = int(np.lexsort((-values, shortfall))[0])
     return rules[best], certificates[best]

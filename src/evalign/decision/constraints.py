@@ -33,7 +33,7 @@ class Constraint:
     value: float
     label: Any = None
     count: bool = False
-    class_name: Any = field(default=None, compare=False, repr=False)  # what the user called the class of `label`
+    class_name: Any = field(default=None, compare=False, repr=False)  # the user's name for the class of `label`
 
     def __str__(self) -> str:
         return self._text(self.label, self.value)
@@ -42,7 +42,7 @@ class Constraint:
         return f"{self.name}{'' if label is None else f'[{label!r}]'} {self.op} {value:g}"
 
     def describe(self, reached: float | None = None) -> str:
-        """Text with the user's name of the class and, if given, `reached` as limit, rounded so that it stays reached.
+        """Text with the user's name of the class and, if given, `reached` as the limit, rounded to the safe side.
 
         >>> parse_constraint("recall['fraud'] >= 0.9").with_index(["fine", "fraud"]).describe(0.85678)
         "recall['fraud'] >= 0.8567"
@@ -60,7 +60,7 @@ class Constraint:
     def with_index(self, classes: Sequence[Any]) -> "Constraint":
         """The same constraint with the label replaced by its index in `classes`.
 
-        A whole number that is no label is an index, unless labels are whole numbers themselves.
+        A whole number that is not a label is an index, unless labels are whole numbers themselves.
         """
         if self.label is None:
             return self
@@ -116,7 +116,7 @@ def flagged(c: Confusion, *, label: int | None = None) -> Tensor:
 
 
 def parse_constraint(text: Any) -> Constraint:
-    """Constraint of a text such as "precision >= 0.9" or "recall['fraud'] >= 90%", or of (metric, op, value).
+    """Parse a constraint such as "precision >= 0.9" or "recall['fraud'] >= 90%", or (metric, op, value).
 
     >>> parse_constraint("recall>=0.9")
     Constraint(metric='recall', op='>=', value=0.9, label=None, count=False)

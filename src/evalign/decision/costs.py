@@ -22,7 +22,7 @@ _CELLS = {"tn": (0, 0), "fp": (0, 1), "fn": (1, 0), "tp": (1, 1)}
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost of each (true, decided) pair of classes: a number, or the name of a column with one number per row.
+    """Cost of each (true, decided) pair of classes: a number, or the name of a column.
 
     `reject` is the cost of not deciding a row. Negative costs are gains.
     """
@@ -130,7 +130,7 @@ def mean_cost(decisions: Labels, y: Labels, costs: Floats, weight: Floats, rejec
 def cheapest(
     probabilities: Any, target: Any, costs: Any, *, reject: float | None = None, sample_weight: Any = None
 ) -> Rule:
-    """Rule of the least expected cost, on probabilities that are calibrated on held-out labels.
+    """Rule of the lowest expected cost, on probabilities calibrated on held-out labels.
 
     Decides argmin_j sum_i q_i cost_ij, and rejects (label -1) a row whose least expected cost is above `reject`.
     `costs` is a matrix (C, C) by true and decided class, or (n, C, C) for costs of each row: such a rule needs the

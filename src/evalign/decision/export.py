@@ -1,4 +1,4 @@
-"""Export: a rule as a JSON schema, as Python source that needs numpy alone, and as nodes of an ONNX graph."""
+"""Export: a rule as a JSON schema, as Python source that needs only numpy, and as nodes of an ONNX graph."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def numpy_source(rule: Rule, name: str = "predict") -> str:
-    """Python source of a function of probabilities that decides as `rule.predict` does and imports numpy alone.
+    """Python source of a function of probabilities that decides like `rule.predict` and imports only numpy.
 
     >>> space = {}
     >>> exec(numpy_source(Rule("threshold", 2, threshold=0.3)), space)
@@ -139,9 +139,9 @@ def onnx_decision(
 ) -> "onnx.ModelProto":
     """ONNX graph: `probabilities` (n, C) -> "label" (n,), one of `labels`; (n, L) of 0/1 for a multilabel rule.
 
-    `order` are the columns in the order that the rule knows. Rejected rows have label -1, or "" among texts; where -1
-    is a label, all labels are texts.
-    A limit on the positives of a call (`at_most`) and costs of rows are no function of one row, and are refused.
+    `order` are the columns in the order of the rule. Rejected rows have label -1, or "" if labels are text; if -1
+    is a label, all labels become text.
+    A limit on the positives of a call (`at_most`) and row costs are not functions of a single row, and are refused.
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -203,13 +203,13 @@ def onnx_decision(
 
 
 def with_decision(model: "onnx.ModelProto", rule: Rule, labels: Any, *, order: Any = None) -> "onnx.ModelProto":
-    """A model with output "probabilities" (n, C) that also puts out "label"; a label of its own is dropped."""
+    """A model with output "probabilities" (n, C) and an additional output "label"; an existing label is dropped."""
     outputs = {output.name: output for output in model.graph.output}
     kind = outputs["probabilities"].type.tensor_type.elem_type
     from onnx import helper
 
     decision = onnx_decision(rule, labels, order=order, dtype=helper.tensor_dtype_to_np_dtype(kind))
-    for node in model.graph.node:  # a name that is taken
+    for node in model.graph.node:  # a name in use
         for names in (node.input, node.output):
             names[:] = ["own_label" if name == "label" else name for name in names]
     del model.graph.output[:]

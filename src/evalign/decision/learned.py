@@ -21,13 +21,13 @@ from evalign.metrics import Average, Beta, MetricFunction
 Decision = Literal["auto", "plug_in", "tuned", "argmax"]
 Learn = Callable[[Floats, Labels, Floats], Rule]
 DECISIONS: tuple[Decision, ...] = ("auto", "plug_in", "tuned", "argmax")
-FOLDS, GROUPS = 4, 20  # of the cross-validated comparison, and of its jackknife
+FOLDS, GROUPS = 4, 20  # folds of the cross-validated comparison, and groups of its jackknife
 RESAMPLES = 30
 TUNING_EVIDENCE = 2.5  # standard errors by which tuned offsets must beat the calibrated rule
-SWEPT = 2**25  # rows x classes^2 above which calibration has the labels it needs and offsets are not tuned
+SWEPT = 2**25  # rows x classes^2 above which calibration has enough labels and offsets are not tuned
 EVIDENCE = 0.5  # standard errors by which argmax must lead to replace the calibrated rule
-COMPARED = 2**20  # probabilities on which argmax is compared; of larger arrays a stratified sample of rows
-MARGIN = 1e-4  # expected gain over argmax below which argmax decides
+COMPARED = 2**20  # maximum probabilities for the comparison with argmax; larger arrays are sampled by row, stratified
+MARGIN = 1e-4  # expected gain over argmax below which argmax is kept
 
 
 def calibrated(
@@ -42,7 +42,7 @@ def calibrated(
     2. The rule is the plug-in rule of q. Its threshold moves towards the best thresholds of bootstrap samples of the
        labels by the share that is not noise; with more than two classes, tuned offsets replace it if they lead by 2.5
        standard errors in cross-validation (as in `tuned`).
-    3. If argmax leads the plug-in rule of q by half a standard error in cross-validation, argmax decides.
+    3. If argmax leads the plug-in rule of q by half a standard error in cross-validation, argmax is used.
 
     Constraints are met on the labels (`confidence=None`), or certified: with `confidence=0.9` they hold for new rows
     with probability 0.9; see `evalign.decision.certified` for the bounds. Parameters as in `plug_in`.
@@ -62,7 +62,7 @@ def calibrated(
 def _learned(
     p: Floats, y: Labels, weight: Floats, problem: Problem, confidence: float | None, learn: Callable[..., Rule]
 ) -> Rule:
-    """A certified rule, or that of `learn`, with the values reached."""
+    """A certified rule, or the rule from `learn`, with the values reached."""
     counts = weight @ y if problem.multilabel else np.bincount(y, weight, problem.classes)
     shares = tuple((counts / weight.sum()).tolist())
     if confidence is not None:
@@ -80,7 +80,7 @@ def _unless_argmax_leads(p: Floats, y: Labels, weight: Floats, problem: Problem)
 
 
 def _cross_fitted(p: Floats, y: Labels, weight: Floats, learn: Learn) -> tuple[Labels, Labels] | None:
-    """Decisions of rows by rules of other folds, and jackknife groups of rows; None if a fold has all the weight."""
+    """Decisions of rows by rules of other folds, and jackknife groups of rows; None if one fold has all the weight."""
     part = balanced_folds(p, y, FOLDS * GROUPS)
     decided = np.zeros_like(y)
     for k in range(FOLDS):
@@ -143,7 +143,7 @@ def joint_rule(
     rule: Rule, probabilities: Any, metric: str | MetricFunction, *, task: Task = "multiclass",
     average: Average | None = None, beta: Beta | None = None, subject_to: Any = None, sample_weight: Any = None,
 ) -> Rule:  # fmt: skip
-    """Rule for a batch of rows that are decided jointly: the plug-in rule of their own calibrated probabilities.
+    """Rule for the joint prediction of a batch: the plug-in rule of its own calibrated probabilities.
 
     Probabilities are calibrated as in `rule`. Budgets ("flagged <= 2%") hold exactly in the batch. `rule` itself is
     returned if the expected gain is less than one row, if held-out labels favoured argmax, with constraints that need
@@ -166,7 +166,7 @@ def joint_rule(
     q, weight = rule.calibrate(p), as_weights(sample_weight, p)
     found = best_expected(q, problem, weight, None)
     gain = expected_gain(problem, q, found.decide(q), rule.decide(p), weight)
-    if not limited and gain < 1 / len(p):  # less than a row's worth
+    if not limited and gain < 1 / len(p):  # less than one row
         return rule
     kind = "offsets" if found.kind == "argmax" and rule.offsets is not None else found.kind
     found = replace(found, kind=kind, temperature=rule.temperature, offsets=rule.offsets, floor=rule.floor)
@@ -187,7 +187,7 @@ def tuned(
     2. the rule is the `plug_in` rule of q;
     3. for two classes and separable labels the threshold moves towards the mean t of the best thresholds of 30
        bootstrap samples, by the share max(0, 1 - var(t) / (t - t_q)^2) that is not noise (James-Stein), so that
-       many labels overrule a calibration that does not fit. For more classes, offsets tuned as with `guard=False`
+       many labels override a poor calibration. For more classes, offsets tuned as with `guard=False`
        are used if they lead by 2.5 standard errors on folds that they were not tuned on.
 
     `guard=False` maximises the metric on the labels themselves: all cut points for two classes, one offset per class by
@@ -244,7 +244,7 @@ def guarded(p: Floats, y: Labels, weight: Floats, problem: Problem) -> Rule:
 
 
 def _with(rule: Rule, calibration: Calibration) -> Rule:
-    """A rule of calibrated probabilities as one of those before."""
+    """Convert a rule for calibrated probabilities to one for the original probabilities."""
     if rule.kind == "argmax":
         return Rule("offsets", rule.columns, **calibration.fields)
     return replace(rule, **calibration.fields)
@@ -267,7 +267,7 @@ def _shrunk_threshold(q: Floats, y: Labels, weight: Floats, problem: Problem, *,
     away = z.mean() - centre
     share = max(0.0, 1 - z.var() / away**2) if away else 0.0
     moved = float(expit(centre + share * away)) if share > 0 else threshold
-    # A class of next to no weight: no threshold gains anything, and the best one is arbitrary.
+    # A class of almost no weight: no threshold gains anything, and the best one is arbitrary.
     if gain <= MARGIN and np.subtract(*problem.value(observed.at(np.array([observed.cut_at(moved), half])))) <= MARGIN:
         return 0.5
     return moved

@@ -1,4 +1,4 @@
-"""Rules from more rows than fit into memory: batches, Parquet files or a Ray dataset, read in passes.
+"""Rules from more rows than fit in memory: batches, Parquet files or a Ray dataset, read in passes.
 
 Every pass adds up counts, so that batches and workers may come in any order. Two classes need one pass: rows of equal
 probability and label are one row of their total weight. More classes need one pass for each round of Frank-Wolfe.
@@ -25,8 +25,8 @@ from evalign.decision.search.frank_wolfe import FIRST, Gain, ascend, identity, r
 from evalign.decision.search.problem import Problem, present_classes
 from evalign.metrics import Average, Beta, MetricFunction
 
-DISTINCT = 2**20  # probabilities of two classes that are told apart
-PREFIX = "probability_"  # of the columns of a file
+DISTINCT = 2**20  # distinct probabilities kept for two classes
+PREFIX = "probability_"  # prefix of the columns of a file
 CHUNK = 2**16  # rows of a Parquet file read at a time
 PIECE = 2**18  # probabilities counted at a time
 Batch = tuple[Floats, Labels | None, Floats]
@@ -77,7 +77,7 @@ class ProbabilityBatches:
             parts = batch if isinstance(batch, tuple) else (batch,)
             columns = parts[0].shape[1] if np.ndim(parts[0]) == 2 else 2
             step = max(1, PIECE // max(columns, 1))
-            for i in range(0, len(parts[0]), step):  # pieces that fit into a cache
+            for i in range(0, len(parts[0]), step):  # pieces that fit in the cache
                 own = [None if part is None else part[i : i + step] for part in (*parts, None, None)[:3]]
                 p = as_probabilities(own[0])
                 yield (
@@ -106,13 +106,13 @@ class ProbabilityBatches:
         return p, labels, as_weights(weight, p, part=True)
 
     def map(self, function: Callable[[Batch], Sums]) -> Iterator[Sums]:
-        """`function` of every batch; with Ray on the workers."""
+        """Apply `function` to every batch, with Ray on the workers."""
         if not self.is_ray:
             yield from map(function, self)
             return
         reader = partial(_on_worker, function, self.target, self.sample_weight)
         for row in self.source.map_batches(reader, batch_format="numpy").iter_rows():
-            yield pickle.loads(row["sums"])  # of our own workers
+            yield pickle.loads(row["sums"])  # from our own workers
 
     def total(self, function: Callable[[Batch], Sums]) -> Sums:
         """Sums over all batches of the arrays that `function` returns."""
@@ -228,7 +228,7 @@ def _sample(batches: ProbabilityBatches, rows: float, classes: int) -> tuple[Flo
     def taken(batch: Batch) -> Sums:
         p, y, weight = batch
         assert y is not None
-        return p[::step].copy(), y[::step].copy(), weight[::step].copy()  # a view would keep the whole batch
+        return p[::step].copy(), y[::step].copy(), weight[::step].copy()  # a view would keep the whole batch in memory
 
     p, y, weight = zip(*batches.map(taken), strict=True)
     return np.concatenate(p), np.concatenate(y), np.concatenate(weight)

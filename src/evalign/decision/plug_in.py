@@ -33,7 +33,7 @@ def plug_in(
     """Rule that maximises M(C) of the expected confusion matrix C = sum_i w_i p(x_i) one-hot(decision_i)^T.
 
     It needs no labels and works for any metric and any number of classes, but the probabilities must be calibrated and
-    those of rows that the model was not trained on.
+    predicted for rows that the model was not trained on.
 
     Two classes: all thresholds are compared; for F1 the best is F* / 2. More classes: Frank-Wolfe (Narasimhan 2015)
     follows the gain matrix G = dM/dC, decisions are argmax_j (p^T G)_j, and the gain matrix with the best M(C) is
@@ -52,8 +52,8 @@ def plug_in(
         `feasible=False` and a warning that names the nearest feasible value.
     target, calibrate: True first applies the temperature that fits the labels `target` best, "auto" only if it
         lowers the log-loss in cross-validation.
-    margin: expected gain in the metric below which argmax (multilabel: 1/2) is kept.
-    rounds: of Frank-Wolfe, at most.
+    margin: expected gain in the metric below which argmax (multilabel: the threshold 1/2) is kept.
+    rounds: maximum number of Frank-Wolfe iterations.
 
     >>> import numpy as np
     >>> p = np.array([[0.6, 0.3, 0.1], [0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [0.3, 0.6, 0.1]])

@@ -1,4 +1,4 @@
-"""The decision rule, from probabilities to labels, with JSON in and out; checks of its inputs."""
+"""The decision rule, from probabilities to labels, with conversion to and from JSON; checks of its inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -84,7 +84,7 @@ def as_labels(target: Any, like: Floats, task: Task) -> Labels:
 
 
 def as_weights(sample_weight: Any, like: Floats, *, part: bool = False) -> Floats:
-    """Checked weights (n,); None is 1 for every row. In a `part` of the rows all may be 0.
+    """Checked weights (n,); None means 1 for every row. In a `part` of the rows all may be 0.
 
     >>> as_weights(None, np.full((2, 2), 0.5))
     array([1., 1.])
@@ -111,11 +111,11 @@ def as_held_out(
 
 Kind = Literal["argmax", "threshold", "thresholds", "offsets", "affine", "gain", "row_costs"]
 VERSION = 2
-FLOOR = 1e-12  # of a probability whose logarithm is taken
-TIE = 1e-14  # scores closer than this are equal: a matrix product rounds differently for other row counts
+FLOOR = 1e-12  # minimum probability before taking a logarithm
+TIE = 1e-14  # scores closer than this are equal: matrix products round differently for different row counts
 NEVER = 2.0  # a threshold that no probability reaches
-BLOCK = 2**22  # numbers in a temporary array
-REJECTED = -1  # decision of a row that is rejected
+BLOCK = 2**22  # maximum size of a temporary array
+REJECTED = -1  # decision of a rejected row
 
 # Parameters of each kind; all may have temperature, offsets, floor and reject.
 PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -152,8 +152,8 @@ class Rule:
 
     reject: rows whose best score (q of the decided class; q^T gain; minus the expected cost) is below this value are
         not decided: their label is `REJECTED`, -1.
-    at_most: two classes; at most this many rows of a call are positive, those of the largest q_1.
-    metric, value: what was maximised, and its value on the rows the rule was learned from.
+    at_most: two classes; at most this many rows of a call are positive, those with the largest q_1.
+    metric, value: the maximised metric, and its value on the rows the rule was learned from.
     coverage: share of these rows that was not rejected.
     shares: share of each class in these rows.
     subject_to, reached, bounds, confidence: the constraints, their values on these rows, the bounds certified at the
@@ -218,7 +218,7 @@ class Rule:
                 continue
             if not required and name not in ("offsets", "shares", "reached", "bounds"):
                 raise ValueError(f"a rule of kind {self.kind!r} has no {name}; leave it out")
-            # Through an array, so that lists from JSON, numpy arrays and tuples become equal tuples.
+            # Convert through an array, so that lists from JSON, numpy arrays and tuples become equal tuples.
             object.__setattr__(self, name, _frozen(name, value, shapes.get(name, (self.columns,))))
         object.__setattr__(self, "subject_to", tuple(map(str, self.subject_to)))
 
@@ -232,7 +232,7 @@ class Rule:
         return self.kind == "thresholds"
 
     def predict(self, probabilities: Any, *, costs: Any = None) -> Labels:
-        """Labels (n,) of probabilities (n, C), or 0/1 (n, L) for a multilabel rule; -1 is a rejected row.
+        """Labels (n,) for probabilities (n, C), or 0/1 (n, L) for a multilabel rule; -1 is a rejected row.
 
         `costs` (n, C, C) are the costs of each row by true and decided class, for kind "row_costs".
 
@@ -265,7 +265,7 @@ class Rule:
         decisions = np.concatenate(parts) if len(parts) > 1 else parts[0]
         if self.at_most is not None and (decisions == 1).sum() > self.at_most:
             positive = np.flatnonzero(decisions == 1)
-            order = np.argsort(-p[positive, 1], kind="stable")  # calibration keeps the order of two classes
+            order = np.argsort(-p[positive, 1], kind="stable")  # calibration preserves the order of two classes
             decisions[positive[order[self.at_most :]]] = 0
         return decisions
 
@@ -290,7 +290,7 @@ class Rule:
         return scores
 
     def scores(self, p: Floats) -> Floats:
-        """Scores (n, C) of checked probabilities whose largest is the decision, by a hair where it was a tie.
+        """Scores (n, C) of checked probabilities whose largest is the decision; ties are broken by a tiny margin.
 
         >>> Rule("threshold", 2, threshold=0.3).scores(np.array([[0.5, 0.5], [0.7, 0.3]])).round(3)
         array([[0.3, 0.5],
@@ -318,7 +318,7 @@ class Rule:
     def report(self, probabilities: Any, target: Any, metric: Any = None, **options: Any) -> Any:
         """Intervals of threshold, metric and constraints on labelled rows; see `evaluate_rule`.
 
-        `print(rule.report(p, y))` is text, `rule.report(p, y).html()` a page with a picture.
+        `print(rule.report(p, y))` gives text, `rule.report(p, y).html()` a page with a plot.
         """
         assert Rule.reporter is not None  # set by evalign.decision.rule_report, which the package imports
         return Rule.reporter(self, probabilities, target, metric, **options)
@@ -347,7 +347,7 @@ class Rule:
         }  # fmt: skip
         for name, wanted in types.items():
             right = _is_number(given.get(name)) if wanted is float else isinstance(given.get(name), wanted)
-            if name in given and not right:  # JSON of other programs has 1 for 1.0
+            if name in given and not right:  # other programs write 1 for 1.0 in JSON
                 raise ValueError(f"{name} of a rule must be a {wanted.__name__}, got {_short(given[name])}")
         return cls(**given)
 
@@ -384,7 +384,7 @@ def decide_blocks(p: Floats, score: Callable[[Floats], Floats]) -> Labels:
 
 
 def logit(p: Floats, floor: float = FLOOR) -> Floats:
-    """log(p / (1 - p)), with p at least `floor` away from 0 and 1."""
+    """log(p / (1 - p)), with p kept at least `floor` away from 0 and 1."""
     p = np.clip(p, floor, 1 - floor)
     return np.log(p) - np.log1p(-p)
 
@@ -392,7 +392,7 @@ def logit(p: Floats, floor: float = FLOOR) -> Floats:
 def recalibrated(
     p: Floats, temperature: float | Vector, offsets: Any = None, *, floor: float = FLOOR, multilabel: bool = False
 ) -> Floats:
-    """p^(1 / temperature) exp(offsets), normalised; p itself if there is nothing to change.
+    """p^(1 / temperature) exp(offsets), normalised; p itself if nothing changes.
 
     >>> recalibrated(np.array([[0.8, 0.2]]), 0.5).round(3)
     array([[0.941, 0.059]])

@@ -49,7 +49,7 @@ class Estimate:
 class RuleReport:
     """Report of a rule on labelled rows; `str` is text, `html` a self-contained page.
 
-    `gain` is the lead over `argmax`, the largest probability (of several labels, all those of 1/2 or more), also for
+    `gain` is the lead over `argmax`, the largest probability (multilabel: all labels with 1/2 or more), also for
     "cost", where lower is better. `coverage` is the share of rows that a rule with `reject` decides. The interval of
     `threshold` is that of rules learned from resampled rows. `curve` has columns threshold, value, low and high for two
     classes: the metric of every threshold on the uncalibrated probability of class 1, with its 95 % band.
@@ -98,7 +98,7 @@ class RuleReport:
         }
 
     def html(self) -> str:
-        """Page with the text and, for two classes, a picture of the metric against the threshold."""
+        """Page with the text and, for two classes, a plot of the metric against the threshold."""
         picture = "" if self.curve is None else self.svg()
         return (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Decision for {escape(self.metric)}</title>'
@@ -183,7 +183,7 @@ def evaluate_rule(
     if rule.multilabel:
         (ours, limit_values), (theirs, _) = _label_scores(problem, y, [decided, p >= 0.5], random)
     else:
-        # A score sees a row by its label and the two decisions alone: resampling rows is resampling these patterns.
+        # A score sees only the label and the two decisions of a row: resampling rows is resampling these patterns.
         patterns, counts = np.unique(np.stack([y, decided, p.argmax(axis=1)]), axis=1, return_counts=True)
         draws = np.vstack([counts, random.multinomial(len(y), counts / len(y), size=RESAMPLES)]).astype(np.float64)
         ours, limit_values = _scores(problem, patterns[0], patterns[1], draws)
@@ -214,7 +214,7 @@ def evaluate_rule(
 
 
 def raw_threshold(rule: Rule) -> float:
-    """Least uncalibrated probability of class 1 that a threshold rule decides positive.
+    """Smallest uncalibrated probability of class 1 that a threshold rule labels positive.
 
     >>> round(raw_threshold(Rule("threshold", 2, threshold=0.5, offsets=(0.0, 1.0))), 3)
     0.269

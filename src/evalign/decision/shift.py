@@ -16,15 +16,15 @@ from evalign.decision.calibration import ROWS, fit_calibration, sampled_rows
 from evalign.decision.rule import Floats, Labels, as_labels, as_probabilities, as_weights, logit
 
 Kind = Literal["none", "shares", "other", "given"]
-LEVEL = 0.02  # of the test for changed shares
+LEVEL = 0.02  # level of the test for changed shares
 EVIDENCE = 2.0  # standard errors by which the features must confirm the new shares
-TREES = 50  # of the forest in that test
-FIT_LEVEL = 0.01  # of the test for a change that shares do not explain
+TREES = 50  # trees of the forest in that test
+FIT_LEVEL = 0.01  # level of the test for a change that shares do not explain
 FEWEST = 50  # effective held-out rows, (sum w)^2 / sum w^2, below which shares are not corrected
 EACH = 10  # new rows for each class whose share is estimated
 DRAWS = 200  # permutations, and bootstrap samples of the fit
-RESAMPLES = 40  # of the intervals
-PRIOR = 1.0  # rows of the old shares that the Dirichlet prior adds to the new ones, for each class
+RESAMPLES = 40  # bootstrap samples for the intervals
+PRIOR = 1.0  # rows per class that the Dirichlet prior adds in the old shares
 ALLOWED = 0.5  # relative excess of a distance of scores that the difference of fold and final models explains
 
 
@@ -57,10 +57,10 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True)
 class Shift:
-    """What was found about the class shares of new rows; `str` says it in words.
+    """Result of the tests of class shares in new rows; `str` describes it in words.
 
     ``kind`` is "none" (no evidence of a change), "shares" (class shares changed, and no other change was found),
-    "other" (something else changed: no adaptation) or "given" (the user knows the shares). `shares` with `low` and
+    "other" (something else changed: no adaptation) or "given" (shares given by the user). `shares` with `low` and
     `high` (95 %) are the estimate by EM, `cross_check` the estimate from the confusion matrix. `p_shares` is the
     p-value of "the mean probabilities did not change", `p_fit` that of "the new rows are a mixture of the held-out
     classes".
@@ -80,7 +80,7 @@ class Shift:
 
     @property
     def adapts(self) -> bool:
-        """Whether decisions change: shares were given, or found to have changed and nothing else."""
+        """Whether decisions change: shares were given, or changed while nothing else did."""
         return self.kind in ("shares", "given")
 
     @property
@@ -117,7 +117,7 @@ def find_shift(
     columns: Sequence[str] | None = None, intervals: bool = True, random_state: int = 0, level: float = LEVEL,
     explain: bool = True,
 ) -> Shift:  # fmt: skip
-    """Test whether new rows have other class shares than the held-out ones, and estimate them.
+    """Test whether new rows have different class shares than the held-out ones, and estimate them.
 
     1. Held-out labels calibrate the probabilities: q.
     2. Did the mean of q change? A permutation test of Hotelling's T^2: exact, however poor the calibration. At level
@@ -126,13 +126,13 @@ def find_shift(
        from the confusion matrix of argmax (Lipton 2018) as a cross-check; intervals by the bootstrap.
     4. Do the features confirm it? Held-out probabilities come from models of folds, and their means may differ from
        those of the final model where no share has changed. A forest of the held-out rows, whose out-of-bag predictions
-       have no such difference, must see the new rows two standard errors nearer to the new shares.
+       have no such difference, must find the new rows two standard errors closer to the new shares.
     5. Are the new rows a mixture of the held-out classes in these shares? The largest Kolmogorov-Smirnov distance
        over the features (Wasserstein over the calibrated probabilities, where no features are kept) and their
-       maximum mean discrepancy, against bootstrap samples of such a mixture. Where a few held-out rows stand for most
-       of the new ones, or there are less than 10 new rows per class, this cannot be told, and nothing is adapted.
+       maximum mean discrepancy, against bootstrap samples of such a mixture. If a few held-out rows represent most
+       of the new ones, or there are fewer than 10 new rows per class, this cannot be tested, and nothing is adapted.
 
-    `columns` are the names of the features in messages, `level` is that of the second step; without `explain` the last
+    `columns` are the names of the features in messages, `level` is that of the second step; without `explain`, the last
     one is left out where shares did not change.
 
     >>> rng = np.random.default_rng(0)
@@ -211,9 +211,10 @@ def find_shift(
 def find_label_shifts(
     reference: Reference, probabilities: Any, features: Any = None, *, classes: Any = None, **options: Any
 ) -> Shift:
-    """`find_shift` of each label (n, L) as two classes of its own; shares are those of the positives.
+    """`find_shift` for each label (n, L) as a binary problem; shares are those of the positives.
 
-    A label whose share did not change, or not alone, keeps it. The level is divided by the number of labels.
+    A label keeps its share if it did not change, or if something else did. The level is divided by the number of
+    labels.
     """
     p = as_probabilities(probabilities, "multilabel")
     names = tuple(range(p.shape[1]) if classes is None else classes)
@@ -251,7 +252,7 @@ def reweighted(q: Floats, ratios: Floats) -> Floats:
 def class_shares(q: Floats, before: Floats, times: Floats | None = None, rounds: int = 500) -> Floats:
     """Shares (B, C) that maximise sum_i times_bi log sum_k shares_k q_ik / before_k plus a Dirichlet prior, by EM.
 
-    `times` (B, n) says how often each row counts in each of B samples; None is one sample of every row once.
+    `times` (B, n) are the multiplicities of rows in B samples; None is one sample with every row once.
     """
     size = q.shape[1]
     ratio = q / np.maximum(before, 1e-12)
@@ -289,7 +290,7 @@ def _changed_means(old: Floats, new: Floats, random: np.random.Generator) -> flo
 
 
 def _from_confusion(reference: Reference, p_new: Floats) -> Floats:
-    """Shares s of the least |M s - d|^2: M[j, k] = P(argmax j | class k), d the shares of the new argmaxes."""
+    """Shares s that minimise |M s - d|^2: M[j, k] = P(argmax j | class k), d the shares of argmax in new rows."""
     size = p_new.shape[1]
     count = np.zeros((size, size))
     np.add.at(count, (reference.p.argmax(axis=1), reference.y), 1.0)
@@ -305,7 +306,7 @@ def _from_confusion(reference: Reference, p_new: Floats) -> Floats:
 def _intervals(
     reference: Reference, sample: Floats, before: Floats, shares: Floats, total: int, random: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """95 % intervals on the logit scale: held-out rows (calibration and all) and new rows are both resampled."""
+    """95 % intervals on the logit scale: held-out rows (with their calibration) and new rows are both resampled."""
     found = []
     n, m = len(reference.y), len(sample)
     for _ in range(RESAMPLES):
@@ -361,11 +362,12 @@ def _fit(
     waves = _waves(old, others, random)
 
     def apart(of: Floats, columns: Floats, signed: Floats) -> Floats:
-        """Distances (B, columns + 1) of two weighted samples: column by column, and of all columns together."""
+        """Distances (B, columns + 1) of two weighted samples: by column, and of all columns together."""
         each = [distance(columns[:, j], signed) for j in range(columns.shape[1])]
         return np.stack([*each, np.sqrt(((signed @ of) ** 2).sum(axis=1))], axis=1)
 
-    # Bootstrap: both samples drawn from the held-out rows, the new one in the estimated shares, these estimated again.
+    # Bootstrap: both samples are drawn from the held-out rows, the new one in the estimated shares, which are estimated
+    # again.
     held = (shares / np.maximum(before, 1e-12))[y]
     old_times = random.multinomial(n, np.full(n, 1 / n), size=DRAWS).astype(np.float64)
     new_times = random.multinomial(m, held / held.sum(), size=DRAWS).astype(np.float64)
@@ -385,7 +387,7 @@ def _fit(
 
 
 def _ranks(old: Floats, new: Floats) -> Floats:
-    """Both samples, column by column as shares of the old values that are at most as large."""
+    """Both samples as ranks: per column, the share of old values that are at most as large."""
     both = zip(old.T, new.T, strict=True)
     return np.stack([np.searchsorted(np.sort(a), np.append(a, b), side="right") / len(a) for a, b in both], axis=1)
 
@@ -403,7 +405,7 @@ def _waves(old: Floats, new: Floats, random: np.random.Generator, size: int = 25
 
 
 def _varied(column: Floats) -> bool:
-    """Whether at least 5 % of the rows have another value than the most frequent one."""
+    """Whether at least 5 % of the rows differ from the most frequent value."""
     return bool(np.unique(column, return_counts=True)[1].max() <= 0.95 * len(column))
 
 
@@ -423,7 +425,7 @@ def _height(column: Floats, signed: Floats) -> Floats:
 def _area(column: Floats, signed: Floats) -> Floats:
     """Wasserstein distance: the area between two cumulative distributions.
 
-    Of probabilities: folds shift the small ones by a little each, which the largest difference would make much of.
+    For probabilities: folds shift many small ones slightly, which the largest difference would overstate.
     """
     values, sums = _signed_sums(column, signed)
     return np.asarray(np.abs(sums[:, :-1]) @ np.diff(values))

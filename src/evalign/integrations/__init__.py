@@ -1,1 +1,1 @@
-"""evalign in other people's frameworks, one file each."""
+"""Integrations with other frameworks, one module each."""

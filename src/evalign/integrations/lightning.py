@@ -16,7 +16,7 @@ MakeSchedule = Callable[[MetricLoss], Any]
 
 
 class MetricCallback(pl.Callback):
-    """Watches the `MetricLoss` of a LightningModule; its `validation_step` only has to call the loss.
+    """Anneals and logs the `MetricLoss` of a LightningModule, whose `validation_step` only has to call the loss.
 
     After every validation epoch it logs `val_loss`, `val_<metric>` (hard), `val_soft_<metric>` and `temperature`, all
     from the counts of the whole epoch and of all ranks, and shows the loss to the schedule, which may cool. When the
@@ -25,8 +25,8 @@ class MetricCallback(pl.Callback):
 
     Parameters
     ----------
-    schedule: from a loss to a schedule of `annealing`; None keeps the temperature.
-    attribute: where the module has its loss.
+    schedule: function that makes a schedule of `annealing` from the loss; None keeps the temperature.
+    attribute: name of the loss in the module.
     prefix: of the logged names.
 
     >>> from functools import partial

@@ -66,7 +66,7 @@ class MetricNetClassifier(NeuralNetClassifier):
             self.train_split = chosen
 
     def predict(self, X: Any) -> Any:
-        """Labels: the likeliest class, or yes where a probability reaches the threshold of the loss."""
+        """Labels: the most probable class, or 1 where a probability reaches the threshold of the loss."""
         loss = self.criterion_
         if not isinstance(loss, MetricLoss) or loss.task == "multiclass":
             return super().predict(X)
@@ -100,9 +100,9 @@ class MetricNetClassifier(NeuralNetClassifier):
 class MetricCallback(Callback):
     """Records `valid_<metric>` (hard), `valid_soft_<metric>` and `temperature` of every epoch, and anneals.
 
-    Scores are those of all validation rows together. `schedule` makes a schedule of `annealing` from the loss; it is
-    shown the validation loss, and ends training when it is finished. Its `state_dict` goes beside `net.save_params`,
-    whose `f_criterion` has temperature and memory.
+    Scores are those of all validation rows together. `schedule` makes a schedule of `annealing` from the loss; it
+    follows the validation loss and ends training when finished. Save its `state_dict` in addition to
+    `net.save_params`, whose `f_criterion` has temperature and memory.
 
     >>> MetricCallback().prefix
     'valid_'
@@ -142,13 +142,13 @@ class MetricCallback(Callback):
         scores = self.tracker_.scores()
         net.history.record("temperature", self.tracker_.loss.temperature)
         for name, value in scores.items():
-            if name != "loss":  # skorch has one of its own under this name: the mean over batches
+            if name != "loss":  # skorch records the mean over batches under this name
                 net.history.record(self.prefix + name, value)
         if self.schedule is None or not scores:
             return
         self.schedule_.step(scores["loss"])
         if getattr(self.schedule_, "finished", False):
-            raise KeyboardInterrupt  # skorch's own way to end training early
+            raise KeyboardInterrupt  # how skorch ends training early
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self.schedule_.state_dict()
@@ -165,7 +165,7 @@ def binary_probabilities(logits: Tensor) -> Tensor:
 
 
 def probabilities(loss: MetricLoss, output: Tensor) -> Tensor:
-    """Probabilities of what a module returns for a loss: (N, C), both classes (N, 2) of binary tasks, or (N, L).
+    """Probabilities from the output of a module: (N, C), (N, 2) for binary tasks, or (N, L).
 
     >>> probabilities(MetricLoss("f1", task="binary"), torch.zeros(1))
     tensor([[0.5000, 0.5000]])

@@ -1,8 +1,8 @@
 """The exact soft and hard metric of an epoch, for all integrations.
 
-A forward hook on the loss sees every validation batch. Counts are added up, over ranks too, and the metric is applied
-once: the mean of the batches' losses would be another number. Where that mean is the loss, with one metric an image or
-a module as the anchor, it is taken over rows.
+A forward hook on the loss sees every validation batch. Counts are summed, over ranks too, and the metric is applied
+once, since the mean of the batches' losses would be a different number. Where the loss is such a mean, with a metric
+per image or a module as the anchor, it is taken over rows.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from evalign.losses import MetricLoss
 
 
 class Tracker:
-    """Adds up the batches that a loss sees outside of training.
+    """Sums the counts of the batches that a loss sees outside of training.
 
     >>> loss = MetricLoss("f1")
     >>> tracker = Tracker(loss)
@@ -38,9 +38,9 @@ class Tracker:
         self.reset()
 
     def reset(self) -> None:
-        self.sums: Sums | Tensor | None = None  # a tensor: the sum of losses and the rows behind them
+        self.sums: Sums | Tensor | None = None  # a tensor: the sum of losses and the number of rows
         self.hard: Confusion | None = None
-        self.rows: list[FlatBatch] = []  # of ranking metrics, which need all scores at once
+        self.rows: list[FlatBatch] = []  # for ranking metrics, which need all scores at once
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -51,7 +51,7 @@ class Tracker:
             handle.remove()
 
     def listen(self) -> Any:
-        """See the loss's batches until the returned handle is removed."""
+        """Record the batches of the loss until the returned handle is removed."""
         return self.loss.register_forward_hook(self._see, with_kwargs=True)
 
     def _see(self, module: nn.Module, inputs: Any, named: dict[str, Any], output: Tensor) -> None:
@@ -60,7 +60,7 @@ class Tracker:
 
     @torch.no_grad()
     def add(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Take note of a batch, as the loss is called with it."""
+        """Record a batch that the loss is called with."""
         sums: Any = None
         if self.loss.per_image or callable(self.loss.options.anchor_term):
             value = self.loss.forward(input, target, sample_weight).mean()
@@ -76,9 +76,9 @@ class Tracker:
         self.sums = sums if self.sums is None else self.sums + sums
 
     def scores(self) -> dict[str, float]:
-        """The loss of all batches together, and the metric of hard and of soft counts, under its name."""
+        """The loss of all batches together, and the hard and the soft metric, by name."""
         parts: list[Any] = [(self.sums, self.hard, self.rows)]
-        if is_up() and dist.get_world_size() > 1:  # objects, since a rank without a batch does not know any shape
+        if is_up() and dist.get_world_size() > 1:  # as objects, since a rank without a batch knows no shapes
             own = _portable(self.sums), _portable(self.hard), self.rows
             parts = [(None, None, [])] * dist.get_world_size()
             dist.all_gather_object(parts, own)
@@ -102,12 +102,12 @@ class Tracker:
         return dict(sorted(found.items(), key=lambda item: (item[0] != "loss", item[0])))
 
     def _hard(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> Confusion:
-        """Counts at the labels that argmax, or the threshold (1/2 for a grid), predicts."""
+        """Counts of the labels predicted by argmax or by the threshold (1/2 for a grid)."""
         loss = self.loss
         options: dict[str, Any] = {"sample_weight": sample_weight, "ignore_index": loss.ignore_index}
         if loss.task == "multiclass":
             dim = loss.class_dim
-            if target.is_floating_point():  # soft labels count as the likeliest
+            if target.is_floating_point():  # a soft label counts as its most probable class
                 target = target.argmax(dim)
             confusion = Confusion.hard(input.argmax(dim), target, input.shape[dim], **options)
         else:
@@ -122,12 +122,12 @@ class Tracker:
             chosen = (p >= (threshold if isinstance(threshold, float) else 0.5)).long()
             confusion = Confusion.hard(chosen, target, 2, multilabel=loss.task == "multilabel", **options)
         if not confusion.multilabel:
-            _ = confusion.matrix  # built now: a sum has one only if its parts have
+            _ = confusion.matrix  # built now: a sum has a matrix only if its parts have
         return confusion
 
 
 def _portable(part: Any) -> Any:
-    """Without what cannot travel between processes: a matrix that was never built, and other devices."""
+    """A copy to send to other processes: on the CPU, without an unbuilt matrix."""
     if part is None or isinstance(part, Tensor):
         return part if part is None else part.cpu()
     confusion = part.confusion if isinstance(part, Sums) else part

@@ -1,11 +1,11 @@
-"""Hugging Face's Trainer: metric losses whose gradient accumulation is exact, and a callback that anneals.
+"""Hugging Face's Trainer: metric losses with exact gradient accumulation, and a callback that anneals.
 
-The Trainer has two traps: it takes a loss given as `compute_loss_func` as already divided by the number of items of all
-micro-batches, and does not divide it by the accumulation steps; and with several processes it is multiplied by their
-number. `MetricTrainer` computes its own loss, and `loss_function` divides as the Trainer expects.
+The Trainer has two traps: it assumes that a `compute_loss_func` has already divided by the number of items of all
+micro-batches, and does not divide by the accumulation steps; and with several processes it multiplies by their number.
+`MetricTrainer` computes its own loss, and `loss_function` divides as the Trainer expects.
 
-Heads for tokens return (N, T, C): where logits start with the shape of the labels, their classes are read from the last
-dimension.
+Token heads return (N, T, C): if the shape of the logits starts with that of the labels, the last dimension has the
+classes.
 """
 
 import json
@@ -36,7 +36,7 @@ class MetricTrainer(Trainer):
     (`schedule=partial(Geometric, patience=2)`) is shown `eval_loss`; when it is finished, training stops.
     """
 
-    # The loss of a micro-batch is its part of the whole group's: nothing is left to divide.
+    # The loss of a micro-batch is already its part of the whole group's, so it is not divided.
     loss_is_scaled_for_ga = True
 
     def __init__(
@@ -58,7 +58,7 @@ class MetricTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         if len(self._group) < 2:
             return super().training_step(model, inputs, num_items_in_batch)
-        if self._parts is None:  # not before: the random state of a resumed run is set after the batches are read
+        if self._parts is None:  # only now: the random state of a resumed run is set after the batches are read
             self._parts = self._first_pass(model)
         _, states = self._parts
         place = next(i for i, micro_batch in enumerate(self._group) if micro_batch is inputs)
@@ -129,7 +129,7 @@ class MetricTrainer(Trainer):
 
 
 class AnnealingCallback(TrainerCallback):
-    """Shows every evaluation's loss to a schedule of `annealing`; for your own Trainer.
+    """Passes the loss of every evaluation to a schedule of `annealing`, for use with your own Trainer.
 
     >>> from evalign.annealing import Geometric
     >>> loss = MetricLoss("f1")
@@ -154,8 +154,8 @@ class AnnealingCallback(TrainerCallback):
 def loss_function(loss: MetricLoss) -> Callable[..., Tensor]:
     """A `compute_loss_func` for your own Trainer: `Trainer(..., compute_loss_func=loss_function(loss))`.
 
-    Every micro-batch counts with its share of the labels, so that accumulation gives the mean over micro-batches. That
-    is not the metric of all of them together; `MetricTrainer` has that.
+    Every micro-batch is weighted by its share of the labels, so that accumulation gives the mean over micro-batches.
+    This is not the metric of all of them together, for which there is `MetricTrainer`.
 
     >>> function = loss_function(MetricLoss("f1"))
     >>> outputs, labels = {"logits": torch.eye(2)}, torch.tensor([0, 1])
@@ -174,7 +174,7 @@ def loss_function(loss: MetricLoss) -> Callable[..., Tensor]:
 
 
 def _logits(outputs: Any, labels: Tensor, loss: MetricLoss) -> Tensor:
-    """What a model returns, as a dictionary with "logits" or a tuple that starts with them, as the loss reads it."""
+    """Logits for the loss from the output of a model: a dictionary with "logits", or a tuple that starts with them."""
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     assert isinstance(logits, Tensor)
     # A head for tokens has classes last; one for images (N, C, height, width) has them second.

@@ -1,8 +1,8 @@
 """Embeddings of columns in front of a network: numbers as learned curves, categories as vectors.
 
 Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning": a linear layer sees one slope
-for a whole column; here every column first gets a separate small curve. The input is the matrix that
-`TableEncoder` makes, and `Fields` says where in it the columns stand.
+for a whole column; here every column first passes through its own small curve. The input is the matrix of
+`TableEncoder`, and `Fields` has the positions of the columns in it.
 """
 
 import math
@@ -33,7 +33,7 @@ class Fields:
 
 
 class Piecewise(nn.Module):
-    """x -> how far x has come through each bin: clamp((x - low) / (high - low), 0, 1), (M, n, 1) -> (M, n, bins).
+    """x -> its progress through each bin, clamp((x - low) / (high - low), 0, 1): (M, n, 1) -> (M, n, bins).
 
     `edges` of a column with more than `bins` + 1 are thinned evenly, and a column with few values has an edge at each
     of them. Bins that a column lacks are 0.
@@ -126,18 +126,18 @@ class CategoryEmbedding(nn.Module):
         super().__init__()
         self.vectors = nn.Parameter(start * torch.randn(sum(levels), width))
         place = torch.eye(len(levels)).repeat_interleave(torch.tensor(levels), 0)
-        self.register_buffer("place", place)  # (levels, columns): which column a level is of
+        self.register_buffer("place", place)  # (levels, columns): the column of each level
         self.register_buffer("share", (place / place.sum(0)).t().contiguous())
 
     def forward(self, x: Tensor) -> Tensor:
         unseen = 1 - x @ self.place
-        # One product for all columns: a level's vector stands in its column's place, zeros elsewhere.
+        # One product for all columns: the vector of a level is in the place of its column, with zeros elsewhere.
         matrix = (self.vectors[:, None] * self.place[..., None]).flatten(1)
         return torch.addmm(x @ matrix, unseen @ self.share, matrix)
 
 
 class TableEmbedding(nn.Module):
-    """Numbers and categories as curves and vectors, beside all columns that are not categories, (n, F) -> (n, `width`).
+    """Curves of numbers and vectors of categories, with all non-category columns: (n, F) -> (n, `width`).
 
     >>> fields = Fields(5, numbers=(1,), edges=((-1.0, 0.0, 1.0),), categories=((2, 5),))
     >>> embedding = TableEmbedding(fields, "piecewise", width=8)

@@ -25,7 +25,7 @@ class MemberLinear(nn.Module):
 
     def __init__(self, members: int, inputs: int, outputs: int) -> None:
         super().__init__()
-        bound = inputs**-0.5  # as nn.Linear starts
+        bound = inputs**-0.5  # as in nn.Linear
         self.weight = nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
 
@@ -100,7 +100,7 @@ class Ensemble(nn.Module):
 
 
 class MeanOfNetworks(nn.ModuleList):
-    """Networks trained separately that predict by their mean: log of the mean of their probabilities, (n, C).
+    """Separately trained networks with averaged predictions: log of the mean of their probabilities, (n, C).
 
     >>> MeanOfNetworks([nn.Linear(4, 3), nn.Linear(4, 3)])(torch.zeros(2, 4)).shape
     torch.Size([2, 3])
@@ -176,7 +176,7 @@ def table_network(
     sharing: Sharing = "none",
     **embedding: Any,
 ) -> nn.Module:
-    """`network` names what the layers see: "mlp" the columns, "embedding" with piecewise linear curves and
+    """The network for a table, by name: "mlp" on the columns, "embedding" with piecewise linear curves and
     vectors of categories, "periodic" with sines and cosines. Members of an `ensemble` share the embedding.
 
     >>> fields = Fields(3, numbers=(0,), edges=((0.0, 1.0),), categories=((1, 3),))

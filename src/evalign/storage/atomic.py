@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes | str) -> Path:
-    """Write beside the target, flush to disk, then rename over it; an error names the target.
+    """Write next to the target, flush to disk, then rename over it; errors name the target.
 
     >>> import tempfile
     >>> path = write_atomically(Path(tempfile.mkdtemp()) / "a.txt", "hello")
@@ -35,7 +35,7 @@ def write_atomically(path: Path, content: bytes | str) -> Path:
 
 @contextmanager
 def staged_folder(folder: Path, *, last: str) -> Iterator[Path]:
-    """A temporary folder whose files move into `folder` at the end, `last` as the last one; none if there is an error.
+    """A temporary folder whose files are moved into `folder` at the end, `last` as the last; none after an error.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()) / "run"
@@ -51,7 +51,7 @@ def staged_folder(folder: Path, *, last: str) -> Iterator[Path]:
     ):
         yield Path(name)
         names = sorted(os.listdir(name), key=lambda file: file == last)
-        (folder / last).unlink(missing_ok=True)  # from here on the old run is incomplete, until `last` is there
+        (folder / last).unlink(missing_ok=True)  # from here on the folder is incomplete until `last` is there
         for file in names:
             os.replace(Path(name) / file, folder / file)
 
@@ -91,7 +91,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name the target in errors of writing, which name a temporary file or nothing."""
+    """Name the target in errors of writing, which would name a temporary file or nothing."""
     try:
         yield
     except OSError as error:

@@ -21,7 +21,7 @@ Model = TypeVar("Model")
 
 
 def write(path: Path, format: str, arrays: dict[str, torch.Tensor], fitted: dict[str, Any]) -> Path:
-    """Write a model to `path`, replacing what was there in one step; the same model gives the same bytes."""
+    """Write a model to `path`, atomically; equal models give equal bytes."""
     text = json.dumps(fitted, default=_plain)
     header = {"format": format, "version": VERSION, "sha256": _checksum(arrays, text), "classifier": text}
     # One entry, since safetensors writes several in no fixed order.
@@ -58,7 +58,7 @@ def load(path: Path, format: str, build: Callable[[dict[str, torch.Tensor], dict
 
 
 def format_of(path: Path) -> Any:
-    """The format that a file names, None if it names none."""
+    """The format named in a file, or None."""
     return _open(path)[1].get("format")
 
 
@@ -95,7 +95,7 @@ def saved_params(model: Any) -> dict[str, Any]:
         raise ValueError(f"only a recipe given by name can be saved, got the recipe object {model.recipe.name!r}")
     params: dict[str, Any] = model.get_params()
     params["random_state"] = params["random_state"] if isinstance(params["random_state"], (int, np.integer)) else None
-    # Keys of JSON are text, those of options may be numbers or pairs of labels.
+    # JSON keys are text, keys of options may be numbers or pairs of labels.
     return {name: {"pairs": list(v.items())} if isinstance(v, Mapping) else v for name, v in params.items()}
 
 
@@ -148,7 +148,7 @@ def _checksum(arrays: dict[str, torch.Tensor], text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's; other types are refused by name."""
+    """NumPy's numbers as Python's; other types are refused."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

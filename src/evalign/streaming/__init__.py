@@ -1,1 +1,1 @@
-"""Training on tables larger than memory: Parquet files are read in passes, and a bounded part of them is held."""
+"""Training on tables larger than memory: Parquet files are read in passes, with bounded memory."""

@@ -29,7 +29,7 @@ from evalign.training.loop import Epoch, OnEpoch, Run
 from evalign.training.offsets import metric_offset, of_matrix, with_offset
 from evalign.training.recipes import UPDATES, Recipe, Stage
 
-BUFFER = 65_536  # rows that are shuffled together
+BUFFER = 65_536  # rows shuffled together
 LANES = 8  # row groups read at a time, because neighbouring rows of a file are often similar
 
 Encode = Callable[[pd.DataFrame], Rows]
@@ -39,9 +39,10 @@ Encode = Callable[[pd.DataFrame], Rows]
 class StreamBatches:
     """Endless batches of about `size` rows; every training row is in one batch of a pass.
 
-    A pass reads the row groups in a random order, `LANES` of them by turns, and shuffles the rows in the buffer. All of
-    it follows from the seed and the number of batches before, so that a single number is a position: `start_at` reads
-    up to it, without encoding, and continues from there.
+    A pass reads the row groups in random order, `LANES` of them in turn, and shuffles the rows in the buffer. The seed
+    and
+    the number of previous batches determine everything, so a position is a single number: `start_at` reads up to it,
+    without encoding, and continues from there.
     """
 
     source: ParquetRows
@@ -52,7 +53,7 @@ class StreamBatches:
     buffer: int = BUFFER
 
     def start_at(self, position: int) -> Iterator[Rows]:
-        """The batches from this position on."""
+        """Batches from this position on."""
         passed = 0
         for number in itertools.count():
             before = passed
@@ -93,7 +94,7 @@ class StreamBatches:
 def step_loss(
     network: nn.Module, batch: Rows, stage: Stage, objective: Objective, temperature: float, offset: Tensor | None
 ) -> Tensor:
-    """The loss of all ranks' batches; averaged over the ranks, its gradients are those of one process with all rows."""
+    """The loss of all ranks' batches; averaged over ranks, its gradients equal those of one process with all rows."""
     sync = resolve("auto", training=True)
     if sync is None:
         return batch_loss(network, batch, stage, objective, temperature, offset=offset)
@@ -108,7 +109,7 @@ def step_loss(
 
 
 def _mean_entropy(z: Tensor, batch: Rows, sync: Sync) -> Tensor:
-    """Cross-entropy of all ranks' rows; batches of ranks may differ by a row, so that means must not be averaged."""
+    """Cross-entropy of all ranks' rows; batches of ranks may differ by a row, so means must not be averaged."""
     mass = batch.weight.sum()
     own = torch.stack([cross_entropy(z, batch.y, batch.weight, "multiclass") * mass, mass])
     total = represents(all_summed(own.detach(), sync.group), own, sync.ranks)
@@ -135,14 +136,13 @@ def validate(
     return {"loss": float(loss), "entropy": float(entropy), "score": float(score)}, matrix
 
 
-EPOCHS = 40  # at least, to have epochs to choose from and to resume from
+EPOCHS = 40  # at least, for early stopping and for resuming
 
 
 def epoch_updates(rows: int, batch_size: int) -> int:
-    """Updates that make an epoch: a pass over `rows` training rows, or less where a pass is long.
+    """Updates per epoch: those of a pass over `rows` training rows, or fewer if a pass is long.
 
-    A stream may be so long that one pass has more updates than training takes. It is then trained for one pass, in
-    forty epochs.
+    If one pass has more updates than training allows, training is one pass in forty epochs.
 
     >>> [epoch_updates(n, 4096) for n in (10_000, 1_000_000, 20_000_000, 1_000_000_000)]
     [2, 100, 123, 6104]
@@ -163,7 +163,7 @@ def train_stream(
     checkpoint: Path | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> list[Epoch]:
-    """Train `network` by the stages of `recipe`, in epochs of `updates` batches, and leave it with its best weights.
+    """Train `network` by the stages of `recipe`, in epochs of `updates` batches; it ends with its best weights.
 
     With `checkpoint` the first rank writes everything there after every epoch, and training resumes from a file of its
     own: the position in the stream follows from the number of epochs. Several ranks share each batch. Ctrl-C ends
@@ -194,7 +194,7 @@ class StreamRows(InMemory):
         self.upcoming: Iterator[Rows] | None = None
 
     def run_updates(self, run: Run, objective: Objective | Term, offset: Tensor | None) -> Tensor:
-        # The seed differs by epoch, so that a resumed one drops out the same values, and by rank, which has other rows.
+        # The seed differs by epoch, so that a resumed one has the same dropout masks, and by rank.
         torch.manual_seed((self.seed * 1_000_003 + len(run.history)) * 1009 + own_rank())
         self.model.train()
         if self.upcoming is None:
@@ -244,7 +244,7 @@ class Stream:
 def fit_stream(
     model: EASTClassifier, stream: Stream, *, checkpoint: Path | None = None, on_epoch: OnEpoch | None = None
 ) -> EASTClassifier:
-    """Fit `model` as its options say, reading the rows in passes; the same on all ranks.
+    """Fit `model` with its options, reading the rows in passes; the result is the same on all ranks.
 
     Unlike `fit`, it does not merge equal rows, stratify the validation rows or train folds.
     """

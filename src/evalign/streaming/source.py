@@ -20,7 +20,7 @@ from evalign.tables.files import PARQUET, TableError, check_file, check_header, 
 from evalign.tables.read import INDEX, to_pandas
 
 Numbers = NDArray[np.uint64]
-MOST_HELD_OUT = 100_000  # rows: they fit into memory, and the error of a score on them is 0.002
+MOST_HELD_OUT = 100_000  # rows: they fit in memory, and the standard error of a score on them is 0.002
 
 
 def hashed(numbers: Numbers, seed: int) -> Numbers:
@@ -124,7 +124,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Neighbouring rows, as Arrow has them; `first` is the number of the first."""
+    """Consecutive rows in Arrow's format; `first` is the number of the first."""
 
     first: int
     batch: Any
@@ -193,7 +193,7 @@ class ParquetRows:
             self.rows += rows
 
     def share(self, rank: int, ranks: int) -> list[RowGroup]:
-        """The row groups that one of several ranks reads; together they read each once."""
+        """The row groups that this rank reads; together the ranks read each one once."""
         if len(self.groups) < ranks:
             raise TableError(
                 f"{self.path} has {len(self.groups)} row groups, fewer than the {ranks} ranks; "
@@ -202,7 +202,7 @@ class ParquetRows:
         return self.groups[rank::ranks]
 
     def chunks(self, groups: Sequence[RowGroup], lanes: int = 1) -> Iterator[Chunk]:
-        """The rows of row groups in that order, `lanes` of them read at a time, by turns: neighbours are mixed."""
+        """The rows of row groups in that order, reading `lanes` of them in turn, which mixes neighbours."""
         waiting = iter(groups)
         open_ones: list[Iterator[Chunk]] = []
         while True:
@@ -220,7 +220,7 @@ class ParquetRows:
     def _read(self, group: RowGroup) -> Iterator[Chunk]:
         first = group.first
         with _opened(group.file) as opened:
-            # One thread: what the processor has left is for training, and readers ahead of it would fill memory.
+            # One thread: other cores are for training, and readers running ahead would fill memory.
             batches = opened.iter_batches(CHUNK, row_groups=[group.index], columns=self.columns, use_threads=False)
             for batch in batches:
                 yield Chunk(first, batch.select(self.columns))
@@ -228,7 +228,7 @@ class ParquetRows:
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """The Parquet files at a path; hidden files and what Spark writes beside them (`_SUCCESS`) are skipped."""
+    """The Parquet files at a path; hidden files and markers of Spark (`_SUCCESS`) are skipped."""
     if not path.is_dir():
         if path.suffix.lower() not in PARQUET:
             raise TableError(f"only Parquet can be read in passes, got {path}; convert it, or remove --stream")
@@ -240,7 +240,7 @@ def parquet_files(path: Path) -> list[Path]:
         and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
     )
     if not files:
-        check_file(path)  # which says what the folder holds instead
+        check_file(path)  # raises an error that names the files of the folder
     return files
 
 

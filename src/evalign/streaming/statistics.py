@@ -34,7 +34,7 @@ from evalign.tables.files import TableError, quoted
 from evalign.tables.profile import ColumnProfile, TableProfile
 from evalign.tables.read import to_pandas
 
-MOST_DISTINCT = 100_000  # categories that are counted at a time; an id would fill memory with names
+MOST_DISTINCT = 100_000  # categories counted at a time; an identifier would fill memory
 
 
 @dataclass
@@ -60,7 +60,7 @@ class NumberSummary:
         part = NumberSummary(missing=len(x) - len(present))
         if len(present):
             part.count, part.low, part.high = len(present), float(present.min()), float(present.max())
-            with np.errstate(over="ignore"):  # what overflows is taken from the sample, see `column`
+            with np.errstate(over="ignore"):  # if this overflows, `column` uses the sample
                 part.mean = float(present.mean())
                 part.squares = float(np.square(present - part.mean).sum())
         self.merge(part)
@@ -79,7 +79,7 @@ class NumberSummary:
         return math.sqrt(self.squares / self.count)
 
     def column(self, kind: Kind, numeric: Numeric, sample: NDArray[np.float64]) -> NumberColumn | None:
-        """The encoder; quantiles come from a sample of the values. None where there is no value."""
+        """The encoder, with quantiles of a sample of the values; None if there is no value."""
         if not self.count:
             return None
         indicator, own = self.missing > 0, "bool" if kind == "bool" else "number"
@@ -88,7 +88,7 @@ class NumberSummary:
         if own == "bool":
             return NumberColumn("bool", 0.0, 1.0, self.mean, indicator)
         sample = sample[~np.isnan(sample)]
-        if len(sample) < 2:  # of a column that is almost always missing; the extremes are known at least
+        if len(sample) < 2:  # of a column that is almost always missing, only the extremes are known
             sample = np.array([self.low, self.high])
         quantiles = None if numeric == "standard" else quantiles_of(sample)
         if numeric == "quantile":
@@ -128,7 +128,7 @@ class CategorySummary:
             self.counts = Counter(dict(kept))
 
     def column(self, label: Label, max_categories: int) -> CategoryColumn | None:
-        """The encoder; None where there is no value."""
+        """The encoder; None if there is no value."""
         if not self.counts:
             return None
         return categories_of_counts(
@@ -139,12 +139,12 @@ class CategorySummary:
 
 
 SIZE = 50_000  # rows: a quantile's rank is off by 0.2 % (one standard error, in the middle)
-SALT = 0x5A3  # another order than the one that parts rows
+SALT = 0x5A3  # a different order from the one that partitions rows
 
 
 @dataclass
 class Sample:
-    """A uniform sample: the rows with the smallest hashed numbers, whatever order they come in.
+    """A uniform sample: the rows with the smallest hashed numbers, independent of their order.
 
     >>> sample = Sample(columns=1, seed=0, size=3)
     >>> sample.add(np.arange(100, dtype=np.uint64), np.arange(100.0)[:, None])
@@ -173,7 +173,7 @@ class Sample:
         return self._values
 
     def _take(self, keys: Numbers, values: NDArray[np.float64]) -> None:
-        if len(self._keys) == self.size:  # almost every later row ends here
+        if len(self._keys) == self.size:  # most later rows end here
             low = keys < self._keys.max()
             keys, values = keys[low], values[low]
         keys, values = np.concatenate([self._keys, keys]), np.concatenate([self._values, values])
@@ -294,7 +294,7 @@ class Statistics:
                 )
 
 
-MOST_TABLES = 64  # before neighbours are joined
+MOST_TABLES = 64  # number of frames after which neighbours are joined
 
 
 @dataclass
@@ -325,7 +325,7 @@ class HeldOutRows:
         return [to_pandas(table) for table in tables]
 
     def _join(self) -> None:
-        # Files may differ in the types of their columns, which is for the encoders to say.
+        # Files may differ in column types; the encoders report this.
         alike = groupby(self.tables, key=lambda table: table.schema)
         self.tables = [pa.concat_tables(tables).combine_chunks() for _, tables in alike]
 

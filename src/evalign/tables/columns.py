@@ -1,4 +1,4 @@
-"""Columns of a table: their kinds, conversion to numbers or category codes, and encoders learned from training rows.
+"""Columns of a table: kinds, conversion to numbers or category codes, and encoders learned from training rows.
 
 Dates, lists and mixtures of numbers and text raise an error that names the column and says what to do. An encoder holds
 plain numbers and strings: JSON holds it, and loading one executes nothing.
@@ -18,7 +18,7 @@ from evalign.tables.files import quoted
 
 Column: TypeAlias = "pd.Series[Any] | pd.Index[Any] | NDArray[Any]"
 Kind = Literal["number", "bool", "text", "empty"]
-Label = str | int  # a column's name, or its position where it has none
+Label = str | int  # name of a column, or its position if it has none
 
 LARGEST = 1e300  # larger numbers are clipped, so that the difference of any two stays finite
 NUMPY_KINDS: dict[str, Kind] = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "text", "T": "text"}
@@ -47,7 +47,7 @@ REFUSED = {
 
 
 class ColumnTypeError(ValueError, TypeError):
-    """A column holds what cannot be encoded; also a TypeError, which is what scikit-learn expects here."""
+    """A column that cannot be encoded; also a TypeError, which scikit-learn expects here."""
 
 
 def column_kind(column: Column, label: Label) -> Kind:
@@ -59,7 +59,7 @@ def column_kind(column: Column, label: Label) -> Kind:
         return "text"
     if dtype.kind in NUMPY_KINDS:
         return NUMPY_KINDS[dtype.kind]
-    # Period and interval dtypes say "O" too, and only their name distinguishes them from Python objects.
+    # Period and interval dtypes have kind "O" too; only their name distinguishes them from Python objects.
     inferred = NUMPY_REFUSED.get(dtype.kind) or infer_dtype(column, skipna=True)
     if inferred in REFUSED:
         what, remedy = REFUSED[inferred]
@@ -78,9 +78,9 @@ def column_kind(column: Column, label: Label) -> Kind:
 
 
 def floats(column: Column, label: Label) -> NDArray[np.float64]:
-    """A copy in float64, nan where a value is missing, cut at ±1e300; an infinity is refused."""
+    """A copy in float64, nan where a value is missing, clipped at ±1e300; infinity is refused."""
     dtype = column.dtype
-    with np.errstate(over="ignore"):  # a long double beyond float64 becomes an infinity, told below
+    with np.errstate(over="ignore"):  # a long double beyond float64 becomes an infinity, reported below
         if isinstance(dtype, np.dtype) and dtype.kind != "O":
             x = np.array(column, dtype=np.float64)
         else:
@@ -88,7 +88,7 @@ def floats(column: Column, label: Label) -> NDArray[np.float64]:
             x = np.full(len(known), np.nan)
             try:
                 x[known] = np.asarray(column[known], dtype=np.float64)
-            except OverflowError:  # a Python integer has no upper end
+            except OverflowError:  # Python integers are unbounded
                 raise ValueError(f"column {label!r} holds a number larger than 1.8e308; make it smaller") from None
     if infinite := int(np.count_nonzero(np.isinf(x))):
         rows = "1 row" if infinite == 1 else f"{infinite} rows"
@@ -137,7 +137,7 @@ def mean_and_std(x: NDArray[np.float64]) -> tuple[float, float]:
 
 
 Numeric = Literal["standard", "quantile", "both"]
-FEW, MOST = 64, 1024  # categories of a column: so many are always told apart, so many at most
+FEW, MOST = 64, 1024  # categories per column that are always distinguished, and at most
 NUMERIC: tuple[Numeric, ...] = ("standard", "quantile", "both")
 
 
@@ -145,12 +145,12 @@ class Widths(NamedTuple):
     """Number of encoded columns of each storage kind, in this order."""
 
     exact: int  # any float32
-    rounded: int  # ranks, which float16 holds as well as they are known
+    rounded: int  # ranks, which float16 holds with sufficient precision
     flags: int  # 0 or 1
 
 
 class Blocks(NamedTuple):
-    """Output of a column: a matrix (n, k) for each of its `Widths`, of any dtype that holds such numbers."""
+    """Output of a column: a matrix (n, k) per storage kind of `Widths`, of any suitable dtype."""
 
     exact: NDArray[Any]
     rounded: NDArray[Any]
@@ -161,7 +161,7 @@ class Blocks(NamedTuple):
 class NumberColumn:
     """(x - shift) / scale, or the normal quantile of the rank of x, or both; scale 0 marks a constant, all zeros.
 
-    A missing value becomes `fill`; `indicator` adds a column that marks it, where training had missing values.
+    A missing value becomes `fill`; `indicator` adds a column that marks it if training had missing values.
     """
 
     kind: Literal["number", "bool"]
@@ -170,7 +170,7 @@ class NumberColumn:
     fill: float
     indicator: bool
     quantiles: tuple[float, ...] | None = None
-    both: bool = False  # the rank beside the scaled value, not in its place
+    both: bool = False  # the rank in addition to the scaled value
 
     @property
     def widths(self) -> Widths:
@@ -188,7 +188,7 @@ class NumberColumn:
         return [name, *([f"{name}=<rank>"] if self.both else []), *([f"{name}=<missing>"] if self.indicator else [])]
 
     def read(self, column: Column, kind: Kind, label: Label) -> NDArray[np.float64]:
-        """The column's numbers, nan where missing; another type than in training is refused."""
+        """The column's numbers, nan where missing; a type other than in training is refused."""
         expected = "numbers" if self.kind == "number" else "true/false values"
         check_kind(column, kind, label, expected=expected, right=kind != "text")
         x = floats(column, label)
@@ -210,7 +210,7 @@ class NumberColumn:
         if self.quantiles is not None:
             rank = self.ranked(x)
             rank[missing] = self.fill
-            # Ranks of a thousand quantiles say no more than three digits; wherever they are kept, they are these.
+            # A thousand quantiles give ranks of three digits, in every storage kind.
             out.rounded[:, 0] = rank.astype(np.float16)
             if not self.both:
                 return
@@ -221,7 +221,7 @@ class NumberColumn:
     def _scaled(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.kind == "bool":
             return x
-        with np.errstate(over="ignore"):  # what overflows ends at the bound
+        with np.errstate(over="ignore"):  # overflow ends at the bound
             x -= self.shift
             x /= self.scale
         return np.clip(x, -BOUND, BOUND, out=x)
@@ -229,7 +229,7 @@ class NumberColumn:
     def ranked(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         q = np.array(self.quantiles)
         levels = np.linspace(0, 1, len(q))
-        # A value that spans several quantiles gets the middle of its ranks: one look from below, one from above.
+        # A value that spans several quantiles gets the middle of its ranks, from below and from above.
         rank = np.interp(x, q, levels)
         rank -= np.interp(-x, -q[::-1], -levels[::-1])
         rank *= 0.5
@@ -242,10 +242,10 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class CategoryColumn:
-    """One column per category, then one for all others, then one for missing values, each where training had it.
+    """One column per category, one for all others and one for missing values, the last two if training had them.
 
-    An unseen category goes to the others where there are any (they are not remembered one by one), else to zeros.
-    `id_like` marks a column of more than 64 values of which over half the rows have a distinct one.
+    An unseen category goes to the others if there are any (they are not stored separately), else it is all zeros.
+    `id_like` marks a column of more than 64 values in which over half the rows have distinct ones.
     """
 
     values: tuple[str | float, ...]
@@ -265,7 +265,7 @@ class CategoryColumn:
 
     @property
     def constant(self) -> bool:
-        return self.width == 1 and not self.other  # identifiers vary, though none was kept
+        return self.width == 1 and not self.other  # identifiers vary even if no value was kept
 
     def names(self, name: str) -> list[str]:
         return [f"{name}={value}" for value in self.values] + [
@@ -298,7 +298,7 @@ AnyColumn = NumberColumn | CategoryColumn
 def fit_numbers(
     column: Column, kind: Literal["number", "bool"], label: Label, *, numeric: Numeric
 ) -> NumberColumn | None:
-    """Learn a column of numbers; None where it has no value."""
+    """Learn a column of numbers; None if it has no values."""
     x = floats(column, label)
     missing = np.isnan(x)
     indicator = bool(missing.any())
@@ -327,7 +327,7 @@ def quantiles_of(x: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def fit_categories(column: Column, kind: Kind, label: Label, *, max_categories: int) -> CategoryColumn | None:
-    """Learn a column of categories; None where it has no value."""
+    """Learn a column of categories; None if it has no values."""
     codes, uniques = factorized(column)
     counts = np.bincount(codes[codes >= 0], minlength=len(uniques))
     return categories_of_counts(
@@ -352,7 +352,7 @@ def categories_of_counts(
     if not seen:
         return None
     many = seen > min(FEW, max_categories)
-    # Of many categories, leave out those seen once: they carry no information, and identifiers are all of them.
+    # If there are many categories, drop those seen once: they are uninformative, and identifiers consist of them.
     most = min(max_categories, len(counts))
     least = max(2, int(np.partition(counts, -most)[-most])) if many else 1
     kept = np.flatnonzero(counts >= least)
@@ -383,7 +383,7 @@ def column_to_json(column: AnyColumn) -> dict[str, Any]:
 
 
 def column_from_json(data: Any) -> AnyColumn:
-    """The encoder that `column_to_json` wrote; anything else raises ValueError."""
+    """The encoder from the output of `column_to_json`; anything else raises ValueError."""
     fields = dict(data) if isinstance(data, dict) else {}
     if fields.get("kind") == "category":
         _check_types(
@@ -394,7 +394,7 @@ def column_from_json(data: Any) -> AnyColumn:
         if not all(isinstance(v, sort) and v == v for v in values) or len(set(values)) < len(values):
             raise ValueError("the categories of a column must be distinct and all text or all numbers")
         return CategoryColumn(**{**fields, "values": values})
-    number = int | float  # JSON writers outside of Python drop the ".0"
+    number = int | float  # JSON writers of other languages drop the ".0"
     types = {
         "shift": number, "scale": number, "fill": number, "indicator": bool, "quantiles": list | None, "kind": str,
         "both": bool,

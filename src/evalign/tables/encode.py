@@ -46,7 +46,7 @@ class TableEncoder:
     - Numbers: (x - mean) / std, cut at ±1e4; with `numeric="quantile"` the normal quantile of the rank, for heavy
       tails, to the three digits of float16; with "both" one column of each. A missing value becomes the mean (the
       median), with a column that marks it if training had missing ones.
-    - True/false: 1 and 0; a missing value becomes the share of 1, marked likewise.
+    - Booleans: 1 and 0; a missing value becomes the share of 1, marked in the same way.
     - Text and pandas categories: one column per category; beyond the `max_categories` most frequent (by default 1,024,
       in large tables fewer, but at least 64) all go to one column "<other>", and so do unseen ones; without that column
       an unseen category is all zeros. A missing value has a separate column if training had missing ones, else it is
@@ -79,10 +79,10 @@ class TableEncoder:
         self.numeric, self.max_categories = numeric, max_categories
 
     def fit(self, X: Any, *, rows: NDArray[np.int64] | None = None) -> Self:
-        """Learn from the table, or from those `rows` of it, without copying them out."""
+        """Learn from the table, or from the given `rows` of it, without copying them."""
         table = as_table(X)
         for count, what in zip(table.shape, ("sample", "feature"), strict=True):
-            if count == 0:  # scikit-learn's words, which its checks look for
+            if count == 0:  # scikit-learn's wording, which its checks require
                 raise ValueError(
                     f"Found array with 0 {what}(s) (shape={table.shape}) while a minimum of 1 is required."
                 )
@@ -108,7 +108,7 @@ class TableEncoder:
         return None if kind == "empty" else fit_numbers(column, kind, label, numeric=self.numeric)
 
     def most_categories(self, rows: int, columns: int) -> int:
-        """Categories of a column that are told apart, in a table with so many columns that are not numbers."""
+        """Number of distinguished categories per column, for this number of categorical columns."""
         return self.max_categories or max(FEW, min(MOST, ONE_HOT_ENTRIES // max(rows * columns, 1)))
 
     def set_columns(self, names: list[str] | None, columns: list[AnyColumn]) -> None:
@@ -208,7 +208,7 @@ class TableEncoder:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """The encoder that `to_json` wrote; nothing in `data` is executed, and unknown content is refused.
+        """The encoder from the output of `to_json`; nothing in `data` is executed, and unknown content is refused.
 
         >>> encoder = TableEncoder().fit([[1.0, "x"], [2.0, "y"]])
         >>> TableEncoder.from_json(encoder.to_json()).feature_names_out
@@ -267,7 +267,7 @@ class TableEncoder:
                 )
             at = {name: j for j, name in enumerate(names)}
             return [at[name] for name in known]
-        if table.shape[1] != self.n_features_in_:  # scikit-learn's words, which its checks look for
+        if table.shape[1] != self.n_features_in_:  # scikit-learn's wording, which its checks require
             raise ValueError(
                 f"X has {table.shape[1]} features, "
                 f"but TableEncoder is expecting {self.n_features_in_} features as input."
@@ -293,7 +293,7 @@ class TreeTable(TableEncoder):
     """
 
     def __init__(self, *, numeric: Any = "standard", max_categories: int | None = MOST) -> None:
-        super().__init__(numeric=numeric, max_categories=max_categories)  # a tree sees no scale
+        super().__init__(numeric=numeric, max_categories=max_categories)  # trees ignore scale
 
     @property
     def categorical(self) -> list[int]:
@@ -302,7 +302,7 @@ class TreeTable(TableEncoder):
 
     @property
     def feature_names_out(self) -> list[str]:
-        """The columns' own names; `x0`, `x1`, ... where they have none."""
+        """The columns' names; `x0`, `x1`, ... for unnamed columns."""
         self._check_fitted()
         return self._names or [f"x{j}" for j in range(self.n_features_in_)]
 
@@ -331,7 +331,7 @@ def as_table(X: Any) -> AnyTable:
         if hasattr(X, "to_pandas"):
             X = X.to_pandas()
         else:
-            # As objects, else [[1, "a"]] would become text throughout.
+            # As objects, since [[1, "a"]] would otherwise become all text.
             X = np.array(X, dtype=object) if isinstance(X, list | tuple) else np.asarray(X)
     if X.ndim != 2:
         raise ValueError(
@@ -349,7 +349,7 @@ def column_names(table: AnyTable) -> list[str] | None:
     if twice := list(dict.fromkeys(table.columns[table.columns.duplicated()])):
         raise ValueError(f"column names must be unique, got {quoted(twice)} more than once; rename or drop one")
     texts = [name for name in names if isinstance(name, str)]
-    if 0 < len(texts) < len(names):  # scikit-learn's words
+    if 0 < len(texts) < len(names):  # scikit-learn's wording
         types = sorted({type(name).__name__ for name in names})
         raise TypeError(
             f"Feature names are only supported if all input features have string names, but your input has {types} "

@@ -23,7 +23,7 @@ UTF8 = "utf-8-sig"  # with or without a byte order mark
 
 
 class TableError(ValueError):
-    """A file or a table cannot be used; the message is one sentence for the user."""
+    """A file or table that cannot be used; the message is one sentence for the user."""
 
 
 def quoted(names: Iterable[object], *, most: int = 10) -> str:
@@ -33,7 +33,7 @@ def quoted(names: Iterable[object], *, most: int = 10) -> str:
 
 
 def did_you_mean(wanted: str, options: Iterable[str]) -> str:
-    """The nearest option as a question, or nothing; case is ignored.
+    """A question with the closest option, or nothing; case is ignored.
 
     >>> did_you_mean("Incme", ["age", "income"])
     "; did you mean 'income'?"
@@ -44,7 +44,7 @@ def did_you_mean(wanted: str, options: Iterable[str]) -> str:
 
 
 def check_header(where: str, names: Sequence[str], wanted: Iterable[str] | None) -> None:
-    """Raise if two columns have one name, or a wanted column is missing."""
+    """Raise if two columns have the same name, or a wanted column is missing."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise TableError(f"{where} has the column {quoted(twice)} more than once; rename or drop one")
     present = set(names)
@@ -78,7 +78,7 @@ def file_format(path: Path) -> tuple[Format, str]:
 
 
 def check_file(path: Path) -> None:
-    """Raise unless there is a file that this user may read and that is not empty."""
+    """Raise unless the file exists, is readable and is not empty."""
     try:
         with path.open("rb") as file:
             empty = not file.read(1)
@@ -97,7 +97,7 @@ def check_file(path: Path) -> None:
 
 
 def check_encoding(encoding: str | None) -> None:
-    """Raise unless Python knows the encoding as one of text."""
+    """Raise unless Python has this text encoding."""
     try:
         "".encode(encoding or UTF8)
     except LookupError:
@@ -105,7 +105,7 @@ def check_encoding(encoding: str | None) -> None:
 
 
 def check_source(path: Path, wanted: Iterable[str], encoding: str | None = None) -> None:
-    """Raise for what can be seen without reading the table: file, format, and for text the wanted columns."""
+    """Run the checks that do not read the table: file, format, and for text the wanted columns."""
     check_encoding(encoding)
     check_file(path)
     kind, suffix = file_format(path)
@@ -164,7 +164,7 @@ def detect_encoding(path: Path) -> str:
 
 
 def header_delimiter(path: Path, encoding: str = UTF8) -> str:
-    """The comma, semicolon, tab or vertical bar that the header has most of, quoted names aside."""
+    """The most frequent of comma, semicolon, tab and vertical bar in the header, outside of quoted names."""
     with open_text(path, encoding) as file:
         line = re.sub(r'"[^"]*"', "", next((line for line in file if line.strip()), ""))
     return max(",;\t|", key=line.count)
@@ -181,7 +181,7 @@ def read_header(path: Path, delimiter: str, encoding: str = UTF8) -> list[str]:
 
 
 def check_rows(path: Path, delimiter: str, encoding: str = UTF8) -> None:
-    """Raise for the first row whose number of fields is not that of the header; reads the whole file."""
+    """Raise for the first row whose number of fields differs from the header; reads the whole file."""
     limit = csv.field_size_limit(sys.maxsize)  # the default of 128 KiB would refuse a long entry
     try:
         try:
@@ -189,7 +189,7 @@ def check_rows(path: Path, delimiter: str, encoding: str = UTF8) -> None:
         except csv.Error as error:
             if "unexpected end of data" in str(error):
                 raise TableError(f"{path} ends inside a quoted entry; close the quote or remove it") from None
-            _count_fields(path, delimiter, encoding, strict=False)  # stray quotes, which Arrow and pandas accept
+            _count_fields(path, delimiter, encoding, strict=False)  # allow stray quotes, which Arrow and pandas accept
     finally:
         csv.field_size_limit(limit)
 

@@ -1,4 +1,4 @@
-"""Numbers and dates written as text: detect their format where it is certain, and convert.
+"""Numbers and dates written as text: detect their format if it is certain, and convert them.
 
 A column is converted only if every entry fits one format. Otherwise it stays text, and a note says why.
 """
@@ -20,12 +20,12 @@ NUMBER = re.compile(
 )
 CURRENCIES = {"USD", "EUR", "GBP", "CHF", "JPY", "INR", "CNY", *"$€£¥₹"}
 SPACES = str.maketrans({"\u00a0": " ", "\u202f": " ", "’": "'", "\u2212": "-"})
-# Words for a missing value, letters only; a spreadsheet's errors among them.
+# Words for a missing value, letters only, including errors of spreadsheets.
 MISSING_WORDS = {
     "", "na", "nan", "null", "none", "nil", "missing", "unknown", "notavailable", "notapplicable", "nodata", "tbd",
     "div", "ref", "value", "name", "num",
 }  # fmt: skip
-MOSTLY = 0.8  # share of numbers above which a column of categories was probably meant as numbers
+MOSTLY = 0.8  # share of numbers above which a categorical column was probably meant to be numeric
 SAMPLE = 500
 MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 DATE = re.compile(
@@ -114,7 +114,7 @@ def is_text(column: "pd.Series[Any]") -> bool:
 
 
 def clean(text: str) -> str:
-    """Plain spaces and signs; a number in parentheses is negative, as accountants write it.
+    """Normalise spaces and signs; a number in parentheses is negative, as in accounting.
 
     >>> clean(" ($1,250.50)")
     '-$1,250.50'
@@ -128,7 +128,7 @@ def unit_of(number: re.Match[str]) -> str:
 
 
 def is_missing_word(text: str) -> bool:
-    """Whether an entry means that there is no value.
+    """Whether an entry stands for a missing value.
 
     >>> [is_missing_word(text) for text in ("n/a?", "--", "#DIV/0!", "low")]
     [True, True, True, False]
@@ -165,7 +165,7 @@ def convert(
             try:
                 frame[name], formats[name] = before.parse(column), before
                 continue
-            except ValueError:  # another format than in training: detect it
+            except ValueError:  # a format other than in training: detect it
                 pass
         found = detect_number(column, name, decimal, delimiter, note) or detect_date(column, name, note)
         if found is not None:
@@ -188,7 +188,7 @@ def detect_number(
         return None
     numbers = {text: match for text in texts if (match := NUMBER.fullmatch(clean(text)))}
     units = {unit_of(match) for match in numbers.values()}
-    if len(units) > 1:  # words such as 12A and 1st among numbers; a unit of letters is one only in every row
+    if len(units) > 1:  # words such as 12A and 1st among numbers; letters are a unit only if every row has them
         numbers = {text: match for text, match in numbers.items() if unit_of(match) in {"", "%", *CURRENCIES}}
     words = [text for text in texts if text not in numbers]
     others = [text for text in words if not is_missing_word(text)]
@@ -230,7 +230,7 @@ def _formats_of(bodies: list[str], decimal: str | None, delimiter: str) -> list[
     fits = [one for one in fits if not one.thousands or any(one.thousands in body for body in bodies)]
     if decimal is not None:
         return ([one for one in fits if one.decimal == decimal] or fits)[:1]
-    if any(one.decimal == "." and not one.thousands for one in fits):  # what a reader of plain numbers understands
+    if any(one.decimal == "." and not one.thousands for one in fits):  # format of plain numbers
         return [NumberFormat()]
     if {NumberFormat(".", ","), NumberFormat(",", "")} <= set(fits):  # "12,345": both fit
         return [NumberFormat(".", ",")] if delimiter == "," else fits
@@ -279,7 +279,7 @@ def detect_date(column: "pd.Series[Any]", name: str, note: Note) -> DateFormat |
 def expand_dates(frame: pd.DataFrame, *, features: Any = (), note: Note = lambda text: None) -> pd.DataFrame:
     """Replace date columns by numbers: days since 1970, month, day of the month, weekday (Monday is 0), hour.
 
-    The hour is left out if every time is midnight. `features`, the names of training, decide at prediction. Times of
+    The hour is left out if every time is midnight; at prediction, `features`, the names in training, decide. Times of
     day and time spans become seconds.
 
     >>> frame = pd.DataFrame({"day": pd.to_datetime(["2024-02-29", "1970-01-02"])})

@@ -69,7 +69,7 @@ class PackedTable:
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         if isinstance(index, slice):
             return self._widened(self.data[index])
-        # index_select copies whole rows, indexing single bytes.
+        # index_select copies whole rows; indexing would copy single bytes.
         rows = self._widened(self.data.index_select(0, index.reshape(-1)))
         return rows.view(*index.shape, self.layout.width)
 
@@ -126,13 +126,13 @@ def number_type(x: EncodedTable) -> torch.dtype:
 
 
 def release_memory() -> None:
-    """Trim the heap before a long run allocates; does nothing where the C library is not glibc.
+    """Return freed heap memory to the operating system before a long run; does nothing without glibc.
 
     Encoding a table column by column fragments the heap into pieces that are too small for a batch.
 
     >>> release_memory()
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # no glibc, or no C library to be found
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # no glibc, or no C library found
         ctypes.CDLL(None).malloc_trim(0)
-    if "pyarrow" in sys.modules:  # text columns live in Arrow's own pool
+    if "pyarrow" in sys.modules:  # text columns are in Arrow's memory pool
         sys.modules["pyarrow"].default_memory_pool().release_unused()

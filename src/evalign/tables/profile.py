@@ -15,12 +15,12 @@ from evalign.tables.files import quoted
 ID_VALUES = 64  # a text column with more distinct values than this, and in over half the rows, identifies the rows
 KINDS = {"number": "numeric", "bool": "true/false", "text": "categorical", "empty": "empty"}
 MANY_ROWS = 100  # above this, a column of consecutive integers numbers the rows
-FEW_ROWS = 5  # of a class or a value: below this, a column may separate the classes by chance
+FEW_ROWS = 5  # rows of a class or a value below which a column may separate the classes by chance
 
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """One feature column; `leak` says how it gives the target away, if it does."""
+    """Profile of a feature column; `leak` describes how it determines the target, if it does."""
 
     name: str
     kind: str
@@ -36,7 +36,7 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class TableProfile:
-    """What is known about a table before training.
+    """Profile of a table before training.
 
     >>> frame = pd.DataFrame({"age": [1, 2, None, 4], "planet": "earth"})
     >>> profile = profile_table(frame, np.array(["a", "b", "a", "b"]))
@@ -57,7 +57,7 @@ class TableProfile:
         return asdict(self) | {"columns": columns, "class_shares": shares}
 
     def summary(self) -> dict[str, str]:
-        """The profile in a few lines to read.
+        """The profile as a few lines of text.
 
         >>> frame = pd.DataFrame({"age": [1, 2, None, 4], "planet": "earth"})
         >>> profile_table(frame, np.array(["a", "b", "a", "b"])).summary()["missing values"]
@@ -81,7 +81,7 @@ class TableProfile:
         }
 
     def notes(self) -> list[str]:
-        """What a user should know, one sentence each."""
+        """Notes for the user, one sentence each."""
         said = [f"{column.leak}; if it is not known at prediction time, ignore it with --drop {column.name!r}"
                 for column in self.columns if column.leak]  # fmt: skip
         if constant := [column.name for column in self.columns if column.constant]:
@@ -137,7 +137,7 @@ def _profile_column(column: "pd.Series[Any]", name: str, targets: Sequence[tuple
 
 
 def _numbers_rows(column: "pd.Series[Any]") -> bool:
-    """Whether a column counts the rows, from any start and in any order."""
+    """Whether a column numbers the rows, from any start and in any order."""
     if column.dtype.kind not in "iu" or len(column) <= MANY_ROWS or not column.is_unique:
         return False
     return int(column.max()) - int(column.min()) == len(column) - 1
@@ -147,7 +147,7 @@ def _leak(
     column: "pd.Series[Any]", name: str, kind: str, codes: NDArray[Any], values: NDArray[Any], target: NDArray[Any],
     labels: Any,
 ) -> str | None:  # fmt: skip
-    """How a column determines the target: it is a copy, each value has one label, or ranges do not overlap."""
+    """How a column determines the target: as a copy, by one label per value, or by ranges that do not overlap."""
     if np.bincount(target).min() < FEW_ROWS:
         return None
     pairs = len(np.unique(codes.astype(np.int64) * len(labels) + target))

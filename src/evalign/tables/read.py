@@ -36,7 +36,7 @@ from evalign.tables.files import (
 )
 from evalign.tables.formats import ColumnFormat, Note, convert, format_from_json, formats_to_json, is_text
 
-DECIMAL = "decimal"  # the key of a frame's `attrs` with the separator that was given or found
+DECIMAL = "decimal"  # key in `attrs` of a frame: the given or detected decimal separator
 
 
 def read_text(
@@ -70,7 +70,7 @@ def read_text(
     commas = [name for name, one in found.items() if getattr(one, "decimal", ".") == "," and name not in formats]
     if decimal is None and commas and not _has_points(frame, found):
         decimal = ","
-        # A decimal comma in one column settles the others: "1.234" is a thousand.
+        # A decimal comma in one column decides for the others: "1.234" is a thousand.
         frame, notes = reader.read(wanted, given, ","), []
         note(
             f"numbers were read with a decimal comma, as in column {commas[0]!r}; for a decimal point pass --decimal ."
@@ -81,7 +81,7 @@ def read_text(
         note(one)
     if labels in wanted and labels not in text and not is_text(frame[labels]) and frame[labels].dtype.kind != "b":
         as_written = reader.read([labels], [labels], ".")[labels].str.strip()
-        # Dates are classes too, and so are 01 and 1.
+        # Dates may be classes, and 01 and 1 different ones.
         if frame[labels].dtype.kind not in "iuf" or as_written.nunique() > frame[labels].nunique():
             frame[labels] = as_written
     if labels in wanted and _may_name_classes(frame[labels]):
@@ -93,7 +93,7 @@ def read_text(
 
 
 def _may_name_classes(labels: "pd.Series[Any]") -> bool:
-    """Whether entries taken as missing, such as None, may be classes: the others are words too."""
+    """Whether entries read as missing, such as None, may be classes, because the others are words too."""
     return bool(labels.isna().any()) and is_text(labels)
 
 
@@ -136,7 +136,7 @@ class TextReader:
                 return self.read_with_pandas(wanted, text, decimal)
         if unnamed:
             table = table.rename_columns(self.named).select(wanted)
-        if any(pa.types.is_binary(kind) for kind in table.schema.types):  # what Arrow makes of text it cannot decode
+        if any(pa.types.is_binary(kind) for kind in table.schema.types):  # Arrow's type for text that it cannot decode
             refuse_encoding(self.path)
         last = table.column(self.named[-1])[-1].as_py() if table.num_rows and self.named[-1] in wanted else None
         if isinstance(last, str) and "\n" in last:  # possibly a quote that is never closed
@@ -164,7 +164,7 @@ class TextReader:
 
 
 def to_pandas(table: Any) -> pd.DataFrame:
-    """Convert with Arrow's types, ignoring pandas' metadata, which may be damaged or hide a column as the index."""
+    """Convert by Arrow's types, ignoring pandas' metadata, which may be damaged or hide a column as the index."""
     # Each Arrow column is freed once it is converted, so the table is not held twice.
     return cast(pd.DataFrame, table.to_pandas(ignore_metadata=True, split_blocks=True, self_destruct=True))
 
@@ -190,10 +190,10 @@ def _without_row_numbers(
 
 
 INDEX = re.compile(r"__index_level_\d+__")  # pandas' name for row numbers
-# "?" is what the UCI files write. As text it would turn a column of numbers into one of categories.
+# UCI files write "?". As text it would turn a numeric column into a categorical one.
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?")
 MISSING_LABELS = ("", "?")
-FORMATS = "formats"  # the key of a frame's `attrs` with the formats of converted columns
+FORMATS = "formats"  # key in `attrs` of a frame: the formats of converted columns
 
 
 def read_table(
@@ -212,10 +212,10 @@ def read_table(
     """Read a table by its suffix: .csv and .txt (comma, semicolon, tab or |), .tsv and .tab, all also with .gz behind;
     .parquet, .pq, .feather, .arrow, .jsonl, .ndjson, .xlsx.
 
-    `columns` are those to read, in this order. `text` are columns to keep as text though they look like numbers: pass
+    `columns` are those to read, in this order. `text` are columns to keep as text even if they look like numbers: pass
     `TableEncoder.text_columns_` when reading rows to predict. `missing` are the entries of a text file that stand for
-    no value. Text that holds numbers or dates is converted where its format is certain; `decimal` settles it,
-    `formats` repeats what `frame.attrs["formats"]` of the training table says, and `note` is called with a sentence
+    no value. Text that holds numbers or dates is converted if its format is certain; `decimal` fixes the separator,
+    `formats` are those in `frame.attrs["formats"]` of the training table, and `note` is called with a sentence
     about each conversion. `labels` is a column in which different spellings of a number (1, 01) stay apart, and in
     which words such as None and NA are classes if all other values are words; there only `missing_labels` mean no
     value.
@@ -254,7 +254,7 @@ def read_table(
 
 
 def read_arrow(path: Path, columns: Sequence[str] | None, read: Any) -> pd.DataFrame:
-    """A file that Arrow reads, with its errors as one sentence."""
+    """Read a file with Arrow, turning its errors into one sentence."""
     try:
         frame = to_pandas(read(path, columns))
     except TableError:
@@ -274,7 +274,7 @@ def _selected(path: Path, names: list[str], columns: Sequence[str] | None) -> li
 
 
 def _read_parquet(path: Path, columns: Sequence[str] | None) -> Any:
-    # Not pyarrow's `read_table`: it would take folders named key=value in the path for columns.
+    # Not pyarrow's `read_table`, which would read folders named key=value in the path as columns.
     with pa.parquet.ParquetFile(path) as file:
         return file.read(columns=(wanted := _selected(path, file.schema_arrow.names, columns))).select(wanted)
 
@@ -310,7 +310,7 @@ def read_excel(
             frame: pd.DataFrame = pd.read_excel(book, na_values=list(missing), dtype=kept, **options)
             if labels in frame and _may_name_classes(frame[labels]):
                 frame[labels] = pd.read_excel(book, na_values=list(missing_labels), dtype=kept, **options)[labels]
-    except Exception as error:  # openpyxl raises whatever a damaged archive happens to trigger
+    except Exception as error:  # a damaged archive may raise any error in openpyxl
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise TableError(f"{path} is not an Excel workbook or is damaged ({reason}); save it again") from None
     if len(names) > 1:
@@ -334,7 +334,7 @@ def check_target(
 ) -> tuple[pd.DataFrame, NDArray[Any]]:
     """Split a table into features and labels; every class must have `min_rows` rows.
 
-    Numbers that look like a regression target are refused unless it is said to be a `classification`; fractions then
+    Numbers that look like a regression target are refused unless `classification` is true; fractions then
     become text. Rows without a label are refused, or dropped with `drop_unlabelled`.
 
     >>> X, y = check_target(pd.DataFrame({"age": [1, 2, 3, 4], "sick": ["no", "yes", "no", "yes"]}), "sick")
@@ -362,10 +362,10 @@ def check_target(
     if kind == "number" and y.dtype.kind not in "iuf":  # categories, decimals
         y = np.asarray(y, dtype=np.float64)
     if classification and y.dtype.kind == "f" and not (y == np.rint(y)).all():
-        y = np.array([str(label) for label in y.tolist()], dtype=object)  # scikit-learn takes fractions for amounts
+        y = np.array([str(label) for label in y.tolist()], dtype=object)  # fractions would be a regression target
     codes, classes = pd.factorize(y)
     counts = np.bincount(codes)
-    # A class with five rows on average can hardly be learned; numbers that many are amounts, not classes.
+    # Classes of five rows on average can hardly be learned; so many numbers are amounts, not classes.
     amounts = len(classes) > max(20, len(y) / 5)
     if y.dtype.kind == "f":
         amounts |= not (np.isfinite(classes) & (classes == np.rint(classes))).all()
@@ -390,7 +390,7 @@ def check_target(
 def check_indicators(
     frame: pd.DataFrame, columns: Sequence[str], *, drop_unlabelled: bool = False, note: Note = lambda text: None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split a table into features and several labels, columns of 0 and 1 that both occur twice or more.
+    """Split a table into features and several labels: columns of 0 and 1, in which both occur at least twice.
 
     >>> frame = pd.DataFrame({"size": range(4), "red": [0, 1, 0, 1], "blue": [1, 1, 0, 0]})
     >>> check_indicators(frame, ["red", "blue"])[1].sum().to_dict()
@@ -423,7 +423,7 @@ def indicators(labels: pd.DataFrame) -> pd.DataFrame:
 
 
 def _alike(names: Sequence[str]) -> list[str]:
-    """The first names that are equal but for case and spaces at their ends.
+    """The first names that differ only in case and surrounding spaces.
 
     >>> _alike(["yes", "no", "Yes "])
     ['Yes ', 'yes']

@@ -1,7 +1,7 @@
 """Training rows: deduplicated, divided into folds and encoded once; and their held-out predictions.
 
-Equal rows with equal labels are merged first. A weight of 3 is then the same as three copies and a weight of 0 the same
-as no row, to the last bit, whatever the order of the rows; and no copy of a training row can leak into validation.
+Equal rows with equal labels are merged first. A weight of 3 then equals three copies, and a weight of 0 equals
+no row, to the last bit, whatever the order of the rows; and no copy of a training row can leak into validation.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ Codes = NDArray[np.int64]
 def distinct_rows(X: Any, labels: Codes, weight: Floats) -> tuple[Codes, Floats]:
     """Positions of the distinct (row, label) pairs with a positive weight, and their summed weights.
 
-    Pairs are ordered by label, then by a 64-bit hash of the row: an order that depends on the content alone.
+    Pairs are ordered by label, then by a 64-bit hash of the row: an order that depends only on the content.
 
     >>> rows, weight = distinct_rows(np.array([[1.0], [2.0], [1.0]]), np.array([0, 0, 0]), np.ones(3))
     >>> sorted(weight.tolist())
@@ -47,7 +47,7 @@ def distinct_rows(X: Any, labels: Codes, weight: Floats) -> tuple[Codes, Floats]
 
 
 def scaled_weights(weight: Floats, total: float) -> Floats:
-    """Weights as they are if all are whole numbers, which count copies; else scaled to the sum `total`.
+    """Weights unchanged if all are whole numbers, which count copies; else scaled to the sum `total`.
 
     Penalties and leaf sizes are measured in rows, so a model would otherwise depend on the unit of the weights.
 
@@ -89,9 +89,9 @@ HEAVY = 20  # times the mean weight of its class
 def divide_rows(labels: Codes, weight: Floats, fraction: float, seed: int) -> Division:
     """Training and validation rows of a weighted table.
 
-    A row of more than `HEAVY` times its class's mean weight goes to both sides, with its weight divided: a third of
-    Mammography is copies of one row, and a side without it would not represent the data. Where no row can be spared
-    for validation, the training rows serve as both.
+    A row with more than `HEAVY` times the mean weight of its class goes to both sides, with its weight divided: a third
+    of Mammography is copies of one row, and a side without it would not represent the data. If no row can be spared for
+    validation, the training rows serve as both.
 
     >>> division = divide_rows(np.zeros(41, dtype=int), np.array([100.0] + [1.0] * 40), 0.2, seed=0)
     >>> len(division.train), len(division.valid), float(division.train_weight[0]), float(division.valid_weight[0])
@@ -178,7 +178,7 @@ class HeldOutPredictions:
     costs: Floats | None = None
 
     def counted(self) -> Self:
-        """Equal rows one by one instead of by weight: certificates count rows."""
+        """Repeat equal rows instead of weighting them: certificates count rows."""
         at = np.repeat(np.arange(len(self.labels)), self.weight.astype(np.int64))
         own = {"weight": np.ones(len(at))} | {
             name: values[at] for name, values in vars(self).items() if name != "weight" and values is not None
@@ -188,7 +188,7 @@ class HeldOutPredictions:
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """A validated table: its distinct rows, their labels as codes, their weights, and how they are divided.
+    """A validated table: its distinct rows, their labels as codes, their weights, and their division.
 
     Members of a blend share one of these, so that rows are hashed and columns are encoded once for all.
     """
@@ -210,13 +210,13 @@ class TrainingRows:
 
     @property
     def held_out(self) -> Codes:
-        """Places among the distinct rows, fold after fold."""
+        """Positions among the distinct rows, fold after fold."""
         return np.concatenate([division.valid for division in self.divisions])
 
     def encoder(self, make: Callable[..., Any], **options: Any) -> Any:
         """An encoder with these options, fitted once and cached; it does not see labels.
 
-        Folds share it, so it learns from all rows; with one division it learns from the training rows alone.
+        Folds share it, so it learns from all rows; with a single division it learns from the training rows only.
         """
         key = (make, *sorted(options.items()))
         if key not in self._cache:
@@ -252,7 +252,7 @@ class TrainingRows:
         )  # fmt: skip
 
     def of_label(self, k: int) -> Self | None:
-        """The binary problem of one label on the same folds; None if a fold would train on one class alone."""
+        """The binary problem of one label on the same folds; None if a fold would train on a single class."""
         assert self.labels is not None
         codes = self.labels[:, k]
         if not all(0 < codes[d.train].sum() < len(d.train) for d in self.divisions):
@@ -289,7 +289,7 @@ def indicator(y: Any) -> Codes:
 
 
 def rarest_label(labels: Codes) -> Codes:
-    """The rarest label that each row has, by which folds are stratified; L for rows without any."""
+    """The rarest label of each row, for stratifying folds; L for rows without labels."""
     order = np.argsort(labels.sum(0), kind="stable")
     found: Codes = np.where(labels.any(1), order[labels[:, order].argmax(1)], labels.shape[1]).astype(np.int64)
     return found

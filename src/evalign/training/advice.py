@@ -28,9 +28,9 @@ class BatchAdvice:
 
     batch: int
     rows_of_rarest: float
-    missing: float  # probability that it lacks a class
+    missing: float  # probability that the batch lacks a class
     standard_error: float  # of the metric
-    decay: float  # of a memory that makes up for what the batch lacks; 0 where none is needed
+    decay: float  # decay of a memory that makes up for the missing rows; 0 if none is needed
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Advice:
     """Batch sizes that a metric needs for these class shares; `at` describes one batch size."""
 
     shares: tuple[float, ...]
-    variance: float  # of the metric of one row: the standard error of n rows is its root over sqrt(n)
-    slope: float  # sum of the absolute derivatives by the counts
+    variance: float  # variance for one row: the standard error for n rows is its root over sqrt(n)
+    slope: float  # sum of the absolute derivatives with respect to the counts
 
     @property
     def for_every_class(self) -> int:
-        """Rows of a batch that lacks a class in one of a hundred batches at most."""
+        """Batch size at which at most one batch in a hundred lacks a class."""
         low, high = 1, 2
         while _missing(self.shares, high) > MISSED_RARELY:
             low, high = high, 2 * high
@@ -53,11 +53,11 @@ class Advice:
         return high
 
     def for_error(self, tolerance: float = TOLERANCE) -> int:
-        """Rows for a standard error of `tolerance`."""
+        """Batch size for a standard error of `tolerance`."""
         return math.ceil(self.variance / tolerance**2)
 
     def guaranteed(self, tolerance: float = TOLERANCE, delta: float = DELTA) -> int:
-        """Rows for an error of `tolerance` at most, with probability 1 - delta, to first order (Theorem 5.8)."""
+        """Batch size for an error of at most `tolerance`, with probability 1 - delta, to first order (Theorem 5.8)."""
         return math.ceil(math.log(2 * len(self.shares) ** 2 / delta) / 2 * (self.slope / tolerance) ** 2)
 
     def at(self, batch: int) -> BatchAdvice:
@@ -77,7 +77,7 @@ def advise(
     beta: Beta | None = None,
     recall: float = RECALL,
 ) -> Advice:
-    """Advice for a metric on data with `labels` label counts, one per class.
+    """Advise a batch size for a metric on data with the label counts `labels`, one per class.
 
     >>> advice = advise([9800, 200], "f1")
     >>> advice.for_every_class, advice.for_error(0.05), advice.guaranteed(0.05)
@@ -101,7 +101,7 @@ def advise(
 
 
 def _typical(shares: Tensor, recall: float) -> Tensor:
-    """Shares of a classifier that finds `recall` of the rarest class, and more of the others.
+    """Confusion of a classifier with the given `recall` of the rarest class, and a higher one of the others.
 
     C_ij = (1 - recall) t_i t_j / (1 - min t) off the diagonal: errors in proportion to both classes, and every class
     predicted as often as it occurs.

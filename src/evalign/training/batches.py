@@ -12,16 +12,16 @@ from evalign.confusion import Confusion, Task
 from evalign.metrics import MetricFunction
 from evalign.tables.packed import EncodedTable, PackedTable, number_type
 
-# (logits, labels, weights, temperature) -> what a stage with `metric` minimises beside its anchor; vmappable
+# (logits, labels, weights, temperature) -> loss of a stage with `metric`, without its anchor; vmappable
 Term = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-Watch = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, weights -> (k,) numbers to keep of every epoch
+Watch = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, weights -> (k,) numbers recorded every epoch
 Score = Callable[[Tensor, Tensor, Tensor], Tensor]  # probabilities (n, C), labels (n,), weights (n,) -> hard metric
 
 
 class Batches:
-    """A new order every epoch, cut into batches of nearly equal size; deterministic for a seed.
+    """Shuffled batches of nearly equal size, in a new order every epoch; deterministic for a seed.
 
-    The number of batches is n / batch_size rounded, so that no epoch ends in a sliver: a metric of ten samples
+    The number of batches is n / batch_size rounded, so that no epoch ends in a tiny batch: a metric of ten samples
     is noise. With `labels` every batch gets its share of every class, to within one sample; with `oversample`
     also, an epoch is n draws with replacement in which every class is as likely as any other.
 
@@ -66,7 +66,7 @@ class Batches:
         return by_class[place.argsort(stable=True)]
 
     def _drawn(self) -> Tensor:
-        """n rows with replacement, every class as likely as any other."""
+        """Draw n rows with replacement, every class equally likely."""
         assert self.labels is not None
         by_class = self.labels.argsort(stable=True)
         which = (self._uniform() * len(self.counts)).long()
@@ -81,16 +81,16 @@ class Batches:
 
     @property
     def lengths(self) -> list[int]:
-        """Sizes of the batches of an epoch, which differ by one at most."""
+        """Batch sizes of an epoch, which differ by at most one."""
         least, more = divmod(self.n, self.count)
         return [least + (batch < more) for batch in range(self.count)]
 
 
 def default_batch_size(n: int) -> int:
-    """The power of two nearest to 4 sqrt(n), 32 at least and 4096 at most, for `n` training rows.
+    """The power of two closest to 4 sqrt(n), between 32 and 4096, for `n` training rows.
 
-    A batch must hold some of every class for its metric to mean something, and an epoch must have enough batches
-    to learn from: both grow with sqrt(n). Half and twice as much were measured in docs/research/recipes.md.
+    A batch must hold some rows of every class for a meaningful metric, and an epoch must have enough batches to learn
+    from: both grow with sqrt(n). docs/research/recipes.md has measurements of half and twice the size.
 
     >>> [default_batch_size(n) for n in (100, 1000, 10_000, 200_000)]
     [32, 128, 512, 2048]
@@ -99,7 +99,7 @@ def default_batch_size(n: int) -> int:
 
 
 class StackedBatches:
-    """Batches of several trials in parallel: equally many for each, padded to one length and masked.
+    """Batches of several trials in parallel: the same number for each, padded to one length and masked.
 
     `rows` are the row numbers that each trial draws from; `labels` of those rows are needed for stratified or
     oversampled batches.
@@ -137,7 +137,7 @@ class StackedBatches:
         self.lengths = lengths[..., None].to(device)  # (batches, S, 1)
         self.starts = self.lengths.cumsum(0) - self.lengths
         self.within = torch.arange(max(self.longest), device=device)
-        # A GPU indexes a whole epoch in few kernels; a CPU one batch at a time, which saves memory.
+        # A GPU indexes a whole epoch in a few kernels; a CPU indexes one batch at a time, which saves memory.
         self.at_once = 1 if self.within.device.type == "cpu" else self.count
 
     @property
@@ -182,7 +182,7 @@ class Rows:
 
 
 def joined(parts: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
-    """`torch.cat` of parts computed one after the other, `rows` long in all.
+    """`torch.cat` of parts that are computed in turn, with `rows` rows in total.
 
     The result is allocated first: small results allocated between the large temporary tensors of each part would
     fragment the heap.
@@ -223,7 +223,7 @@ def flat(logits: Tensor, y: Tensor, weight: Tensor, task: Task) -> tuple[Tensor,
 
 
 def probabilities_of(logits: Tensor, task: Task) -> Tensor:
-    """Probabilities (n, C) of flat logits; (n, 2) of binary ones.
+    """Probabilities (n, C) of flat logits; (n, 2) if binary.
 
     >>> probabilities_of(torch.zeros(1), "binary")
     tensor([[0.5000, 0.5000]])
@@ -246,7 +246,7 @@ def rows_at_once(device: torch.device) -> int:
 def predict_logits(network: nn.Module, x: EncodedTable, rows: Tensor | None = None, *, amp: bool = False) -> Tensor:
     """Logits of x, or of those `rows` of it, in evaluation mode; bytes give float32.
 
-    In pieces, so that hidden layers never hold a whole table, and neither does a copy of the rows.
+    Computed in pieces, to avoid hidden layers, or copies of rows, of the size of the table.
     """
     network.eval()
     size = rows_at_once(x.device) if x.dim() <= 2 else IMAGES_AT_ONCE

@@ -1,6 +1,6 @@
 """Training checkpoints: one file, written atomically, read without executing anything.
 
-On a CPU a training that was interrupted and resumed ends with the same bits as one that was not.
+On a CPU, a run that was interrupted and resumed ends with the same bits as an uninterrupted one.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ FORMAT = "evalign.training"
 
 
 class Checkpoint:
-    """State of a source and its run, saved every `every` epochs; `identity` tells one training from another."""
+    """State of a source and its run, saved every `every` epochs; `identity` distinguishes runs."""
 
     def __init__(self, path: Path, identity: dict[str, Any], every: int = 1) -> None:
         self.path, self.identity, self.every = Path(path), identity, every
@@ -57,7 +57,7 @@ class Checkpoint:
         container.write(self.path, FORMAT, plain, content)
 
     def restore(self, source: "InMemory", run: Run) -> bool:
-        """Restore source and run from the file; False where there is none."""
+        """Restore source and run from the file; False if there is none."""
         if not self.path.exists():
             return False
         container = _container()
@@ -96,7 +96,7 @@ class Checkpoint:
 
 
 def identify(stages: Sequence[Any], seed: int, batch_size: int, network: nn.Module) -> dict[str, Any]:
-    """What a checkpoint must have in common with the training that resumes from it."""
+    """Identity that a checkpoint must share with the run that resumes from it."""
     return {
         "stages": [asdict(stage) for stage in stages],
         "seed": seed,

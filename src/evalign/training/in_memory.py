@@ -29,7 +29,7 @@ def at_stage(objective: Objective | Term, stage: Stage) -> Objective | Term:
     """The objective with the anchor and the step of a stage; any other loss term unchanged."""
     if not isinstance(objective, Objective):
         return objective
-    own = objective.step.step  # a stage does not replace a function given by the user
+    own = objective.step.step  # a stage does not replace a user's function
     return replace(
         objective, anchor=stage.anchor, step=replace(objective.step, step=own if callable(own) else stage.step)
     )
@@ -46,7 +46,7 @@ def batch_loss(
     task: Task = "multiclass",
     offset: Tensor | None = None,
 ) -> Tensor:
-    """1 - soft metric + anchor x cross-entropy of one batch, in float32 whatever the network's dtype is."""
+    """1 - soft metric + anchor x cross-entropy of one batch, in float32 for any dtype of the network."""
     with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
         logits = network(batch.x)
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -77,7 +77,7 @@ def validate(
     task: Task = "multiclass",
     offset: Tensor | None = None,
 ) -> dict[str, float]:
-    """Validation loss at this temperature (with the offsets that training has), cross-entropy and hard score."""
+    """Validation loss at this temperature (with the offsets of training), cross-entropy and hard score."""
     task = objective.task if isinstance(objective, Objective) else task
     logits, y, weight = flat(predict_logits(network, rows.x, amp=amp), rows.y, rows.weight, task)
     entropy = cross_entropy(logits, y, weight, task)
@@ -96,7 +96,7 @@ def validate(
 
 
 def mean_over_members(loss: Callable[[Tensor], Tensor], logits: Tensor, task: Task) -> Tensor:
-    """The loss of logits; for an ensemble (members, n, C) the mean of its members' losses.
+    """The loss of logits; for an ensemble (members, n, C), the mean of its members' losses.
 
     >>> mean_over_members(lambda z: z.sum(), torch.ones(3, 2, 5), "multiclass")
     tensor(10.)
@@ -138,7 +138,7 @@ class InMemory:
         on_epoch: OnEpoch | None = None,
         catch_interrupt: bool = True,
     ) -> list[Epoch]:
-        """Train by the stages, from the checkpoint on if there is one; leaves the network with its best weights."""
+        """Train by the stages, resuming from a checkpoint if there is one; the network ends with its best weights."""
         run = Run(stages)
         self.begin_stage(0, run)
         if checkpoint is not None:
@@ -172,10 +172,10 @@ class InMemory:
     def restore(self, number: int) -> None:
         self.network.load_state_dict(self.best)
 
-    # -- what sources of other data replace ---------------------------------------------------------------------
+    # -- overridden by sources of other data ---------------------------------------------------------------------
 
     def run_updates(self, run: Run, objective: Objective | Term, offset: Tensor | None) -> Tensor:
-        """Updates of one epoch; returns the mean loss. Nothing here reads a value, so a GPU is never waited for."""
+        """Updates of one epoch; returns the mean loss. It reads no values, so it never waits for a GPU."""
         order = self.batches.order().to(self.train.y.device)
         rows = (self.train[index] for index in order.tensor_split(self.batches.count))
         return self.update_on(rows, run, objective, offset)
@@ -244,11 +244,11 @@ def train(
     """Train `network` on rows in memory by the stages of `recipe` and leave it with its best weights.
 
     `objective` has the metric; a stage sets its anchor and step. Any other loss term needs its `task`. `score` is the
-    hard metric on validation rows; `watch` records numbers of other rows, by which no choice is made. Binary tasks have
+    hard metric on validation rows; `watch` records numbers on other rows, which influence no choice. Binary tasks have
     logits (M,), (M, 1) or (F, E), one for each label. `source` is the kind of updates, plain ones by default.
 
-    With `checkpoint` everything is written there after every `checkpoint_every` epochs, and training resumes from a
-    file of its own. A seed decides everything on a CPU, interrupted or not.
+    With `checkpoint` everything is written there after every `checkpoint_every` epochs, and training resumes
+    from it if it exists. On a CPU the result depends only on the seed, interrupted or not.
     """
     stages = recipe.for_rows(len(train_rows), batch_size).stages
     trained = source(
@@ -264,5 +264,5 @@ def train(
         }  # fmt: skip
         file = Checkpoint(checkpoint, identity, checkpoint_every)
     with torch.random.fork_rng([train_rows.x.device] if train_rows.x.is_cuda else []):
-        torch.manual_seed(seed)  # for dropout; the caller's random numbers are left as they were
+        torch.manual_seed(seed)  # for dropout; the caller's random state is unchanged
         return trained.run(stages, checkpoint=file, on_epoch=on_epoch, catch_interrupt=catch_interrupt)

@@ -1,4 +1,4 @@
-"""The training loop: epochs, stages, cooling, early stopping, best weights. Sources supply batches and steps.
+"""The training loop: epochs, stages, cooling, early stopping, best weights; sources supply batches and steps.
 
 On a GPU a step is recorded once as a CUDA graph and replayed, which saves the launches that dominate small networks.
 """
@@ -34,7 +34,7 @@ class Epoch:
     score: float  # the hard metric on validation data
     best: bool = False
     seconds: float = 0.0
-    watched: tuple[float, ...] = ()  # values recorded on other rows, by which nothing is chosen
+    watched: tuple[float, ...] = ()  # values recorded on other rows, which influence no choice
 
 
 def check_finite(train_loss: float, epoch: int, stage: str) -> None:
@@ -47,7 +47,7 @@ def check_finite(train_loss: float, epoch: int, stage: str) -> None:
 
 
 class Values(NamedTuple):
-    """What an epoch of one network measured: its mean training loss, then validation values, then watched ones."""
+    """Values of an epoch of one network: its mean training loss, then validation values, then watched ones."""
 
     train_loss: float
     loss: float
@@ -57,10 +57,10 @@ class Values(NamedTuple):
 
 
 class Controller:
-    """Follows one stage of one trial: `step` takes an epoch's validation values and says if they are the best.
+    """State of one stage of one trial: `step` takes an epoch's validation values and tells whether they are the best.
 
-    The stage's `monitor` names the value that picks the weights to keep; the same value, as the paper has it,
-    says when a temperature stops improving.
+    The stage's `monitor` names the value that selects the weights to keep and, as in the paper, tells when a
+    temperature stops improving.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -132,11 +132,11 @@ class Run:
 
     @property
     def stage(self) -> Stage:
-        """The current stage; of a finished run the last."""
+        """The current stage, or the last one of a finished run."""
         return self.controller.stage
 
     def record(self, values: Values, seconds: float) -> Epoch:
-        """Take the values of one epoch; the result's `best` says whether its weights are the ones to keep."""
+        """Record the values of one epoch; `best` of the result tells whether to keep its weights."""
         controller = self.controller
         temperature, learning_rate = controller.temperature, controller.learning_rate
         best = controller.step(loss=values.loss, entropy=values.entropy, score=values.score)
@@ -150,10 +150,10 @@ OnEpoch = Callable[[Epoch], None]
 
 
 class Source(Protocol):
-    """One network or several with the data they learn from: rows in memory, stacked folds, a stream."""
+    """One or several networks with their training data: rows in memory, stacked folds, a stream."""
 
     def begin_stage(self, number: int, run: Run) -> None:
-        """Prepare a fresh optimiser for network `number`, which goes on from its best weights."""
+        """Prepare a new optimiser for network `number`, which continues from its best weights."""
 
     def epoch(self, runs: Sequence[Run]) -> list[Values]:
         """Train the unfinished networks for an epoch and validate them; values of finished ones are ignored."""
@@ -174,7 +174,7 @@ def run_stages(
     may_diverge: bool = False,
     catch_interrupt: bool = True,
 ) -> None:
-    """Take every network through its stages, each from the best weights of the one before, and leave it with its best.
+    """Train every network through its stages, each from the best weights of the one before, and end with the best.
 
     `save` writes a checkpoint after every epoch. A loss that is not finite raises unless `may_diverge`. Ctrl-C, or an
     `on_epoch` that raises KeyboardInterrupt, ends training early if `catch_interrupt`.
@@ -227,15 +227,15 @@ def _advance(source: Source, runs: Sequence[Run], number: int) -> None:
             source.begin_stage(number, run)
 
 
-# A recording fails if another thread seeds or allocates during it, so one at a time.
+# A recording fails if another thread seeds or allocates meanwhile, so only one runs at a time.
 RECORDING = threading.Lock()
 
 
 class Replay:
-    """Calls a step on a CPU; on a GPU records the first one and replays it from then on.
+    """Calls a step on a CPU; on a GPU, records it once as a CUDA graph and replays it.
 
-    A step must take its inputs from tensors that stay where they are, and leave its outputs in such. `state` are the
-    tensors it changes: recording runs the step a few times, and puts them back. `generators` draw its random numbers.
+    A step must read its inputs from, and write its outputs to, tensors that stay in place. `state` are the
+    tensors it changes: recording runs the step a few times and restores them. `generators` draw its random numbers.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Replay:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(3):  # libraries choose their algorithms and workspaces now, not while recording
+            for _ in range(3):  # lets libraries choose algorithms and workspaces before recording
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         with torch.no_grad():

@@ -1,7 +1,7 @@
 r"""Class offsets of a metric, added to the logits in training only.
 
-At a confusion matrix C the gradient G = dM/dC is what one more sample of class k, decided as j, is worth
-to the metric. Decided right instead of wrong, with errors spread as those of class k are, a sample is worth
+At a confusion matrix C, the gradient G = dM/dC gives the metric's gain from one more sample of class k that is decided
+as j. Deciding a sample of class k correctly instead of wrongly, with errors distributed as now, gains
 
     w_k = G_kk - sum_{j != k} e_kj G_kj,        e_kj = C_kj / sum_{j != k} C_kj.
 
@@ -22,7 +22,7 @@ from evalign.training.recipes import Stage
 
 
 def with_offset(logits: Tensor, offset: Tensor | None, task: Task) -> Tensor:
-    """Logits plus class offsets; a binary logit is the difference of two.
+    """Logits plus class offsets; a binary logit gets the difference of the two.
 
     >>> with_offset(torch.zeros(1), torch.tensor([1.0, 3.0]), "binary")
     tensor([2.])
@@ -38,19 +38,19 @@ def estimate_offset(
 ) -> Tensor:
     """Class offsets of the metric at the confusion matrix of `rows`, multiplied by the strength of the stage.
 
-    After the first time, the mean of the previous and the new offset, since the matrix responds to the offset.
+    From the second time on, the mean of the previous and the new offset, since the matrix responds to the offset.
     """
     if not isinstance(objective, Objective) or objective.task == "multilabel" or objective.metric == "auroc":
         raise ValueError("class offsets need a metric of one confusion matrix; train without offset")
     logits, y, weight = flat(predict_logits(network, rows.x, amp=amp), rows.y, rows.weight, objective.task)
     p = probabilities_of(logits, objective.task)
     matrix = Confusion.hard(p.argmax(1), y, p.shape[1], sample_weight=weight).matrix
-    # On the CPU: a few numbers, once a stage, and float64, which not every device has.
+    # On the CPU: a few numbers per stage, in float64, which not every device supports.
     offset = metric_offset(matrix.cpu(), objective.score, stage.offset).float().to(rows.x.device)
     return offset if before is None else (offset + before) / 2
 
 
-LEAST = 1e-3  # of the largest gain: a metric may have nothing to gain from a class, but no logit moves by more than 7
+LEAST = 1e-3  # share of the largest gain: a class may gain nothing, but no logit moves by more than 7
 
 
 def of_matrix(matrix: Tensor) -> Confusion:
@@ -74,13 +74,13 @@ def gain_matrix(matrix: Tensor, metric: Callable[[Confusion], Tensor]) -> Tensor
 
 
 def class_gains(matrix: Tensor, metric: Callable[[Confusion], Tensor]) -> Tensor:
-    """w_k for every class; one error, spread as all errors are, is added to each row so that none has zero errors."""
+    """w_k for every class; one error, distributed like all errors, is added to each row so that no row has none."""
     gain = gain_matrix(matrix, metric)
     counts = matrix.detach().to(gain)
     errors = counts - counts.diagonal().diag()
     usual = errors.sum(0) if bool(errors.sum() > 0) else torch.ones_like(errors[0])
     usual = usual.expand_as(errors) * (1 - torch.eye(len(errors), dtype=gain.dtype, device=gain.device))
-    # A class whose own column alone has errors falls back on an even spread.
+    # A class whose own column alone has errors uses a uniform distribution.
     even = (1 - torch.eye(len(errors), dtype=gain.dtype, device=gain.device)) / (len(errors) - 1)
     mass = usual.sum(1, keepdim=True)
     errors = errors + torch.where(mass > 0, usual / torch.where(mass > 0, mass, 1.0), even)
@@ -88,7 +88,7 @@ def class_gains(matrix: Tensor, metric: Callable[[Confusion], Tensor]) -> Tensor
 
 
 def metric_offset(matrix: Tensor, metric: Callable[[Confusion], Tensor], strength: float = 1.0) -> Tensor:
-    """o_k = -strength log w_k, centred (a constant moves no decision); a class without rows gets the smallest.
+    """o_k = -strength log w_k, centred (a constant changes no decision); a class without rows gets the smallest offset.
 
     >>> from evalign import metrics
     >>> matrix = torch.tensor([[80.0, 10.0], [5.0, 5.0]])

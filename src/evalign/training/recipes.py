@@ -1,4 +1,4 @@
-"""Training recipes as data: stages, and what each minimises. docs/research/recipes.md has the measurements."""
+"""Training recipes as data: stages and their losses. docs/research/recipes.md has the measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 class Stage:
     """One phase of training with its own optimiser: 1 - soft metric (if `metric`) + `anchor` x cross-entropy.
 
-    `epochs` bounds the stage. `patience` epochs without a better validation value end it, or, with a cooling `rate`,
-    end one temperature; `cool_to` instead cools over `epochs` by the schedule `cooling`, independent of validation.
-    `decay` "cosine" takes the learning rate to 0 over `epochs`. `monitor` names the validation value that chooses the
-    weights to keep; "last" keeps the last epoch.
+    `epochs` is the maximum length of the stage. `patience` epochs without improvement end it, or, with a cooling
+    `rate`, end one temperature; `cool_to` instead cools over `epochs` by the schedule `cooling`, independent of
+    validation. `decay` "cosine" takes the learning rate to 0 over `epochs`. `monitor` names the validation value that
+    chooses the weights to keep; "last" keeps the last epoch.
 
     With `offset` the class offsets of the metric (`training.offsets`), estimated from the validation confusion
     matrix at the start of the stage and multiplied by this number, are added to the logits in training only.
@@ -44,16 +44,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Stages in order, each starting from the best weights of the one before, and the reason for them.
+    """Stages in order, each starting from the best weights of the one before, and the reason for the recipe.
 
-    `updates` bounds the epochs on large tables: no more than that many batches in all, but not under 40 epochs.
+    `updates` limits the number of batches on large tables, but not to fewer than 40 epochs.
     """
 
     name: str
     reason: str
     stages: tuple[Stage, ...]
     updates: int | None = None
-    batch_size: int | None = None  # None leaves it to the size of the table
+    batch_size: int | None = None  # None: set by the size of the table
 
     @property
     def epochs(self) -> int:
@@ -64,7 +64,7 @@ class Recipe:
         return any(stage.offset for stage in self.stages)
 
     def limited(self, epochs: int | None) -> "Recipe":
-        """The same recipe in at most `epochs` epochs, shared among the stages in proportion.
+        """The same recipe with at most `epochs` epochs, divided among the stages in proportion.
 
         An explicit number of epochs replaces `updates`.
         """
@@ -75,7 +75,7 @@ class Recipe:
         return replace(self, stages=stages, updates=None)
 
     def for_rows(self, n: int, batch_size: int) -> "Recipe":
-        """The recipe for `n` training rows, where `updates` has become a number of epochs.
+        """The recipe for `n` training rows, with `updates` converted to epochs.
 
         >>> [find_recipe("anchored").for_rows(n, batch).epochs for n, batch in ((950, 128), (182_000, 2048))]
         [200, 45]
@@ -85,7 +85,7 @@ class Recipe:
         return self.limited(max(40, round(self.updates / max(1, round(n / batch_size)))))
 
     def stopping_early(self, share: float = 0.2) -> "Recipe":
-        """End cross-entropy after `share` of its epochs, ten at least, without a better validation value.
+        """End cross-entropy after `share` of its epochs, at least ten, without improvement.
 
         On eleven tables of the suite, 60 epochs, it halved the time and changed nothing beyond noise.
 
@@ -100,7 +100,7 @@ class Recipe:
         return replace(self, stages=tuple(stages))
 
     def repeated(self, history: "Sequence[Epoch]") -> "Recipe":
-        """The same recipe for rows that include those of validation: every stage ends where it was best before."""
+        """The same recipe for training on all rows: every stage ends at its best epoch so far."""
         stages = []
         for stage in self.stages:
             own = [epoch for epoch in history if epoch.stage == stage.name]
@@ -115,10 +115,10 @@ class Recipe:
 
 
 # The numbers were chosen for F1 on held-out training data of six tables; docs/research/recipes.md has the measurements.
-UPDATES = 4000  # 45 epochs of 182,000 rows; a set of that size gained nothing from 100 epochs over 40
+UPDATES = 4000  # 45 epochs of 182,000 rows; a table of that size gained nothing from 100 epochs over 40
 
 CROSS_ENTROPY = Stage(
-    # Cosine decay and no early end: what is kept is the epoch of lowest validation cross-entropy, wherever it was.
+    # Cosine decay without early stopping: the epoch of the lowest validation cross-entropy is kept.
     "cross-entropy", metric=False, anchor=1.0, learning_rate=2e-3, epochs=120, patience=120, monitor="entropy",
     decay="cosine",
 )  # fmt: skip
@@ -137,9 +137,9 @@ RECIPES: dict[str, Recipe] = {
             "near 0, where its step is flat. So start from cross-entropy and keep it beside the metric.",
             (
                 CROSS_ENTROPY,
-                # anchor 3: half the harm that anchor 1 does to probabilities, which the plug-in decision reads, for
-                # the same F1. Cooling is gentle: by 0.8 after 5 idle epochs it cost 0.006 on Adult, where a temperature
-                # fixed at 0.1 or at 0.2 made no difference.
+                # anchor 3: half the harm of anchor 1 to the probabilities, which the plug-in decision relies on, at
+                # the same F1. Cooling is slow: by 0.8 after 5 epochs without improvement cost 0.006 on Adult, where a
+                # temperature fixed at 0.1 or at 0.2 made no difference.
                 Stage(
                     "metric", metric=True, anchor=3.0, learning_rate=5e-4, epochs=80, patience=80, monitor="loss",
                     decay="cosine", cool_to=0.1,

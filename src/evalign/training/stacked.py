@@ -1,7 +1,7 @@
 """Train several networks as one: folds of a table, repeated trials, points of a grid.
 
-With folds every row is held out by one network, so that every label serves to train and to choose, and the mean of
-the networks predicts. Every tensor that a step reads or writes stays in place: a CUDA graph of it can be replayed.
+With folds every row is held out by one network, so that every label is used for training and validation, and the mean
+of the networks predicts. Every tensor that a step reads or writes stays in place: a CUDA graph of it can be replayed.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from evalign.training.stacked_networks import StackedAdamW, StackedNetworks, pad
 
 
 def cross_entropy_and_slope(logits: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted mean cross-entropy of each network and its gradient by the logits, without autograd.
+    """Weighted mean cross-entropy of each network and its gradient with respect to the logits, without autograd.
 
     Logits (s, n, C), labels and weights (s, n); the gradient is w_i (p_i - onehot y_i) / sum w. A row of weight 0
     is ignored, even where its loss is infinite.
@@ -67,7 +67,7 @@ class Trial:
     recipe: Recipe
     seed: int = 0
     dropout: float | None = None  # None keeps the network's
-    watch: Tensor | None = None  # rows whose values are recorded every epoch; no choice is made by them
+    watch: Tensor | None = None  # rows whose values are recorded every epoch, but influence no choice
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def train_trials(
 
 
 def _term(objective: Objective | Term, trials: Sequence[Trial]) -> Term:
-    """The objective without anchor, which differs by trial, and with the step that all trials share."""
+    """The objective without the anchor, which differs by trial, and with the step that all trials share."""
     steps = {stage.step for trial in trials for stage in trial.recipe.stages if stage.metric}
     if not trials or len(steps) > 1:
         raise ValueError(
@@ -114,7 +114,7 @@ def _term(objective: Objective | Term, trials: Sequence[Trial]) -> Term:
     if not isinstance(objective, Objective):
         return objective
     step = next(iter(steps), objective.step.step)
-    # A stage does not replace a function given by the user.
+    # A stage does not replace a user's function.
     if step != objective.step.step and not callable(objective.step.step):
         objective = replace(objective, step=StepChoice(step))
     return replace(objective, anchor=0.0, backend="eager")  # the fused form does not vmap
@@ -154,8 +154,8 @@ class Stack:
             make_network, rows.x, seeds=seeds, dropouts=[trial.dropout for trial in trials],
             batch_lengths=self.batches.longest,
         )  # fmt: skip
-        release_memory()  # what the networks took that the stack was made from
-        # On a CPU a fused loss of each network is faster than the eager loss of all; a GPU waits for launches.
+        release_memory()  # input of the networks that the stack was made from
+        # On a CPU a fused loss per network is faster than one eager loss of all; on a GPU launches dominate.
         self.fused: dict[float, Objective] = {}
         own = self.term.task if isinstance(self.term, Objective) else None
         self.fusible = device.type == "cpu" and task == own == "multiclass"
@@ -173,7 +173,7 @@ class Stack:
         self.values = zeros.new_zeros(len(trials), 4 + extra)
         self.uses_metric = False
         changed = [*self.adam.state, *self.networks.buffers.values(), self.loss_sum, self.values]
-        # With and without a metric a step is another one.
+        # Steps with and without a metric differ.
         self.run_step = [Replay(changed, device, self.networks.generators) for _ in range(2)]
         self.run_validation = [Replay(changed, device) for _ in range(2)]
         self.runs = [Run(trial.recipe.stages) for trial in trials]
@@ -230,7 +230,7 @@ class Stack:
             self.values[:, 4:] = self._watched_values()
 
     def _loss_and_slope(self, logits: Tensor, y: Tensor, weight: Tensor, own: slice) -> tuple[Tensor, Tensor]:
-        """Losses (s,) of these networks, and the gradient of each by its logits."""
+        """Losses (s,) of these networks, and the gradient of each with respect to its logits."""
         if not self.uses_metric and self.task == "multiclass" and logits.dim() == 3:
             loss, slope = cross_entropy_and_slope(logits, y, weight)
             return loss * self.anchor[own], slope.mul_(self.anchor[own, None, None])
@@ -296,10 +296,10 @@ class Stack:
 
 @dataclass(frozen=True)
 class FoldedRows:
-    """Rows on a device, and the positions of every fold's training and validation rows.
+    """Rows on a device, and the positions of the training and validation rows of every fold.
 
-    All folds share one encoded table: its encoder has seen the features of every row, and no label. One for each fold
-    would cost k times the time and memory.
+    All folds share one encoded table, whose encoder has seen the features of every row but no label. A table per fold
+    would take k times the time and memory.
     """
 
     rows: Rows
@@ -327,7 +327,7 @@ class FoldedRows:
         rows = Rows(encode(source), y, torch.from_numpy(weight.astype(np.float32)).to(device))
 
         def numbers(places: Codes) -> Tensor:
-            # k folds hold k - 1 row numbers for every row; 32-bit ones halve that memory on a CPU.
+            # k folds hold k - 1 row numbers per row; 32-bit numbers halve that memory on a CPU.
             short = torch.int32 if device.type == "cpu" and len(rows) < 2**31 else torch.int64
             return torch.from_numpy(places).to(device, short)
 
@@ -349,7 +349,7 @@ class FoldedRows:
 
 @dataclass(frozen=True)
 class TrainedFolds:
-    """The mean of the networks, the history of each, and probabilities of the held-out rows, fold after fold."""
+    """Mean of the networks, their histories, and probabilities of the held-out rows, fold after fold."""
 
     network: MeanOfNetworks
     histories: list[list[Epoch]]
@@ -369,7 +369,7 @@ def train_folds(
     refit: bool = False,
     on_epoch: OnEpoch | None = None,
 ) -> TrainedFolds:
-    """Train a network for every fold, fold i with the seed `seed` + i, as one stack; each stops by its own fold.
+    """Train a network per fold as one stack, fold i with the seed `seed` + i; each stops by its own fold.
 
     `on_epoch` receives the epochs of the first network that still trains; Ctrl-C ends training and keeps the best
     weights. With `refit` the networks are trained once more, each on all rows, each stage for as many epochs as were
@@ -388,7 +388,7 @@ def train_folds(
             make_network, folded.rows, trials, objective, score, batch_size=batch_size, stratified=stratified,
             on_epoch=listen, catch_interrupt=True, may_diverge=False,
         )  # fmt: skip
-        with torch.random.fork_rng([]):  # the caller's random numbers are left as they were
+        with torch.random.fork_rng([]):  # the caller's random state is unchanged
             members = [make_network() for _ in results]
         for member, result in zip(members, results, strict=True):
             member.load_state_dict(result.state)

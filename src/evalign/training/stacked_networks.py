@@ -18,7 +18,7 @@ from evalign.training.loop import RECORDING
 
 
 class SharedDropout(nn.Module):
-    """Dropout with rate and mask set from outside, so that stacked networks have their own: x keep / (1 - rate).
+    """Dropout with external rate and mask, which differ between stacked networks: x keep / (1 - rate).
 
     `keep` is 1 where a value stays and 0 where it is dropped.
 
@@ -62,7 +62,7 @@ class BatchedMLP:
         self.names, self.dropouts, self.rows = names, dropouts, rows
         self.outputs = [torch.empty(networks, rows, width, dtype=dtype) for width in widths]
         self.scratch = torch.empty(networks * rows * max(widths), dtype=dtype)
-        self.input: Tensor | None = None  # of the last forward pass, until its gradient was taken
+        self.input: Tensor | None = None  # of the last forward pass, until its gradient is taken
 
     @classmethod
     def of(cls, network: nn.Module, networks: int, rows: int, prefix: str = "") -> "BatchedMLP | None":
@@ -87,7 +87,7 @@ class BatchedMLP:
 
     @torch.no_grad()
     def forward(self, x: Tensor, parameters: dict[str, Tensor], masks: Sequence[Tensor] | None = None) -> Tensor:
-        """Logits (s, n, C) of x (s, n, F), s and n at most what there are buffers for; `masks` (s, n, width)."""
+        """Logits (s, n, C) of x (s, n, F), for s and n within the buffers; `masks` (s, n, width)."""
         self.input, below, (count, rows, _) = x, x, x.shape
         for i, name in enumerate(self.names[:-1]):
             weight, bias = parameters[f"{name}.weight"], parameters[f"{name}.bias"]
@@ -108,7 +108,7 @@ class BatchedMLP:
         *,
         by_input: bool = False,
     ) -> Tensor | None:
-        """Write d loss / d parameter into `out`, for the loss's gradient by the logits of the last forward pass.
+        """Write d loss / d parameter into `out`, given d loss / d logits of the last forward pass.
 
         `scales` (s, 1, 1) are the 1 / (1 - rate) of each dropout layer. Returns d loss / d x if `by_input`. To be
         called once per forward pass.
@@ -123,7 +123,7 @@ class BatchedMLP:
             torch.sum(slope, 1, out=out[f"{name}.bias"])
             out[f"{name}.weight"].copy_(torch.bmm(slope.transpose(1, 2), below))
             if layer:
-                # Scaled before the product: there it has fewer numbers. `slope` is this pass's own from here on.
+                # Scaled before the product, where it is smaller. From here on `slope` is a buffer of this pass.
                 room = self.scratch[: below.numel()].view(below.shape)
                 torch.bmm(slope.mul_(scales[layer - 1]), parameters[f"{name}.weight"], out=room)
                 slope = torch.ops.aten.threshold_backward.grad_input(room, below, 0, grad_input=below)
@@ -159,7 +159,7 @@ def dropout_widths(network: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
 class FlatParameters:
     """The parameters of S networks in one matrix (S, P), each parameter a view of it.
 
-    One matrix, because an optimiser that walks over the parameters launches a dozen small kernels for each.
+    One matrix, since an optimiser that loops over parameters launches a dozen small kernels for each.
     """
 
     def __init__(self, stacked: dict[str, Tensor]) -> None:
@@ -175,7 +175,7 @@ class FlatParameters:
         return {name: part.view(len(flat), *shape[1:]) for (name, shape), part in named}
 
     def leaves(self, own: slice, prefix: str = "") -> dict[str, Tensor]:
-        """Parameters of some of the networks, those whose names have the prefix, to take a gradient by."""
+        """Parameters with this name prefix of some networks, as leaves for a gradient."""
         return {
             name: view[own].detach().requires_grad_() for name, view in self.views.items() if name.startswith(prefix)
         }
@@ -223,7 +223,7 @@ def padded(indices: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Ten
     return matrix, mask
 
 
-GROUP_SIZE = 1 << 22  # numbers of one kind, such as hidden values, that a step of several networks may hold on a CPU
+GROUP_SIZE = 1 << 22  # maximum size of a tensor, such as hidden values, in a CPU step of several networks
 
 
 class StackedNetworks:
@@ -247,7 +247,7 @@ class StackedNetworks:
         networks = []
         for seed, dropout in zip(seeds, dropouts, strict=True):
             with RECORDING, torch.random.fork_rng([]):
-                torch.default_generator.manual_seed(seed)  # not the GPU's, which a recording may hold
+                torch.default_generator.manual_seed(seed)  # not the GPU's generator, which a recording may hold
                 network = with_shared_dropout(make_network(), dropout)
             networks.append(network.to(self.device))
         params, buffers = stack_module_state(networks)
@@ -266,7 +266,7 @@ class StackedNetworks:
         if self.device.type == "cpu":
             self.at_once = max(1, min(self.count, GROUP_SIZE // max(1, rows * drawn)))
             whole = networks[0]
-            # A module in front of a perceptron, such as an embedding, is left to autograd.
+            # A module before a perceptron, such as an embedding, is left to autograd.
             if type(whole) is nn.Sequential and len(whole) == 2:
                 self.mlp = BatchedMLP.of(whole[1], self.at_once, rows, prefix="1.")
                 self.front = self.skeleton.get_submodule("0") if self.mlp is not None else None
@@ -277,13 +277,13 @@ class StackedNetworks:
         self.open_groups([True] * self.count)
         self.all_groups = self.groups
         self.gradient = torch.empty_like(self.parameters.flat[: self.at_once])
-        # One buffer for all dropout masks: the largest tensor of a step is allocated once.
+        # One buffer for all dropout masks, so that the largest tensor of a step is allocated once.
         self.drawn = torch.empty((self.at_once, rows, drawn), dtype=x.dtype, device=self.device)
         shared = self.device.type == "cuda" and self.count > 1
         self.generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds[: 1 if shared else None]]
 
     def open_groups(self, still_training: Sequence[bool]) -> None:
-        """Choose the networks that are trained in one step: all on a GPU, up to `at_once` neighbours on a CPU."""
+        """Group the networks that are trained in one step: all on a GPU, up to `at_once` neighbours on a CPU."""
         if self.device.type != "cpu":
             self.groups = [slice(None)]
             return
@@ -296,7 +296,7 @@ class StackedNetworks:
                 self.groups.append(slice(s, s + 1))
 
     def training_logits(self, own: slice, index: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Logits of a training batch, and a function from the loss's gradient by them to that by the flat parameters.
+        """Logits of a training batch, and a function from d loss / d logits to the gradient of the flat parameters.
 
         The function may be called once, and before the next batch.
         """
@@ -335,7 +335,7 @@ class StackedNetworks:
         return mlp.forward(features.detach(), parameters, chosen), gradient
 
     def _features(self, own: slice, index: Tensor, parameters: dict[str, Tensor]) -> Tensor:
-        """The input of the perceptrons: rows of the table, through the module in front if there is one."""
+        """The input of the perceptrons: rows of the table, passed through the preceding module if there is one."""
         if self.front is None:
             return self.x[index]
         return self._vmapped(self.front, own, index, parameters, {}, "0.")
@@ -368,7 +368,7 @@ class StackedNetworks:
         keep: dict[str, Tensor],
         prefix: str = "",
     ) -> Tensor:
-        """Outputs of a module, whose parameters and buffers have this prefix in the network."""
+        """Outputs of a module whose parameters and buffers have this prefix in the network."""
         buffers = {name: buffer[own] for name, buffer in self.buffers.items() if name.startswith(prefix)} | keep
         state = {name.removeprefix(prefix): value for name, value in {**parameters, **buffers}.items()}
 

@@ -103,7 +103,7 @@ class OffsetSweep(NamedTuple):
     @classmethod
     def of(cls, scores: Floats, j: int) -> "OffsetSweep":
         n, column = len(scores), scores[:, j].copy()
-        scores[:, j] = -np.inf  # in place and put back: a copy of all scores may not fit in memory
+        scores[:, j] = -np.inf  # in place and restored, since a copy of all scores may not fit in memory
         rival = scores.argmax(axis=1)
         margin = scores[np.arange(n), rival] - column
         scores[:, j] = column

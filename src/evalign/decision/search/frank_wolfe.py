@@ -15,7 +15,7 @@ from evalign.metrics import MetricFunction
 
 # Step sizes of the line search: an even grid, and a geometric one for small steps.
 STEPS = np.unique(np.concatenate([np.linspace(0.05, 1.0, 20), 0.5 ** np.arange(5, 14)]))
-ENOUGH, ENOUGH_LARGE = 1e-7, 1e-5  # relative gain of a round below which the ascent stops; of many probabilities
+ENOUGH, ENOUGH_LARGE = 1e-7, 1e-5  # relative gain per iteration that ends the ascent; the second for large arrays
 LARGE = 2**22  # probabilities above which a relative gain of 1e-5 is not worth a pass
 ROUNDS = 40  # of the ascent, at most
 FIRST = 6  # rounds from every start; only the best start continues
@@ -87,12 +87,12 @@ Ascent = Generator[Gain, State, tuple[State, float]]
 
 
 def ascend(counts: ClassCounts, objective: MetricFunction, start: State, rounds: int) -> Ascent:
-    """Frank-Wolfe with line search: yields gain matrices, is sent the counts of their decisions, returns its end.
+    """Frank-Wolfe with line search: yields gain matrices, is sent the counts of their decisions, returns the last one.
 
-    G = dM/dC at the present counts, decisions argmax_j (p^T G)_j, and a step towards the counts of these; for a
+    G = dM/dC at the current counts, decisions argmax_j (p^T G)_j, and a step towards their counts; for a
     quotient of linear functions the full step is Dinkelbach's method and ends at the optimum.
     DIFFERS: Narasimhan 2015 steps 2 / (k + 2); the best of 29 steps costs little, since counts are small, and
-    ends sooner and higher.
+    converges faster and to higher values.
     """
     state = start
     reached = float(_values(counts, objective, state[None])[0])
@@ -117,7 +117,7 @@ def ascend(counts: ClassCounts, objective: MetricFunction, start: State, rounds:
 def run_together(
     ascents: Sequence[Ascent], count: Callable[[list[Gain]], Sequence[State]]
 ) -> list[tuple[State, float]]:
-    """Ends of several ascents; `count` returns the counts of the gain matrices of one round of all of them."""
+    """Run several ascents together; `count` returns the counts of all their gain matrices of one round."""
     ends: list[tuple[State, float]] = [(np.zeros(0), -np.inf)] * len(ascents)
     waiting = {k: next(ascent) for k, ascent in enumerate(ascents)}
     while waiting:

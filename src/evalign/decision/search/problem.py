@@ -18,8 +18,8 @@ from evalign.decision.rule import Floats, Labels, Rule, Task
 from evalign.metrics import Average, Beta, MetricFunction
 
 RARE = 0.05  # expected rows below which a class counts as absent
-SLACK = 1e-9  # scores this close are equal, and a constraint missed by less is met: counts are sums of floats
-BUDGET = 2**17  # numbers evaluated at once: 1 MB, which stays in the cache
+SLACK = 1e-9  # scores this close are equal, and constraints may be missed by this much: counts are sums of floats
+BUDGET = 2**17  # size of a batch: 1 MB, which stays in the cache
 LOOP = 1024  # confusions evaluated at once, for a function that torch.vmap cannot handle
 
 Scored = tuple[Floats, Floats]  # (shortfall of the constraints, value of the metric) per candidate
@@ -49,7 +49,7 @@ def class_betas(beta: Any, classes: Sequence[Any], order: Any) -> float | list[f
 
 
 class BatchedMetric:
-    """A metric of a batch of confusions: batched if it is ours, by vmap or a loop if it is a function."""
+    """A metric of a batch of confusions: batched if it is built in, by vmap or a loop if it is a function."""
 
     def __init__(self, function: MetricFunction, name: str) -> None:
         self.function, self.name = function, name
@@ -60,7 +60,7 @@ class BatchedMetric:
         self.reads_matrix = False
 
     def probe(self, classes: int, multilabel: bool) -> None:
-        """Check on made-up counts that the function returns one number, and whether it reads the matrix."""
+        """Check on example counts that the function returns one number, and whether it reads the matrix."""
         cells = torch.full((classes, classes), 1.0, dtype=torch.float64) + torch.eye(classes, dtype=torch.float64)
 
         def matrix() -> Tensor:
@@ -93,7 +93,7 @@ class BatchedMetric:
         if self.way == "vmap":
             try:
                 return torch.vmap(one)(parts)
-            except Exception:  # control flow on values, numpy, item(): a loop manages, or raises what is really wrong
+            except Exception:  # control flow on values, numpy, item(): a loop works, or raises the actual error
                 self.way = "loop"
         return torch.stack([one({k: v[i] for k, v in parts.items()}).detach() for i in range(len(c.tp))])
 
@@ -122,7 +122,7 @@ class Problem:
         for measure in (self.metric, *self.limits):
             measure.probe(classes, multilabel)
         self.reads_matrix = any(m.reads_matrix for m in (self.metric, *self.limits))
-        # A mean over labels of one score each: labels can be decided separately.
+        # A mean of one score per label: labels can be decided separately.
         self.separable = multilabel and isinstance(metric, str) and not constraints
         self.separable &= average != "micro" or not metrics.is_averaged(str(metric))
 
@@ -144,7 +144,7 @@ class Problem:
 
     @property
     def task(self) -> Task:
-        """The task as users name it."""
+        """Name of the task."""
         return "multilabel" if self.multilabel else "multiclass"
 
     @property

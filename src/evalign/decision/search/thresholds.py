@@ -82,7 +82,7 @@ class ThresholdSweep:
         return middle if middle > low else high
 
     def stationary_threshold(self, k: int, problem: Problem) -> float:
-        """t = - (dM / d predicted) / (dM / d tp), where one more positive gains nothing, if it makes cut k.
+        """t = - (dM / d predicted) / (dM / d tp), where one more positive gains nothing, if it gives cut k.
 
         For F1 this is F* / 2, independent of where the sample's scores lie between the cuts.
         """
