@@ -41,8 +41,8 @@ _FOUND_IN = {
 
 
 def __getattr__(name: str) -> Any:
-    # Found on first use: a user of the loss alone never imports pandas or scikit-learn, and `evalign --help` not even
-    # torch, which alone takes a second.
+    # Imported on first use: the loss alone never imports pandas or scikit-learn, and `evalign --help` does not even
+    # import torch, which takes a second.
     if name not in __all__:
         raise AttributeError(f"module 'evalign' has no attribute {name!r}")
     import importlib

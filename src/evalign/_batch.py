@@ -1,4 +1,4 @@
-"""Check and flatten a user's batch into the arrays that `Objective` takes; sums of such batches."""
+"""Check a user's batch and flatten it into the arrays that `Objective` takes; sums of such batches."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,16 +13,17 @@ from evalign.checks import counting_dtype, is_soft, sum_by_label
 from evalign.confusion import Confusion, Task
 
 Weight = Tensor | int
-CACHED_ONES = 1 << 18  # entries up to which a tensor of ones is kept
+CACHED_ONES = 1 << 18  # maximum size of a cached tensor of ones
 
 
 class FlatBatch(NamedTuple):
     """Logits (M, C), (M,) or (M, L), valid labels, and the weight of every label, 0 where it is ignored.
 
     Images may keep the form (N, C, S), with labels (N S,) or shares (N, C, S), or (N, L, S) for all three; see `rows`.
-    A number as `weight` is the label to ignore; all others have weight 1. Labels are whole numbers, or probabilities:
-    (M, C) of every class, (M,) or (M, L) of the positive answer. `smoothing_weights` are the rows' weights without
-    those of their classes, and the classes' weights: smoothed cross-entropy needs them separately.
+    If `weight` is a number, it is the label to ignore, and all others have weight 1. Labels are integers, or
+    probabilities: (M, C) of every class, (M,) or (M, L) of the positive class. `smoothing_weights` are the rows'
+    weights without
+    those of their classes, and the class weights: smoothed cross-entropy needs them separately.
     """
 
     logits: Tensor
@@ -35,7 +36,7 @@ class FlatBatch(NamedTuple):
         return FlatBatch(*as_rows(self.logits, self.y, self.weight), self.smoothing_weights)
 
     def split(self, images: int) -> "FlatBatch":
-        """The same with a leading dimension of images, which have equally many rows; weights as a tensor."""
+        """The same batch with a leading dimension of images, which have equally many rows; weights as a tensor."""
         if self.logits.dim() == 3:
             return self.rows().split(images)
         y, weight = dense(self.y, self.weight, self.logits.dtype)
@@ -48,7 +49,7 @@ class FlatBatch(NamedTuple):
 
 
 def dense(y: Tensor, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Valid labels, and the weight of each, for logits of a dtype.
+    """Valid labels, and the weight of each, for logits of this dtype.
 
     >>> dense(torch.tensor([2, -100]), -100, torch.float32)
     (tensor([2, 0]), tensor([1., 0.]))
@@ -61,7 +62,7 @@ def dense(y: Tensor, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor
 
 
 def as_rows(logits: Tensor, y: Tensor, weight: Weight) -> tuple[Tensor, Tensor, Weight]:
-    """Logits, labels and weights of images (N, C, S) as rows; those of rows as they are."""
+    """Logits, labels and weights with images (N, C, S) converted to rows; rows are unchanged."""
     if logits.dim() < 3:
         return logits, y, weight
     y = rows_of_images(y) if y.dim() == 3 else y
@@ -89,7 +90,7 @@ def flatten(
     class_dim: int = 1,
     images: bool = False,
 ) -> FlatBatch:
-    """Check a batch, and bring it into the shape of one row per label; contiguous `images` may keep theirs, flattened.
+    """Check a batch and reshape it to one row per label; contiguous `images` may keep their form, flattened.
 
     >>> flatten("multiclass", torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4).long()).logits.shape
     torch.Size([32, 3])
@@ -145,7 +146,7 @@ def flatten(
 
 
 def _ones(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Weights of 1, read-only: for small batches on a CPU the same tensor every time."""
+    """Weights of 1, read-only: small batches on a CPU share one tensor."""
     if device.type == "cpu" and not torch.compiler.is_compiling() and prod(shape) <= CACHED_ONES:
         return _cached_ones(tuple(shape), dtype)
     return torch.ones(shape, dtype=dtype, device=device)
@@ -158,7 +159,7 @@ def _cached_ones(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _classes_second(input: Tensor, target: Tensor, task: Task, class_dim: int) -> tuple[Tensor, Tensor]:
-    """Input and, where it has a score of every class too, target with classes in dimension 1."""
+    """Input and, if it has a score per class, target, with classes moved to dimension 1."""
     checks.check_floating("input", input)
     if not -input.dim() <= class_dim < input.dim():
         raise ValueError(f"class_dim must be a dimension of the input {tuple(input.shape)}, got {class_dim}")
@@ -170,7 +171,7 @@ def _classes_second(input: Tensor, target: Tensor, task: Task, class_dim: int) -
 def _checked(
     input: Tensor, target: Tensor, task: Task, ignore_index: int, from_logits: bool
 ) -> tuple[Tensor, Tensor, bool]:
-    """Input, target, and whether no label is known to be ignored (without another pass over the labels)."""
+    """Input, target, and whether some label may be ignored (without another pass over the labels)."""
     checks.check_floating("input", input)
     soft = isinstance(target, Tensor) and task == "multiclass" and target.is_floating_point() and target.dim() > 1
     checks.check_labels(target, soft_allowed=task != "multiclass" or soft)
@@ -188,7 +189,7 @@ def _checked(
             return input, target, True
         return input, target, checks.check_label_range(target, input.shape[1], ignore_index)
     if task == "binary" and input.dim() == target.dim() + 1 and input.shape[1] in (1, 2):
-        two = input.shape[1] == 2  # a head of two logits: their difference is the logit of class 1
+        two = input.shape[1] == 2  # two logits: their difference is the logit of class 1
         input = input[:, 1] - (input[:, 0] if from_logits else 0.0) if two else input.squeeze(1)
     checks.check_same_shape("input", input, target)
     if task == "multilabel" and input.dim() < 2:
@@ -202,7 +203,7 @@ def _checked(
 
 
 def _one_row_a_label(x: Tensor, task: Task, *, scores: bool = False, images: bool = False) -> Tensor:
-    """Labels (M,) or (M, L), scores of classes (M, C); the latter two as (N, L, S) where `images` keep their form."""
+    """Labels (M,) or (M, L), class scores (M, C); the latter two as (N, L, S) if `images` keep their form."""
     if task == "multilabel" or (task == "multiclass" and scores):
         return x if x.dim() == 2 else x.flatten(2) if images else rows_of_images(x)
     return x if x.dim() == 1 else x.reshape(-1)
@@ -224,9 +225,9 @@ def per_class(name: str, value: Any, classes: int, device: torch.device, dtype: 
 
 
 def rows_of_images(x: Tensor) -> Tensor:
-    """(N, C, d1, ...) -> (M, C), a pixel a row: a view if the classes of a pixel are contiguous, else a copy.
+    """(N, C, d1, ...) -> (M, C), a row per pixel: a view if the classes of a pixel are contiguous, else a copy.
 
-    On a CPU the copy keeps every class contiguous, as compiled loops read it fastest.
+    On a CPU the copy keeps every class contiguous, which compiled loops read fastest.
 
     >>> rows_of_images(torch.arange(8).reshape(2, 2, 2)).tolist()
     [[0, 2], [1, 3], [4, 6], [5, 7]]
@@ -241,8 +242,8 @@ def rows_of_images(x: Tensor) -> Tensor:
 class Sums:
     """Soft counts, and the weighted sum of the cross-entropies with the sum of the weights.
 
-    `rows` is the number of rows of each class (with and without each label, for multilabel problems); None where the
-    label counts are that number, or where it was not requested.
+    `rows` is the number of rows of each class (with and without each label, for multilabel problems); None if it
+    equals the label counts or was not requested.
 
     >>> c = Confusion.soft(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 1]))
     >>> sums = Sums(c, entropy=torch.tensor(0.9), weight=torch.tensor(2.0))
@@ -259,7 +260,7 @@ class Sums:
 
     @property
     def counts(self) -> Tensor:
-        """The counts as one vector: 3 C numbers, 4 L with labels of their own, and C^2 if the matrix is there."""
+        """The counts as one vector: 3 C numbers, 4 L for separate labels, and C^2 if there is a matrix."""
         c = self.confusion
         parts = [c.tp, c.actual, c.predicted, *([c.total] if c.multilabel else [])]
         if isinstance(c._matrix, Tensor):
@@ -267,7 +268,7 @@ class Sums:
         return torch.cat([part.reshape(-1) for part in parts])
 
     def with_counts(self, counts: Tensor) -> "Sums":
-        """The same kind of sums, with other numbers in place of `counts`."""
+        """The same kind of sums with other `counts`."""
         c = self.confusion
         shape, size = c.tp.shape, c.tp.numel()
         vectors = counts[: (3 + c.multilabel) * size].reshape(-1, *shape)
@@ -279,7 +280,7 @@ class Sums:
 
     @property
     def rows_behind_classes(self) -> Tensor:
-        """`rows`, or the label counts where rows have no weights."""
+        """`rows`, or the label counts if rows are unweighted."""
         if self.rows is not None:
             return self.rows
         c = self.confusion
@@ -290,7 +291,7 @@ class Sums:
 
     @property
     def vector(self) -> Tensor:
-        """All numbers in one vector, to be sent in one message."""
+        """All numbers as one vector, for a single message."""
         rows = [] if self.rows is None else [self.rows]
         return torch.cat([self.counts, self.entropy.reshape(1), self.weight.reshape(1), *rows])
 
@@ -300,7 +301,7 @@ class Sums:
         return replace(self.with_counts(vector[:size]), entropy=vector[size], weight=vector[size + 1], rows=rows)
 
     def alone(self) -> "Sums":
-        """The sums without a reference to the batch, which an unbuilt matrix keeps alive."""
+        """The sums without a reference to the batch, which an unbuilt matrix would keep alive."""
         return self.with_vector(self.vector)
 
     def __add__(self, other: "Sums") -> "Sums":
@@ -311,7 +312,7 @@ class Sums:
 
 
 def rows_behind(y: Tensor, weight: Tensor, task: Task, classes: int) -> Tensor:
-    """Number of rows of each class with a weight above 0; for multilabel problems with and without each label.
+    """Number of rows with a weight above 0 per class; for multilabel problems, with and without each label.
 
     >>> rows_behind(torch.tensor([0, 1, 1]), torch.tensor([2.0, 0.5, 0.0]), "binary", 2)
     tensor([1., 1.])

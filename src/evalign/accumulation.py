@@ -1,8 +1,8 @@
 """Exact accumulation: micro-batches whose gradients add up to that of the whole batch.
 
 The metric of a batch is not the mean of its parts' metrics, so dividing by the number of parts, as for cross-entropy,
-trains on another loss. Two passes give the exact gradient: the first adds up the counts S without gradients and takes
-the slope dL/dS; in the second the loss of part i is <dL/dS, S_i>.
+trains on a different loss. Two passes give the exact gradient: the first sums the counts S without gradients and
+computes dL/dS; in the second the loss of part i is <dL/dS, S_i>.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ Backward = Callable[[Tensor], Any]
 class Accumulation:
     """Two-pass accumulation for custom loops: `add` every part, then call `loss` for every part.
 
-    The values of `loss` add up to the loss of the whole, and so do their gradients. Ranks are summed over, and memory
-    is written, once: between the passes.
+    The values of `loss` add up to the loss of the whole batch, and so do their gradients. The sum over ranks and the
+    update of a memory happen once, between the passes.
 
     >>> loss, network = MetricLoss("f1"), torch.nn.Linear(4, 3)
     >>> x, y = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
@@ -48,19 +48,19 @@ class Accumulation:
         """First pass: add the counts of a part."""
         if self._whole is not None:
             raise RuntimeError("a part was added after the first loss; use a new Accumulation for every optimiser step")
-        with torch.enable_grad():  # without gradients the loss would take this for validation
+        with torch.enable_grad():  # without gradients the loss would treat this as validation
             part = self.metric_loss.sums(input.detach(), target, sample_weight).alone()
         self._total = part if self._total is None else self._total + part
         self.parts += 1
 
     def loss(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        """Second pass: the part's share of the whole loss, with its part of the gradient."""
+        """Second pass: this part's share of the loss, with its part of the gradient."""
         value, slope = self.whole()
         part = self.metric_loss.sums(input, target, sample_weight)
         return represents(value / self.parts, (slope * part.vector).sum())
 
     def whole(self) -> tuple[Tensor, Tensor]:
-        """The loss of all parts together, and its slope by their sums."""
+        """The loss of all parts together, and its gradient with respect to their sums."""
         if self._whole is None:
             if self._total is None:
                 raise RuntimeError("no part was added; go through all micro-batches with add() before loss()")
@@ -79,11 +79,11 @@ def accumulate(
     *,
     backward: Backward = Tensor.backward,
 ) -> Tensor:
-    """Add the exact gradient of all `batches` together to the network's parameters; the loss of the whole.
+    """Add the exact gradient of all `batches` together to the network's parameters; return the loss of the whole.
 
     Each of `batches` is (x, target) or (x, target, sample_weight), `network(x)` gives logits. `backward` is called with
     every part's loss; pass `scaler.scale(...).backward()` as a function, or Lightning's `manual_backward`. Dropout is
-    the same in both passes. Under DDP and FSDP2 gradients travel once, with the last part.
+    the same in both passes. Under DDP and FSDP2 gradients are reduced once, with the last part.
 
     >>> loss, network = MetricLoss("f1", anchor=1.0), torch.nn.Linear(4, 3)
     >>> x, y = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
@@ -131,7 +131,7 @@ def _tensors(inputs: Any) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def without_gradient_sync(network: Any, wanted: bool = True) -> Iterator[None]:
-    """Keep DDP and FSDP2 from sending gradients that are not complete yet."""
+    """Keep DDP and FSDP2 from reducing incomplete gradients."""
     if wanted and hasattr(network, "no_sync"):  # DDP
         with network.no_sync():
             yield

@@ -1,4 +1,4 @@
-"""Temperature schedules: each sets `loss.temperature` and keeps its place in `state_dict`."""
+"""Temperature schedules: each sets `loss.temperature` and stores its state in `state_dict`."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ class HasTemperature(Protocol):
 
 
 class Schedule:
-    """What all schedules share: they own the loss's temperature, and their state is plain numbers."""
+    """Base of schedules: they own the loss's temperature, and their state is plain numbers."""
 
     def __init__(self, loss: HasTemperature, start: float) -> None:
         checks.check_temperature(start)
@@ -20,7 +20,7 @@ class Schedule:
         self.loss.temperature = start
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the loss, as numbers and None: it goes into JSON as it is."""
+        """State without the loss, as numbers and None, ready for JSON."""
         state = {name: value for name, value in vars(self).items() if name != "loss"}
         return {**state, "temperature": self.loss.temperature}
 
@@ -38,8 +38,8 @@ class Geometric(Schedule):
     """T_k = T_0 r^k, cooled when the loss at a temperature stops improving (EAST Sec. 4.3).
 
     Call `step` with the validation loss after every epoch. At one temperature, `patience` epochs without a new best end
-    it; then T is multiplied by `rate`, and the search for a best restarts. When `max_stale` temperatures in a row have
-    not brought a new overall best, or T falls below `minimum`, it is `finished`.
+    it; then T is multiplied by `rate`, and the search for a best restarts. When `max_stale` successive temperatures
+    have not brought a new overall best, or T falls below `minimum`, it is `finished`.
 
     >>> from evalign import MetricLoss
     >>> loss = MetricLoss("f1")
@@ -76,7 +76,7 @@ class Geometric(Schedule):
             return False
         value = float(validation_loss)
         if self.best_here is None or value < self.best_here:
-            # A first value that is nan must not become the best that nothing is below.
+            # A first value of nan must not become the best, since nothing is below nan.
             self.best_here, self.waited = (None, self.waited + 1) if math.isnan(value) else (value, 0)
         else:
             self.waited += 1
@@ -99,7 +99,7 @@ class Geometric(Schedule):
 
 
 class _Interpolated(Schedule, ABC):
-    """From `start` to `end` in a fixed number of steps: batches or epochs, whichever `step` is called for."""
+    """From `start` to `end` in a fixed number of steps: batches or epochs, depending on when `step` is called."""
 
     def __init__(self, loss: HasTemperature, steps: int, start: float = 0.2, end: float = 0.01) -> None:
         checks.check_number("steps", steps, low=1)
@@ -123,7 +123,7 @@ class _Interpolated(Schedule, ABC):
 
     @abstractmethod
     def _share(self, progress: float) -> float:
-        """How much of the way from `end` to `start` is left."""
+        """Remaining share of the way from `start` to `end`."""
 
 
 class Linear(_Interpolated):

@@ -1,4 +1,4 @@
-"""Input checks with their messages (what was expected, what came, what to do), and arithmetic that stays finite.
+"""Input checks with their messages (what was expected, what was found, what to do), and safe arithmetic.
 
 Shapes and dtypes are checked always, since that is free. Values are read only where that is cheap: on the CPU, outside
 of `torch.compile` and `vmap`. Reading them on a GPU would synchronise it.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# Our name of a metric -> what other libraries call it.
+# Our name of a metric -> its names in other libraries.
 _OTHER_NAMES = {
     "accuracy": "acc accuracy_score",
     "auroc": "auc roc_auc roc_auc_score",
@@ -36,7 +36,7 @@ _AVERAGE_WORDS = ("macro", "micro", "weighted")
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """`value` must be one of `choices`; the error suggests the nearest."""
+    """Raise unless `value` is one of `choices`; the error suggests the closest."""
     options = list(choices)
     if not isinstance(value, str):
         raise TypeError(f"{name} must be one of {', '.join(options)}, got {type(value).__name__}")
@@ -63,7 +63,7 @@ def check_number(
     open_high: bool = False,
     whole: bool = False,
 ) -> None:
-    """A number within bounds, numpy's included; a tensor's values are not read."""
+    """Raise unless a number, numpy's included, is within bounds; values of tensors are not read."""
     if isinstance(value, Tensor):
         return
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -87,7 +87,7 @@ def check_threshold(threshold: Any) -> None:
 
 
 def is_transformed(x: Tensor) -> bool:
-    """Whether `vmap`, `grad` or forward-mode differentiation is active; no public function says so."""
+    """Whether `vmap`, `grad` or forward-mode differentiation is active; there is no public function for this."""
     return torch._C._functorch.is_functorch_wrapped_tensor(x) or forward_ad._current_level >= 0
 
 
@@ -97,7 +97,7 @@ def can_look_at(*tensors: Tensor) -> bool:
 
 
 def check_vector(name: str, value: Any, *, low: float = -math.inf, infinite: bool = False) -> None:
-    """A number or one for each class, within bounds; values on a GPU are not read."""
+    """Raise unless a number, or one per class, is within bounds; values on a GPU are not read."""
     if value is None:
         return
     try:
@@ -110,15 +110,15 @@ def check_vector(name: str, value: Any, *, low: float = -math.inf, infinite: boo
 
 
 def check_bounds(name: str, x: Tensor, **bounds: Any) -> None:
-    """`check_number` for all entries of a tensor; values on a GPU are not looked at."""
+    """`check_number` for all entries of a tensor; values on a GPU are not read."""
     if can_look_at(x) and x.numel():
         for extreme in x.detach().aminmax():
             check_number(name, float(extreme), **bounds)
 
 
 def check_beta(beta: Any) -> None:
-    """beta >= 0, infinity included, as a number or one for each class."""
-    if isinstance(beta, (int, float)):  # also a part of a metric, where a tensor would cost
+    """Raise unless beta >= 0, infinity included, as a number or one per class."""
+    if isinstance(beta, (int, float)):  # also called by metrics, where a tensor would be expensive
         check_number("beta", beta, low=0.0)
     else:
         check_vector("beta", beta, low=0.0, infinite=True)
@@ -163,7 +163,7 @@ def check_same_shape(name: str, scores: Tensor, target: Tensor) -> None:
 
 
 def check_label_range(target: Tensor, num_classes: int, ignore_index: int | None, *, name: str = "target") -> bool:
-    """Labels lie in 0 … C - 1 or equal `ignore_index`, if there is one; True if none is known to be ignored."""
+    """Raise unless labels lie in 0 … C - 1 or equal `ignore_index`, if given; True if surely none is ignored."""
     if not can_look_at(target) or target.numel() == 0:
         return False
     low, high = (int(x) for x in target.detach().aminmax())
@@ -179,7 +179,7 @@ def check_label_range(target: Tensor, num_classes: int, ignore_index: int | None
 
 
 def check_probabilities(p: Tensor, *, sum_to_one: bool, name: str = "probabilities") -> None:
-    """Values lie in [0, 1]; with `sum_to_one`, classes along dimension 1 add up to 1."""
+    """Raise unless values lie in [0, 1] and, with `sum_to_one`, add up to 1 along dimension 1."""
     if not can_look_at(p) or p.numel() == 0:
         return
     low, high = (float(x) for x in p.detach().aminmax())
@@ -197,12 +197,12 @@ def check_probabilities(p: Tensor, *, sum_to_one: bool, name: str = "probabiliti
 def check_not_probabilities(logits: Tensor) -> None:
     """Refuse softmax outputs passed as logits, which would train badly without an error.
 
-    Only a batch that lies on the simplex and inside it everywhere is refused: real logits never do that.
-    The first rows decide whether the others are read, so that checking logits costs nothing.
+    A batch is refused only if every row lies on the simplex, which never happens to real logits.
+    The first rows decide whether the others are read, so that the check is free for logits.
     """
     if not can_look_at(logits) or logits.shape[0] < 2 or logits.numel() == 0:
         return
-    # A few entries of one row almost always suffice, with a tenth of the calls.
+    # A few entries of one row almost always suffice, with a tenth of the operations.
     few_of_one: tuple[int | slice, ...] = (0, slice(8), *(0,) * (logits.dim() - 2))
     few = logits.detach()[few_of_one].tolist()
     if any(not 0 <= p <= 1 for p in few) or (len(few) == logits.shape[1] and abs(sum(few) - 1) > 1e-3):
@@ -219,7 +219,7 @@ def check_not_probabilities(logits: Tensor) -> None:
 
 
 def check_weights(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """One weight per sample, (N,) for any target, or one per target entry."""
+    """Raise unless there is one weight per sample, (N,), or one per target entry."""
     if not isinstance(weight, Tensor):
         raise TypeError(f"sample_weight must be a torch.Tensor, got {type(weight).__name__}")
     if tuple(weight.shape) == shape:
@@ -238,7 +238,7 @@ def check_per_class(name: str, value: Tensor, num_classes: int, *, number_allowe
 
 
 def check_binary_values(target: Tensor, ignore_index: int) -> bool:
-    """Targets of yes/no problems are 0, 1, a share between them, or `ignore_index`; True if none is ignored."""
+    """Raise unless binary targets lie in [0, 1] or equal `ignore_index`; True if none is ignored."""
     if not can_look_at(target) or target.numel() == 0:
         return False
     low, high = (float(x) for x in target.detach().aminmax())
@@ -254,7 +254,7 @@ def check_binary_values(target: Tensor, ignore_index: int) -> bool:
 
 
 def safe_divide(a: Tensor, b: Tensor, *, at_zero: float | Tensor = 0.0) -> Tensor:
-    """a / b, and `at_zero` where b is 0, or so near it that the slope of the quotient would overflow.
+    """a / b, and `at_zero` where b is 0, or so close to it that the slope of the quotient would overflow.
 
     >>> safe_divide(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]), at_zero=1.0)
     tensor([0.5000, 1.0000])
@@ -266,7 +266,7 @@ def safe_divide(a: Tensor, b: Tensor, *, at_zero: float | Tensor = 0.0) -> Tenso
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
-    """sqrt(x) with gradient 0 at 0, where the true one is infinite; rounding below 0 counts as 0."""
+    """sqrt(x) with gradient 0 at 0, where the true one is infinite; negative rounding errors count as 0."""
     empty = x <= 0  # not `x > 0`, so that a nan stays one
     return torch.where(empty, 0.0, torch.where(empty, 1.0, x).sqrt())
 
@@ -280,12 +280,12 @@ def sum_by_label(values: Tensor, y: Tensor, size: int) -> Tensor:
     tensor([5., 2.])
     """
     rest = values.shape[1:]
-    if torch.compiler.is_compiling():  # the number of blocks would bind a graph to the number of rows
+    if torch.compiler.is_compiling():  # the number of blocks would specialise a graph to the number of rows
         wide = values.double()
         sums = wide.new_zeros(size, *rest)
         return (sums.index_add(0, y, wide) if rest else sums.scatter_add(0, y, wide)).to(values.dtype)
     rows = y.shape[0]
-    block = max(256, rest.numel())  # the partial sums then take no more room than the values
+    block = max(256, rest.numel())  # so that the partial sums take no more memory than the values
     blocks = max(1, -(-rows // block))
     if blocks > 1:
         y = y + size * torch.arange(rows, device=y.device).div(block, rounding_mode="floor")
@@ -295,7 +295,7 @@ def sum_by_label(values: Tensor, y: Tensor, size: int) -> Tensor:
 
 
 def counting_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32 for what is narrower: a float16 sum overflows at 65504 samples, a bfloat16 one stalls at 256."""
+    """At least float32: a float16 sum overflows at 65504 samples, a bfloat16 sum stalls at 256."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -307,7 +307,7 @@ def finite_gradient(x: Tensor) -> Tensor:
     >>> x.grad
     tensor(0.)
     """
-    if forward_ad._current_level >= 0:  # which a function without `jvp` cannot take, and a graph none with it
+    if forward_ad._current_level >= 0:  # which needs `jvp`, while graphs do not support functions that have it
         return x
     return _FiniteGradient.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -329,7 +329,7 @@ class _FiniteGradient(torch.autograd.Function):
 
 
 def represents(value: Tensor, source: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """`value` with the gradient of `scale * source`, for a part of a sum that represents the whole of it.
+    """`value` with the gradient of `scale * source`, for a part that represents a whole sum.
 
     >>> part = torch.tensor(2.0, requires_grad=True)
     >>> whole = represents(torch.tensor(10.0), part, 5.0)
@@ -342,10 +342,10 @@ def represents(value: Tensor, source: Tensor, scale: float | Tensor = 1.0) -> Te
 
 
 def blank(logits: Tensor, weight: Tensor) -> Tensor:
-    """Logits with 0 in place of what is ignored, which may be nan."""
+    """Logits with 0 for ignored entries, which may be nan."""
     return torch.where((weight if weight.dim() == logits.dim() else weight[:, None]) == 0, 0.0, logits)
 
 
 def is_soft(task: str, y: Tensor) -> bool:
-    """Whether flat labels are shares of every class."""
+    """Whether flat labels are class probabilities."""
     return task == "multiclass" and y.dim() > 1

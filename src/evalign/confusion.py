@@ -23,7 +23,7 @@ class Confusion:
     With C[i, j] the weight of samples with label i assigned to class j: tp_k = C[k, k],
     actual_k = sum_j C[k, j], predicted_k = sum_i C[i, k]. Binary problems have C = 2 and class 1 is positive.
     Vectors may have leading dimensions (one per threshold of a grid); metrics reduce the last one. In a
-    `multilabel` confusion every label is a separate yes/no problem, and `total` has one entry per label.
+    `multilabel` confusion every label is a separate binary problem, and `total` has one entry per label.
 
     >>> c = Confusion.hard(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 2]), num_classes=3)
     >>> c.tp.tolist(), c.fp.tolist(), c.fn.tolist()
@@ -45,12 +45,12 @@ class Confusion:
         outcomes: int | None = None,
     ) -> None:
         self.tp, self.actual, self.predicted, self.total = tp, actual, predicted, total
-        # Classes in a macro mean; None means all. Soft counts leave out a class without a label: its score would be
+        # Classes in a macro mean; None means all. Soft counts leave out a class without labels: its score would be
         # a constant 0, and the loss could never reach 0.
         self.present = present
         self.multilabel = multilabel
         self._matrix = matrix
-        # Outcomes of one sample, among which label smoothing spreads: one-vs-rest problems of C classes have C.
+        # Number of outcomes of a sample, for label smoothing: C for one-vs-rest problems of C classes.
         self.outcomes = outcomes or (2 if multilabel else tp.shape[-1])
 
     @classmethod
@@ -95,7 +95,7 @@ class Confusion:
 
     @property
     def built_matrix(self) -> Tensor | None:
-        """The matrix if it was given or has been read, else None."""
+        """The matrix if it was given or has been built, else None."""
         return self._matrix if isinstance(self._matrix, Tensor) else None
 
     def __add__(self, other: "Confusion") -> "Confusion":
@@ -134,7 +134,7 @@ class Confusion:
             yield self.replaced(tp=tp, actual=actual, predicted=predicted, total=total, present=present, matrix=None)
 
     def replaced(self, **changes: Any) -> "Confusion":
-        """The same kind of counts, with other values of the constructor's arguments."""
+        """The same kind of counts with some constructor arguments replaced."""
         names = ("tp", "actual", "predicted", "total", "present", "multilabel", "outcomes")
         return Confusion(**{"matrix": self._matrix} | {name: getattr(self, name) for name in names} | changes)
 
@@ -203,7 +203,7 @@ class Confusion:
             add_up(y, weight * (y == chosen), size),
             actual,
             add_up(chosen, weight, size),
-            actual.sum(),  # weight.sum() rounds otherwise, and a class that is alone must have a share of exactly 1
+            actual.sum(),  # weight.sum() rounds differently, and the share of a single class must be exactly 1
             matrix=lambda: add_up(y * size + chosen, weight, size * size).reshape(size, size),
         )
 
@@ -287,8 +287,8 @@ class Confusion:
     ) -> "Confusion":
         """Soft counts for every threshold of a grid: membership (G, ...) as `membership.grid` makes it.
 
-        Multiclass membership (G, N, C, ...) is read one class against the rest, since a class's share at its own
-        threshold says nothing about the others: the result is multilabel, with one problem per class.
+        Multiclass membership (G, N, C, ...) is treated as one-vs-rest, since a class's membership at its own
+        threshold does not determine the others: the result is multilabel, with one problem per class.
 
         >>> Confusion.soft_grid(torch.tensor([[0.2, 0.9], [0.1, 0.6]]), torch.tensor([0, 1]), "binary").tp
         tensor([[0.8000, 0.9000],
@@ -314,7 +314,7 @@ class Confusion:
 def _weights_and_labels(
     target: Tensor, sample_weight: Tensor | None, ignore_index: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Weights that are 0 where the label is ignored, and labels that are 0 there."""
+    """Weights and labels with 0 for ignored labels."""
     valid = target != ignore_index
     weight = valid.to(dtype)
     if sample_weight is not None:
@@ -324,7 +324,7 @@ def _weights_and_labels(
 
 
 def _independent(s: Tensor, y: Tensor, weight: Tensor, *, multilabel: bool, soft: bool) -> Confusion:
-    """Counts of yes/no problems from membership `s` (leading grid dimensions allowed): all samples are one
+    """Counts of binary problems from membership `s` (leading grid dimensions allowed): all samples are one
     problem (binary) or every column is one (multilabel)."""
     over = tuple(i - y.dim() for i in range(y.dim()) if i != 1) if multilabel else tuple(range(-y.dim(), 0))
     labels = weight * y

@@ -1,7 +1,7 @@
-"""Metrics of a whole curve: areas over a grid of thresholds, and rankings, whose thresholds are the scores themselves.
+"""Metrics of whole curves: areas over a grid of thresholds, and rankings, whose thresholds are the scores.
 
-A ranking metric depends on the order of the scores alone, so its own gradient is 0 wherever it exists. `ranking` has
-the exact value and the gradient of soft counts at thresholds that follow the scores; `exact_ranking` the value alone.
+A ranking metric depends only on the order of the scores, so its gradient is 0 wherever it exists. `ranking` has the
+exact value and the gradient of soft counts at thresholds that follow the scores; `exact_ranking` has only the value.
 """
 
 import math
@@ -17,8 +17,8 @@ from evalign.metrics import MetricFunction
 
 RANKINGS = ("auroc", "average_precision", "precision_at", "recall_at", "recall_at_precision", "top_k_accuracy")
 THRESHOLDS = 64  # quantiles of the positive scores at which soft counts are taken
-LEAST_SPREAD = 0.1  # of scores: sigmoids that followed a smaller one would have a gradient without bound
-ENTRIES = 1 << 24  # and at fewer, where thresholds x scores would be more than this
+LEAST_SPREAD = 0.1  # of the scores: with a smaller one the gradient of the sigmoids would be unbounded
+ENTRIES = 1 << 24  # maximum of thresholds x scores, by using fewer thresholds
 
 
 def mean_over_grid(c: Confusion, metric: MetricFunction, *, vectorised: bool = True) -> Tensor:
@@ -32,8 +32,8 @@ def auroc(c: Confusion) -> Tensor:
     """Area under (FPR, TPR) at thresholds that rise along the first dimension, by trapezoids (BtG Eq. 18, 21).
 
     The ends (1, 1) at tau = 0 and (0, 0) at tau = 1 are added. Binary counts give the area of class 1, multilabel
-    ones the mean over the labels that have both outcomes; 0 where no area is defined, as for one class only. The area
-    depends on where the scores lie between the thresholds; `ranking` depends on their order alone.
+    ones the mean over the labels that have both outcomes; 0 if no area is defined, as with a single class. The area
+    depends on where the scores lie between the thresholds; `ranking` depends only on their order.
 
     >>> from evalign import membership, steps
     >>> s = membership.grid(torch.tensor([0.2, 0.4, 0.35, 0.8]), steps.hard, torch.arange(0.05, 1, 0.05))
@@ -53,7 +53,7 @@ def auroc(c: Confusion) -> Tensor:
 
 
 def check_at(metric: str, at: Any) -> None:
-    """`at` is rows or a share of them for a budget, a precision, or the k of top-k accuracy."""
+    """Check `at`: rows or a share of them for a budget, a precision, or the k of top-k accuracy."""
     needs = metric in ("precision_at", "recall_at", "recall_at_precision", "top_k_accuracy")
     if needs != (at is not None):
         what = "needs at=: rows (an int) or a share of them (a float), a precision, or k" if needs else "takes no at"
@@ -77,7 +77,7 @@ def exact_ranking(
     at: float | None = None,
     max_fpr: float | None = None,
 ) -> Tensor:
-    """A ranking metric of scores, in float64 and without a gradient, as scikit-learn has it.
+    """A ranking metric of scores, in float64 and without a gradient, as in scikit-learn.
 
     `scores` and `target` are (N,), or (N, L) for the mean over labels; for "top_k_accuracy" (N, C) and (N,).
 
@@ -126,7 +126,7 @@ def ranking(
 
 
 class _Order(NamedTuple):
-    """Columns sorted by falling score, (L, M): scores, and positives and negatives up to each, ties included.
+    """Columns sorted by decreasing score, (L, M): scores, and positives and negatives up to each, ties included.
 
     `hits` and `alarms` are the weights of the entries, `tp` and `fp` their sums up to the last of equal scores, `start`
     the position of the first of equal scores.
@@ -141,7 +141,7 @@ class _Order(NamedTuple):
 
     @classmethod
     def of(cls, scores: Tensor, y: Tensor, weight: Tensor) -> "_Order":
-        # What is ignored may be nan; infinite scores are as good as very large ones, and have differences.
+        # Ignored entries may be nan; infinite scores become very large ones, which have finite differences.
         scores = torch.where(weight == 0, 0.0, scores).nan_to_num(0.0, 1e4, -1e4)
         place = scores.detach().argsort(0, descending=True)
         z = scores.gather(0, place).t().contiguous()
@@ -181,7 +181,7 @@ def _exact(metric: str, order: _Order, at: float | None, max_fpr: float | None) 
     budget, place = _budget(order, at)
     tp_before, fp_before = (x.gather(1, place) for x in order.before)
     tp, fp = tp.gather(1, place), fp.gather(1, place)
-    # Of equal scores at the limit any may be chosen: the mean over all choices.
+    # Among equal scores at the limit any may be chosen: take the mean over all choices.
     share = safe_divide(budget - tp_before - fp_before, tp + fp - tp_before - fp_before)
     found = tp_before + share.clamp(0, 1) * (tp - tp_before)
     return safe_divide(found, budget if metric == "precision_at" else positives)[:, 0]
@@ -194,7 +194,7 @@ def _standardised(area: Tensor, limit: float) -> Tensor:
 
 
 def _budget(order: _Order, at: float | None) -> tuple[Tensor, Tensor]:
-    """The weight of the rows that are flagged, and the place of the last of them, (L, 1)."""
+    """The weight of the flagged rows, and the position of the last of them, (L, 1)."""
     assert at is not None
     counted = order.tp + order.fp
     total = counted[:, -1:]
@@ -204,7 +204,7 @@ def _budget(order: _Order, at: float | None) -> tuple[Tensor, Tensor]:
 
 
 def _soft(metric: str, order: _Order, at: float | None, max_fpr: float | None, temperature: float | Tensor) -> Tensor:
-    """A differentiable stand-in for every column, (L,): soft counts at thresholds that are scores."""
+    """Differentiable approximation per column, (L,): soft counts at thresholds that are scores."""
     z, hits, alarms = order.z, order.hits, order.alarms
     positives, negatives = hits.sum(1, keepdim=True), alarms.sum(1, keepdim=True)
     mass = (hits + alarms).detach()
@@ -214,7 +214,7 @@ def _soft(metric: str, order: _Order, at: float | None, max_fpr: float | None, t
     if metric in ("auroc", "average_precision"):
         number = max(8, min(THRESHOLDS, ENTRIES // max(1, z.numel())))
         wanted = (torch.arange(number, device=z.device) + 0.5) / number * order.tp[:, -1:]
-        own = hits.double().cumsum(1)  # of equal scores those of positives, which the gradient should raise
+        own = hits.double().cumsum(1)  # among equal scores those of positives, which the gradient should raise
         place = torch.searchsorted(own, wanted.contiguous()).clamp_max(z.shape[1] - 1)
     elif metric == "recall_at_precision":
         assert at is not None
@@ -231,7 +231,7 @@ def _soft(metric: str, order: _Order, at: float | None, max_fpr: float | None, t
     if metric == "auroc":
         limit = 1.0 if max_fpr is None else max_fpr
         fpr = safe_divide(fp, negatives)
-        unreached = (fpr > limit).all(1, keepdim=True)  # as where all scores are equal: nothing would have a gradient
+        unreached = (fpr > limit).all(1, keepdim=True)  # as if all scores were equal: there would be no gradient
         return 1 - (torch.where(unreached, fpr, fpr.clamp_max(limit)) / limit).mean(1)
     if metric == "average_precision":
         return safe_divide(tp, tp + fp).mean(1)
@@ -241,7 +241,7 @@ def _soft(metric: str, order: _Order, at: float | None, max_fpr: float | None, t
         budget, _ = _budget(order, at)
         return (safe_divide(tp, tp + fp) * safe_divide(budget.to(tp.dtype), positives))[:, 0]
     assert at is not None
-    # recall + price x (what precision is above `at`), at the price for which moving the threshold gains nothing.
+    # recall + price x (precision - `at`), at the price for which moving the threshold gains nothing.
     slope = (above * (1 - above)).detach()
     by_tp, by_fp = (slope * hits[:, None]).sum(2), (slope * alarms[:, None]).sum(2)
     price = safe_divide(by_tp, at * by_fp - (1 - at) * by_tp).clamp(0.0, 100.0)
@@ -249,7 +249,7 @@ def _soft(metric: str, order: _Order, at: float | None, max_fpr: float | None, t
 
 
 def _mean_defined(order: _Order, scores: Tensor, metric: str) -> Tensor:
-    """The mean over columns that have a positive label, and a negative one where false positives are shares of them."""
+    """The mean over columns with a positive label and, if false positives are shares of negatives, a negative one."""
     defined = order.tp[:, -1] > 0
     if metric == "auroc":
         defined = defined & (order.fp[:, -1] > 0)

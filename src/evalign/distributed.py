@@ -1,8 +1,8 @@
 """Many ranks: counts are summed over them before the metric is applied, with the right gradient.
 
-Every rank then has the loss of all rows, and its backward pass gives the part of the gradient that comes from its own
-rows. The parts add up to the gradient of one process with all rows. DDP and FSDP average instead of adding, so each
-part is multiplied by the number of ranks; the backward pass sends nothing.
+Every rank then has the loss of all rows, and its backward pass gives the contribution of its own rows to the gradient.
+The contributions add up to the gradient of one process with all rows. DDP and FSDP average instead of adding, so each
+is multiplied by the number of ranks; the backward pass sends nothing.
 """
 
 import gc
@@ -28,7 +28,7 @@ GRADIENTS: tuple[Gradients, ...] = ("averaged", "summed")
 
 @dataclass(frozen=True)
 class Sync:
-    """How to sum over ranks: over which group, and what becomes of the gradients.
+    """How to sum over ranks: the group, and the treatment of gradients.
 
     `gradients` is "averaged" for DDP, FSDP, Lightning and Accelerate, "summed" for a loop that adds the gradients of
     all ranks itself. `group` is the process group of the ranks that hold different rows; None is all of them.
@@ -45,18 +45,18 @@ class Sync:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are to sum over; 1 where no process group is up."""
+        """Number of ranks to sum over; 1 without a process group."""
         return dist.get_world_size(self.group) if is_up() else 1
 
     def __call__(self, sums: Sums) -> Sums:
-        """The sums of all ranks: one message of 3 C + 2 numbers (4 C + 2 for a memory beside weights)."""
+        """The sums of all ranks: one message of 3 C + 2 numbers (4 C + 2 for a memory with weights)."""
         vector = sums.vector
         total = all_summed(vector.detach(), self.group)
         return sums.with_vector(represents(total, vector, self.ranks if self.gradients == "averaged" else 1.0))
 
     def add_up(self, vector: NDArray[np.float64]) -> float:
-        """The same for sums that are no tensors: in place, and what their slopes are multiplied by."""
-        # As float32, which ranks that take the other way send.
+        """The same in place for sums that are not tensors; returns the factor of their slopes."""
+        # As float32, like ranks that take the other path.
         vector[:] = all_summed(torch.from_numpy(vector).float(), self.group).numpy()
         return self.ranks if self.gradients == "averaged" else 1.0
 
@@ -65,7 +65,7 @@ SyncChoice = bool | Literal["auto"] | Sync
 
 
 def resolve(sync: SyncChoice, *, training: bool) -> Sync | None:
-    """The sum over ranks that the option `sync` requests, in training or outside of it; None for none.
+    """The sum over ranks requested by the option `sync`, in training or outside of it; None for no sum.
 
     Outside of training only True sums: ranks often validate different numbers of batches, or one of them alone, and
     would wait for each other forever.
@@ -88,20 +88,20 @@ def resolve(sync: SyncChoice, *, training: bool) -> Sync | None:
     return chosen if chosen.ranks > 1 else None
 
 
-AVAILABLE = dist.is_available()  # as torch was built
+AVAILABLE = dist.is_available()  # depends on the build of torch
 
 
-# torch's own function: a loss asks at every batch.
+# torch's own function, since a loss asks in every batch.
 is_up: Callable[[], bool] = dist.is_initialized if AVAILABLE else bool
 
 
 _calls = itertools.count()
-_joinables: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models and optimizers that may be in a join
+_joinables: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models and optimisers that may be in a join
 _found = 0  # how many there were
 
 
 def refuse_join() -> None:
-    """An error inside `DistributedDataParallel.join()`: a rank that has ended answers messages of DDP alone.
+    """Raise inside `DistributedDataParallel.join()`, where a rank that has ended answers only messages of DDP.
 
     The sizes of its answers and of our counts differ, and the process group aborts the process. Only the modules in a
     join reveal it. Finding them takes milliseconds, so they are searched for at the first message, at growing intervals
@@ -122,9 +122,9 @@ def refuse_join() -> None:
 
 
 def all_summed(vector: Tensor, group: "dist.ProcessGroup | None" = None) -> Tensor:
-    """The sum of all ranks' vectors; an error that says what to look for where one of them does not answer."""
+    """The sum of all ranks' vectors; raises an error with advice if one of them does not answer."""
     total = vector.clone()
-    if torch.compiler.is_compiling():  # a graph cannot catch what is raised while it runs
+    if torch.compiler.is_compiling():  # graphs cannot catch exceptions
         dist.all_reduce(total, group=group)
         return total
     refuse_join()
@@ -139,9 +139,9 @@ def all_summed(vector: Tensor, group: "dist.ProcessGroup | None" = None) -> Tens
 
 
 def gather_rows(batch: FlatBatch, sync: Sync) -> FlatBatch:
-    """The rows of all ranks, for metrics that rank them; own rows keep their gradient, scaled as `sync` asks for.
+    """The rows of all ranks, for metrics that rank them; the rank's own rows keep their gradient, scaled for `sync`.
 
-    Ranks may have different numbers of rows; shorter ones are filled up with rows of weight 0.
+    Ranks may have different numbers of rows; shorter ones are padded with rows of weight 0.
     """
     y, weight = dense(batch.y, batch.weight, batch.logits.dtype)
     ranks, own = sync.ranks, dist.get_rank(sync.group)

@@ -35,9 +35,9 @@ def metric_loss(
     """L = 1 - M(C) + anchor * cross-entropy, C the soft confusion of the batch; the function behind `MetricLoss`.
 
     Shapes: multiclass `input` (N, C) or (N, C, d1, ...) with integer `target` (N,) or (N, d1, ...), or class
-    probabilities in the shape of the input; binary (N,), (N, 1) or two logits (N, 2) with 0/1 targets (N,), or any one
+    probabilities in the shape of the input; binary (N,), (N, 1) or two logits (N, 2) with 0/1 targets (N,), or the same
     shape for both; multilabel (N, L) or (N, L, d1, ...) for both. Targets of yes/no problems may be shares between 0
-    and 1. The options are those of `MetricLoss`. A batch without a counted label gives 0, with gradient 0.
+    and 1. The options are those of `MetricLoss`. A batch without counted labels has loss 0 and gradient 0.
 
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]])
     >>> metric_loss(logits, torch.tensor([0, 1, 2]), "f1")
@@ -56,8 +56,8 @@ class MetricLoss(nn.Module):
     """Any confusion-matrix metric as a loss, `MetricLoss("f1", anchor=1.0)`, called as `loss(input, target)`.
 
     The module form of `metric_loss`. Keep the anchor, a cross-entropy term, when you train a network from scratch: the
-    metric alone gives a small gradient where the network is sure and wrong (docs/guides/batches.md measures it). Its
-    default is 0, so that the loss is 1 - metric and nothing else.
+    metric alone has a small gradient where the network is confident but wrong (measured in docs/guides/batches.md). Its
+    default is 0, so that the loss is exactly 1 - metric.
 
     Parameters
     ----------
@@ -66,40 +66,40 @@ class MetricLoss(nn.Module):
         counts; or a function of a `Confusion` that returns a scalar tensor.
     task: "multiclass" (softmax), "binary" (one sigmoid, or two logits) or "multilabel" (L sigmoids).
     average: "binary", "macro", "micro" or "weighted"; None is "binary" for binary tasks, "macro" otherwise. A
-        class without a label in the batch is left out of a macro mean: its score would be a constant 0.
-    beta: of "fbeta", or the weight of misses in "tversky"; one number or one per class.
+        class without labels in the batch is left out of a macro mean: its score would be a constant 0.
+    beta: for "fbeta", or the weight of misses in "tversky"; one number or one per class.
     alpha: weight of false alarms in "tversky".
-    at: of "precision_at" and "recall_at" the rows that may be flagged (an int, or a share as a float), of
-        "recall_at_precision" the precision, of "top_k_accuracy" the number of classes.
-    max_fpr: of "auroc": the area up to this false positive rate, standardised as in scikit-learn.
+    at: for "precision_at" and "recall_at" the rows that may be flagged (an int, or a share as a float), for
+        "recall_at_precision" the precision, for "top_k_accuracy" the number of classes.
+    max_fpr: for "auroc": the area up to this false positive rate, standardised as in scikit-learn.
     step: "annealed" (EAST, by `temperature`), "linear" (BtG, by `delta`), "sigmoid" (by `k`), "lookup" (the
-        linear one as a table), "identity" (the probability itself, as Dice losses have it), or a function of
+        linear one as a table), "identity" (the probability itself, as in Dice losses), or a function of
         probabilities and threshold.
-    temperature: 0 < T <= 0.4; settable, for schedules, and part of `state_dict`.
-    threshold: None is 1/2, and the dynamic threshold for multiclass tasks; a sequence is a grid over which the
+    temperature: 0 < T <= 0.4; settable by schedules, and part of `state_dict`.
+    threshold: None means 1/2, or the dynamic threshold for multiclass tasks; a sequence is a grid over which the
         metric is averaged (or, for "auroc", integrated).
-    anchor: weight of a cross-entropy term beside the metric; or (weight, term), where the term is "cross_entropy",
-        "focal", or a module that is called with `input` and `target` as they are.
-    offset: one number per class, added to the logits before anything else, in training mode only. A `Parameter` is
+    anchor: weight of an additional cross-entropy term; or (weight, term), where the term is "cross_entropy", "focal"
+        or a module that is called with `input` and `target`.
+    offset: one number per class, added to the logits first, in training mode only. A `Parameter` is
         learned.
-    memory: None, or what is remembered of earlier batches, for batches that hold few of a class: "auto" (as long as
-        the rarest class needs, not at all where a batch is large enough), a decay in [0, 1), or a `Memory`. In
-        training mode with gradients only; its state is part of `state_dict`.
-    weight: one number per class; a sample counts with the weight of its label (multilabel: of its column).
-    pos_weight: what a positive label of a yes/no problem counts, one number or one per column.
-    ignore_index: target value that does not count.
+    memory: None, or a memory of earlier batches, for batches with few rows of a class: "auto" (as long as the rarest
+        class needs, and none for large batches), a decay in [0, 1), or a `Memory`. Only in training mode with
+        gradients; its state is part of `state_dict`.
+    weight: one number per class; a sample has the weight of its label (multilabel: of its column).
+    pos_weight: weight of a positive label of a binary problem, one number or one per column.
+    ignore_index: target value to ignore.
     label_smoothing: e in labels (1 - e) one-hot + e / C, for the metric and for the anchor.
-    smooth: added to both parts of every class's quotient, as MONAI and SMP do; a class without a label then counts too.
+    smooth: added to both parts of every class's quotient, as in MONAI and SMP; classes without labels then count too.
     include_background: False leaves class 0 out of the average.
     per_image: one metric for each of the N images, by the eager form. reduction: their "mean" over images with a
         counted label, or "none".
-    class_dim: where the input has its classes; -1 for (N, T, C).
+    class_dim: dimension of the classes in the input; -1 for (N, T, C).
     from_logits: False if `input` holds probabilities.
-    sync: sum the counts over all ranks: "auto" where a process group is up, in training mode with gradients only;
-        True always, False never, or a `distributed.Sync` for a group or for gradients that are summed.
-    backend: "auto" takes a fused form where there is one, "eager" the plain one.
+    sync: sum the counts over all ranks: "auto" if there is a process group, only in training mode with gradients;
+        True always, False never, or a `distributed.Sync` for a group or for summed gradients.
+    backend: "auto" uses a fused form if there is one, "eager" always the plain one.
 
-    Every option may be set later, as in `loss.anchor = 0.5`; it is checked as if it had been given.
+    Every option may be set later, as in `loss.anchor = 0.5`, with the same checks.
 
     >>> loss = MetricLoss("f1", anchor=1.0)
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]], requires_grad=True)
@@ -131,13 +131,13 @@ class MetricLoss(nn.Module):
     @signature_of(LossOptions)
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
-        # A tensor, not a number: a compiled graph is then not rebuilt for every temperature.
+        # A tensor, not a number, so that a compiled graph is not rebuilt for every temperature.
         self.register_buffer("_temperature", torch.tensor(0.2, dtype=torch.float64))
         self.memory = None
         self._adopt(LossOptions(*args, **options), OPTION_NAMES)
 
     def _adopt(self, options: LossOptions, names: tuple[str, ...]) -> None:
-        """Take checked options, of which `names` are new."""
+        """Adopt checked options, of which `names` are new."""
         self.__dict__.update(options=options, objective=Objective.of(options), _launch_plans=dispatch.LaunchPlanCache())
         self.__dict__["_module_anchor"] = callable(options.anchor_term)
         for name in names:
@@ -153,12 +153,12 @@ class MetricLoss(nn.Module):
                 self.temperature = value
             else:
                 self.__dict__[name] = value
-        if "anchor" in names:  # a module moves with the loss, and has parameters
+        if "anchor" in names:  # a submodule moves with the loss, and has parameters
             term: Any = options.anchor_term if isinstance(options.anchor_term, nn.Module) else None
             super().__setattr__("anchor_module", term)
 
     def _keep_vector(self, name: str, value: Any) -> None:
-        """Vectors are buffers so that they follow the module to a device, parameters are learned, numbers stay."""
+        """Register a vector as a buffer, which follows the module to a device; parameters are learned, numbers stay."""
         for place in (self.__dict__, self._buffers, self._parameters):
             place.pop(name, None)
         if value is None or isinstance(value, (int, float)):
@@ -187,7 +187,7 @@ class MetricLoss(nn.Module):
             self._adopt(replace(self.options, **{name: value}), (name,))
             return
         super().__setattr__(name, value)
-        if name not in ("training", "temperature"):  # no launch plan depends on these
+        if name not in ("training", "temperature"):  # launch plans do not depend on these
             self.__dict__["_launch_plans"] = dispatch.LaunchPlanCache()
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
@@ -200,7 +200,7 @@ class MetricLoss(nn.Module):
         return loss + _module_anchor(self.options, input, target) if self._module_anchor else loss
 
     def _eager_loss(self, input: Tensor, target: Tensor, _: Any) -> tuple[Tensor]:
-        """What a launch plan computes, by operations that autograd can differentiate twice."""
+        """The loss of a launch plan, by operations that autograd can differentiate twice."""
         objective, batch = replace(self.objective, backend="eager"), self.flat(input, target, None)
         return (_loss(objective, self.options, batch, input.shape[0], self._temperature, self.beta, None),)
 
@@ -213,7 +213,7 @@ class MetricLoss(nn.Module):
             if key is not None:
                 self._cache_plan(key, flat, input, target)
             return _loss(self.objective, self.options, flat, input.shape[0], self._temperature, self.beta, ranks)
-        in_one_node = input.device.type == "cpu" and not is_compiling()  # an operator of a graph takes no hook
+        in_one_node = input.device.type == "cpu" and not is_compiling()  # operators of a graph take no hook
         if in_one_node and self._counts_alone_matter(sample_weight, memory):
             flat = self.flat(input, target, sample_weight)
             takes = flat.smoothing_weights is None
@@ -231,7 +231,7 @@ class MetricLoss(nn.Module):
                 self._launch_plans.add(key, plan)
 
     def sums(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Sums:
-        """What a batch adds to the loss: sums that may be added up before `of_sums` (see `accumulation`)."""
+        """Sums of a batch, which may be added over batches before `of_sums` (see `accumulation`)."""
         if self.per_image or self._module_anchor:
             what = "per_image=True" if self.per_image else "a module as the anchor"
             raise ValueError(
@@ -245,7 +245,7 @@ class MetricLoss(nn.Module):
         )  # fmt: skip
 
     def of_sums(self, sums: Sums) -> Tensor:
-        """The loss of what was summed, over all ranks and with what is remembered; `forward` in two parts."""
+        """The loss of summed batches, with other ranks and the memory: the second part of `forward`."""
         ranks, memory = self._ranks(), self._remembers()
         if ranks is not None:
             sums = ranks(sums)
@@ -254,7 +254,7 @@ class MetricLoss(nn.Module):
         return self.objective.of_sums(sums, self.beta)
 
     def flat(self, input: Tensor, target: Tensor, sample_weight: Tensor | None) -> FlatBatch:
-        """The batch as `objective` takes it."""
+        """The batch in the form of `objective`."""
         offset = self.offset if self.training else None
         return _flatten(self.options, input, target, sample_weight, offset, self.weight, self.pos_weight)
 
@@ -273,7 +273,7 @@ class MetricLoss(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "MetricLoss":
         temperature = self.temperature
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # half() and to(bfloat16) are meant for weights; a rounded temperature would not survive a checkpoint.
+        # half() and to(bfloat16) are for weights; a rounded temperature would not survive a checkpoint.
         self._temperature = torch.tensor(temperature, dtype=torch.float64, device=self._temperature.device)
         return self
 
@@ -304,7 +304,7 @@ def _loss(
     beta: Any,
     ranks: Sync | None,
 ) -> Tensor:
-    """The loss of a batch that nothing is remembered for."""
+    """The loss of a batch without a memory."""
     if options.per_image:
         each = objective.per_image(batch, images, temperature, beta)
         if options.reduction == "none":
@@ -322,7 +322,7 @@ def _loss(
 
 
 def _module_anchor(options: LossOptions, input: Tensor, target: Tensor) -> Tensor | float:
-    """The weighted value of a module or function that stands beside the metric; 0 without one."""
+    """The weighted value of a module or function as the anchor; 0 without one."""
     term = options.anchor_term
     if isinstance(term, str) or not options.anchor_weight:
         return 0.0

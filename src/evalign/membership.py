@@ -13,7 +13,7 @@ BTG_GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def fixed(p: Tensor, step: Step, threshold: Threshold = 0.5) -> Tensor:
-    """s = H(p, tau), the membership of the positive class, for yes/no problems (BtG Eq. 6); any shape.
+    """s = H(p, tau), the membership of the positive class, for binary problems (BtG Eq. 6); any shape.
 
     >>> from evalign import steps
     >>> fixed(torch.tensor([0.1, 0.5, 0.9]), steps.linear)
@@ -34,7 +34,7 @@ def grid(p: Tensor, step: Step, thresholds: Sequence[float] | Tensor = BTG_GRID)
         for threshold in thresholds:
             checks.check_threshold(threshold)
     if p.is_cuda and not isinstance(thresholds, Tensor):
-        # Filled there: a copy to the device waits for it, and cannot be recorded in a CUDA graph.
+        # Filled on the device: a copy to it would synchronise, and cannot be recorded in a CUDA graph.
         thresholds = torch.stack([p.new_full((), threshold) for threshold in thresholds])
     taus = torch.as_tensor(thresholds, dtype=p.dtype, device=p.device)
     return step(p, taus.reshape(-1, *([1] * p.dim()))).expand(len(taus), *p.shape)  # steps may take no threshold
@@ -52,7 +52,7 @@ def dynamic_threshold(p: Tensor, dim: int = 1) -> Tensor:
 def dynamic(p: Tensor, step: Step, threshold: Threshold | None = None, dim: int = 1) -> Tensor:
     """g(p) = h / sum(h) with h = H(p, tau_avg(p)) (EAST Eq. 5): a distribution over the classes in `dim`.
 
-    The gradient flows through the threshold too. A fixed `threshold` takes its place where one is given.
+    The gradient flows through the threshold too. A fixed `threshold` replaces it if given.
     Where the step is 0 for every class (a hard step above all of them), so is the membership.
 
     >>> from evalign import steps

@@ -1,8 +1,8 @@
 """Memory: running counts over batches, for batches that hold too few rows of a class.
 
-With R the remembered and c the batch's counts, the loss is 1 - M(R + c): value and slope come from both, the gradient
-from the batch alone. That gradient is multiplied by (R + c) / c, so that a step is as long as without memory and an
-anchor keeps its weight beside the metric.
+With remembered counts R and batch counts c, the loss is 1 - M(R + c): value and slope depend on both, but the gradient
+flows only through the batch. It is multiplied by (R + c) / c, so that steps are as long as without a memory and an
+anchor keeps its relative weight.
 """
 
 from collections import deque
@@ -18,9 +18,9 @@ from evalign import checks
 from evalign._batch import Sums
 from evalign.checks import represents, safe_divide
 
-ROWS_OF_RAREST = 100.0  # takes the bias out of the value; training did not tell it from 300 (docs/research/batches.md)
-RECALLED = 16  # batches that may wait for a backward pass that recomputes them
-SAME_TEMPERATURE = 1.25  # counts taken at a temperature further away than this factor belong to another loss
+ROWS_OF_RAREST = 100.0  # removes the bias of the value; training was no better with 300 (docs/research/batches.md)
+RECALLED = 16  # batches that may be pending for a backward pass that recomputes them
+SAME_TEMPERATURE = 1.25  # counts at a temperature that differs by more than this factor are dropped
 
 Decay = float | Literal["auto"]
 
@@ -30,17 +30,17 @@ class Memory(nn.Module):
 
     "auto" keeps `rows_of_rarest` rows of the rarest class: 1 - d = b pi / rows_of_rarest for a batch of b rows and the
     rarest share pi, and d = 0 (no memory) for a batch that holds as many by itself. Shares are those seen so far, so
-    the first batches count fully. Counts taken at a temperature that differs by more than a fifth are forgotten, and a
-    batch that is not finite is not remembered. Ranks whose counts are summed first remember the same. A batch
-    that `torch.utils.checkpoint` recomputes counts once.
+    the first batches count fully. Counts from a temperature that differs by more than a fifth are dropped, and a batch
+    that is not finite is not remembered. Ranks that sum their counts have equal memories. A batch that
+    `torch.utils.checkpoint` recomputes counts once.
 
     Parameters
     ----------
-    decay: "auto", or a number in [0, 1): what a batch leaves of the counts before it.
-    rows_of_rarest: how many rows of the rarest class "auto" keeps.
+    decay: "auto", or a number in [0, 1): the factor of earlier counts per batch.
+    rows_of_rarest: number of rows of the rarest class that "auto" keeps.
     labels: label counts of the whole data set, one per class, if they are known (as the loss counts them: with weights,
         sums of weights). Then the counts of every class are scaled to them, and label counts have no noise.
-    rows: number of rows in the whole data set; only multilabel problems need it, beside `labels`.
+    rows: number of rows in the whole data set; needed in addition to `labels` for multilabel problems.
 
     >>> from evalign import Confusion
     >>> memory = Memory(decay=0.5)
@@ -72,8 +72,8 @@ class Memory(nn.Module):
         self.decay, self.rows_of_rarest, self.rows = decay, rows_of_rarest, rows
         # Counts of the last batches, and their sums with the memory: `checkpoint` recomputes them in the backward pass.
         self._recent: deque[tuple[Tensor, Tensor]] = deque(maxlen=RECALLED)
-        # Counts with their weight, and rows of each class: in float64, for a long sum of small batches must not stall;
-        # empty until the first batch says how many classes there are.
+        # Counts with their weight, and rows of each class: in float64, since a long sum of small batches must not
+        # stall; empty until the first batch gives the number of classes.
         for name in ("state", "seen"):
             self.register_buffer(name, torch.zeros(0, dtype=torch.float64))
         self.register_buffer("temperature", torch.full((), torch.nan, dtype=torch.float64))
@@ -83,7 +83,7 @@ class Memory(nn.Module):
         self.register_buffer("labels", known, persistent=False)
 
     def forward(self, sums: Sums) -> Sums:
-        """Remember a batch, and return its sums with the remembered counts added."""
+        """Remember a batch, and return its sums plus the remembered counts."""
         counts, rows = sums.counts, sums.rows_behind_classes
         current = torch.cat([counts.detach(), sums.weight.detach().reshape(1)]).double()
         rows = rows.detach().double()
@@ -92,7 +92,7 @@ class Memory(nn.Module):
         if total is None:
             total = current + self._kept(rows) * self.state
             self._note(current, total)
-            # A batch that overflowed (its step is skipped by a gradient scaler) would stay in the sums for good.
+            # A batch that overflowed (a gradient scaler skips its step) would stay in the sums forever.
             sound = total.sum().isfinite()
             self.state.copy_(torch.where(sound, total, self.state))
             self.seen.copy_(torch.where(sound, self.seen + rows, self.seen))
@@ -124,7 +124,7 @@ class Memory(nn.Module):
         return factor
 
     def _recalled(self, current: Tensor) -> Tensor | None:
-        """What the counts of a batch added up to when `torch.utils.checkpoint` recomputes it; None for a new batch."""
+        """The earlier sums of a batch that `torch.utils.checkpoint` recomputes; None for a new batch."""
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # not in a backward pass
             return None
         same = (total for seen, total in reversed(self._recent) if seen.shape == current.shape
@@ -140,18 +140,18 @@ class Memory(nn.Module):
         self.state.zero_()
 
     def at_temperature(self, temperature: float) -> None:
-        """Forget counts that were taken at a very different temperature."""
+        """Drop counts from a very different temperature."""
         ratio = float(self.temperature) / temperature
         if not 1 / SAME_TEMPERATURE < ratio < SAME_TEMPERATURE:
             self.reset()
             self.temperature.fill_(temperature)
 
     def _kept(self, rows: Tensor) -> float | Tensor:
-        """The share of the remembered counts that this batch leaves."""
+        """The decay of the remembered counts by this batch."""
         if not isinstance(self.decay, str):
             return self.decay
         known = self.seen + rows if self.labels is None or self.labels.numel() != rows.numel() else self.labels
-        # A class that was never seen has no known share.
+        # A class not seen yet has no known share.
         rarest = safe_divide(torch.where(known > 0, known, torch.inf).amin(), known.sum())
         return (1 - rows.sum() * rarest / self.rows_of_rarest).clamp(min=0.0)
 
@@ -167,13 +167,13 @@ class Memory(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "Memory":
         exact = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # half() and to(bfloat16) are meant for weights; counts follow to a device, but keep their digits.
+        # half() and to(bfloat16) are for weights; counts follow to a device, but keep their precision.
         for name, value in exact.items():
             setattr(self, name, value.to(getattr(self, name).device))
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        for name in ("state", "seen"):  # a new memory does not know the number of classes yet
+        for name in ("state", "seen"):  # a new memory does not know the number of classes
             stored = state_dict.get(prefix + name)
             if isinstance(stored, Tensor) and stored.shape != getattr(self, name).shape:
                 setattr(self, name, torch.zeros_like(stored, dtype=torch.float64, device=self.seen.device))
@@ -185,9 +185,9 @@ class Memory(nn.Module):
 
 
 def _scaled_to(sums: Sums, labels: Tensor, rows: float | None) -> Sums:
-    """The counts as they would be with `labels` label counts: each class's rows keep the rates that they have.
+    """The counts scaled to the label counts `labels`: the rows of each class keep their rates.
 
-    tp_k keeps its share of the labels of k, fp_k its share of all others. A class without any label has no rates, and
+    tp_k keeps its share of the labels of k, fp_k its share of all others. A class without labels has no rates and
     stays absent.
     """
     c = sums.confusion

@@ -1,6 +1,6 @@
-"""Confusion -> score: every metric once, for hard and for soft counts.
+"""Metrics: functions of a Confusion, for hard and soft counts.
 
-A metric is one quotient of tp, actual, predicted and total; it never asks where they came from. On hard
+A metric is one quotient of tp, actual, predicted and total, whatever their origin. On hard
 counts the values are scikit-learn's with `labels=range(C)`. `average` is "binary" (class 1), "macro",
 "micro", "weighted" (by label counts) or None (one score per class). `zero_division` is the score where a
 quotient is 0/0; with nan the class is left out of the mean.
@@ -32,7 +32,7 @@ def fbeta(c: Confusion, average: Average | None = "macro", *, beta: Beta = 1.0, 
     >>> fbeta(c, "binary", beta=2.0)
     tensor(0.9091, dtype=torch.float64)
     """
-    # A number stays one: as a tensor it would be copied to the device, which waits for it.
+    # A number stays a number: copying a tensor to the device would synchronise.
     if isinstance(beta, (int, float)):
         checks.check_beta(beta)
         b2: float | Tensor = min(float(beta) ** 2, 1e300) if beta < math.inf else math.inf
@@ -93,7 +93,7 @@ def jaccard(c: Confusion, average: Average | None = "macro", *, zero_division: f
 
 
 def dice(c: Confusion, average: Average | None = "macro", *, zero_division: float = 0.0) -> Tensor:
-    """`f1` under the name that segmentation gives it.
+    """`f1`, by its name in segmentation.
 
     >>> dice(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])), "binary")
     tensor(0.8000, dtype=torch.float64)
@@ -120,9 +120,9 @@ def tversky(
 
 
 def _mean_over_labels(*, omit_absent: bool) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """A metric of the whole matrix, taken per label and averaged where labels are problems of their own.
+    """A metric of the whole matrix; for separate labels, its mean over labels.
 
-    In soft counts a label that never occurs has a constant 0 as its correlation, and is left out of that mean.
+    In soft counts a label that never occurs has a constant correlation of 0, and is left out of the mean.
     """
 
     def decorate(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -150,7 +150,7 @@ def accuracy(c: Confusion) -> Tensor:
 
 @_mean_over_labels(omit_absent=False)
 def balanced_accuracy(c: Confusion) -> Tensor:
-    """Mean recall over the classes that have a label.
+    """Mean recall over the classes with labels.
 
     >>> balanced_accuracy(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])))
     tensor(0.7500, dtype=torch.float64)
@@ -160,7 +160,7 @@ def balanced_accuracy(c: Confusion) -> Tensor:
 
 @_mean_over_labels(omit_absent=False)
 def gmean(c: Confusion) -> Tensor:
-    """Geometric mean of the recalls of the classes that have a label; sqrt(TPR TNR) for two.
+    """Geometric mean of the recalls of the classes with labels; sqrt(TPR TNR) for two.
 
     Gradient 0 where a recall is exactly 0, since the true one is infinite.
 
@@ -168,7 +168,7 @@ def gmean(c: Confusion) -> Tensor:
     tensor(0.7071, dtype=torch.float64)
     """
     labelled = _labelled(c)
-    # A recall of 1 for the others leaves the sum of logarithms alone.
+    # A recall of 1 for the others does not change the sum of logarithms.
     recalls = torch.where(labelled, safe_divide(c.tp, c.actual), 1.0)
     missed = recalls <= 0
     logs = torch.where(missed, 1.0, recalls).log().sum(-1)
@@ -180,7 +180,7 @@ def gmean(c: Confusion) -> Tensor:
 def mcc(c: Confusion) -> Tensor:
     """Matthews correlation, (c s - sum p_k t_k) / sqrt((s^2 - sum p_k^2) (s^2 - sum t_k^2)), c = sum TP, s = n.
 
-    0 where all labels or all predictions are of one class. Shares of n keep the squares within float32.
+    0 if all labels or all predictions are of one class. Shares of n keep the squares within float32.
 
     >>> mcc(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])))
     tensor(0.5774, dtype=torch.float64)
@@ -211,7 +211,7 @@ def weighted_kappa(c: Confusion, *, power: float = 2.0, zero_division: float = 0
     """
     rank = torch.arange(c.num_classes, dtype=c.tp.dtype, device=c.tp.device)
     cost = (rank[:, None] - rank).abs() ** power
-    _, predicted, actual = _shares(c)  # of n: products of very small or large counts would leave the range of float32
+    _, predicted, actual = _shares(c)  # shares of n, since products of counts could leave the range of float32
     paid = safe_divide((cost * c.matrix).sum((-2, -1)), c.total)
     expected = (actual.unsqueeze(-1) * cost * predicted.unsqueeze(-2)).sum((-2, -1))
     return safe_divide(expected - paid, expected, at_zero=zero_division)
@@ -239,7 +239,7 @@ _AVERAGED = frozenset(name for name, metric in METRICS.items() if "average" in i
 
 
 def is_averaged(name: str) -> bool:
-    """Whether a metric has one score per class, so that `average` says how they are combined."""
+    """Whether a metric has one score per class, combined by `average`."""
     return name in _AVERAGED
 
 
@@ -249,7 +249,7 @@ def name_of(metric: str | MetricFunction) -> str:
 
 
 def quotient(name: str, c: Confusion, **options: Any) -> tuple[Tensor, Tensor]:
-    """The two parts of a metric that is a quotient of counts averaged over classes, before they are divided.
+    """Numerator and denominator of a metric that is a quotient of counts, averaged over classes.
 
     >>> quotient("recall", Confusion.hard(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1])))
     (tensor([1., 1.], dtype=torch.float64), tensor([2., 1.], dtype=torch.float64))
@@ -267,7 +267,7 @@ def resolve(
     smooth: float = 0.0,
     include_background: bool = True,
 ) -> MetricFunction:
-    """A metric's name with its options, or a user's function, as one function of a Confusion.
+    """Convert a metric's name with its options, or a user's function, to a function of a Confusion.
 
     `smooth` is added to both parts of every class's quotient, and a class without a label then counts in a macro mean;
     without the background, class 0 is left out.
@@ -331,12 +331,12 @@ def _mean(
     if defined and mask is not None and weight is None:  # reads no values: a third of the operations
         kept = mask.to(scores.dtype)
         return safe_divide((kept * scores).sum(-1), kept.sum(-1))
-    # A score that is undefined is left out; one that is nan because its counts are (a network diverged) is not.
+    # An undefined score is left out, but not one that is nan because its counts are (a network diverged).
     undefined = scores.isnan() & ~c.tp.isnan() & ~c.predicted.isnan()
     kept = (~undefined).to(scores.dtype)
     if mask is not None:
         kept = kept * mask
-    if weight is not None:  # where nothing has a weight all classes weigh the same, as in scikit-learn
+    if weight is not None:  # without weights all classes weigh the same, as in scikit-learn
         weighted = kept * weight
         kept = torch.where(weighted.sum(-1, keepdim=True) == 0, kept, weighted)
     mean = safe_divide((kept * torch.where(undefined, 0.0, scores)).sum(-1), kept.sum(-1))

@@ -1,8 +1,8 @@
-"""The loss of flat arrays. It checks nothing and reads no values, so that it can be compiled, vmapped and fused.
+"""The loss of flat arrays, without checks or reading values, so that it can be compiled, vmapped and fused.
 
 `logits` are (M, C) for multiclass, (M,) for binary and (M, L) for multilabel problems; `y` holds labels that
 are all valid, `weight` the weight of every label (0 where it was ignored), both (M,) or (M, L); soft labels of classes
-are (M, C). A number as weight is the label to ignore; all others have weight 1.
+are (M, C). If the weight is a number, it is the label to ignore, and all others have weight 1.
 """
 
 import math
@@ -33,7 +33,7 @@ SmoothingWeights = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """1 - M(C) + anchor * cross-entropy, with everything decided but the batch, the temperature and beta."""
+    """1 - M(C) + anchor * cross-entropy, as a function of the batch, the temperature and beta."""
 
     metric: str | MetricFunction
     task: Task
@@ -50,7 +50,7 @@ class Objective:
     smooth: float = 0.0
     include_background: bool = True
     anchor_term: str = "cross_entropy"
-    # Derived once, for every batch; and the launch plans of earlier batches.
+    # Derived once for all batches; and the launch plans of earlier batches.
     _fusible: bool = field(init=False, repr=False, compare=False)
     _closed: bool = field(init=False, repr=False, compare=False)
     _taus: tuple[float, ...] = field(init=False, repr=False, compare=False)
@@ -68,7 +68,7 @@ class Objective:
 
     @classmethod
     def of(cls, options: LossOptions) -> "Objective":
-        """The objective that checked options describe; an anchor that is a module is added by the caller."""
+        """The objective of checked options; the caller adds an anchor that is a module."""
         term = options.anchor_term
         beta: Any = options.beta
         if beta is not None and not isinstance(beta, (int, float)):
@@ -82,7 +82,7 @@ class Objective:
 
     @property
     def is_ranking(self) -> bool:
-        """Whether the metric depends on the order of a batch's scores, and not on counts that add up."""
+        """Whether the metric depends on the order of scores in a batch, not on additive counts."""
         return self.metric in curves.RANKINGS and not isinstance(self.thresholds, tuple)
 
     def __call__(
@@ -90,7 +90,7 @@ class Objective:
         *, smoothing_weights: SmoothingWeights | None = None,
     ) -> Tensor:  # fmt: skip
         beta = self.beta if beta is None else beta
-        if self.anchor and smoothing_weights is not None:  # which cross-entropy alone takes apart
+        if self.anchor and smoothing_weights is not None:  # which only cross-entropy separates
             loss = replace(self, anchor=0.0)(logits, y, weight, temperature, beta)
             logits, y, weight = as_rows(logits, y, weight)
             y, weight = dense(y, weight, logits.dtype)
@@ -109,7 +109,7 @@ class Objective:
         return loss
 
     def per_image(self, batch: FlatBatch, images: int, temperature: float | Tensor, beta: Beta | None) -> Tensor:
-        """The loss of every image, (N,), by the eager form; 0 for an image without a counted label."""
+        """The loss of every image, (N,), by the eager form; 0 for an image without counted labels."""
         if images == 0:
             return batch.logits.reshape(0).to(counting_dtype(batch.logits.dtype))
         logits, y, weight, apart = batch.split(images)
@@ -131,7 +131,7 @@ class Objective:
         )
 
     def ranked(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Tensor:
-        """1 - a ranking metric, and 0 for a batch without a counted label."""
+        """1 - a ranking metric, and 0 for a batch without counted labels."""
         z = logits.to(counting_dtype(logits.dtype))
         if z.shape[0] == 0:
             return z.sum()
@@ -155,7 +155,7 @@ class Objective:
     def is_whole(
         self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor, beta: Beta | None = None
     ) -> bool:
-        """Whether the whole loss is one autograd node: a small batch costs operations, not arithmetic."""
+        """Whether the whole loss is one autograd node: the time of a small batch is operations, not arithmetic."""
         return (
             self._has_closed_form(beta)
             and not isinstance(self.thresholds, tuple)
@@ -168,7 +168,7 @@ class Objective:
     ) -> Tensor:
         """The whole loss as one node; on a CPU `hook` may change the counts before the metric is computed."""
         given, ignored = (weight, None) if isinstance(weight, Tensor) else (None, weight)
-        if self.task == "binary" and (logits.is_cuda or is_compiling()):  # loops on a CPU take one column as it is
+        if self.task == "binary" and (logits.is_cuda or is_compiling()):  # CPU loops take a single column unchanged
             logits, y, given = logits[:, None], y[:, None], None if given is None else given[:, None]
         if is_compiling():
             follows = self.step.step == "annealed" and isinstance(temperature, Tensor)
@@ -187,7 +187,7 @@ class Objective:
     def _eager_loss(
         self, logits: Tensor, y: Tensor, weight: Any, temperature: Any, beta: Any, ignored: Any, recorded: list[Any]
     ) -> tuple[Tensor]:
-        """The output of `fused_loss` by operations that can be differentiated twice.
+        """The output of `fused_loss`, by operations that can be differentiated twice.
 
         `recorded` holds the sums that a hook returned, and its scales of the gradients by counts and cross-entropies.
         """
@@ -206,7 +206,7 @@ class Objective:
     def _eager_counts(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """tp, predicted and the summed cross-entropies, likewise; counts in the shapes of `column_counts`."""
+        """tp, predicted and the summed cross-entropies in the same way; counts in the shapes of `column_counts`."""
         if self.task == "binary":
             logits, y, weight = logits[:, 0], y[:, 0], weight[:, 0]
         c = self.confusion(logits, y, weight, temperature)
@@ -219,7 +219,7 @@ class Objective:
     ) -> LaunchPlan | None:
         """Launch plan of a GPU batch and of all others with its `dispatch.batch_key`; None if there is none.
 
-        Kernels take a temperature on the CPU as a number, which may change between batches: no plan then.
+        There is no plan for a temperature on the CPU: kernels take it as a number, which may change between batches.
         """
         beta = self.beta if beta is None else beta
         logits, y, weight, _ = flat
@@ -230,9 +230,9 @@ class Objective:
         return dispatch.launch_plan(input, target, self.settings(temperature), plan)
 
     def plan(self, classes: int = 2, beta: Any = None, ignored: int | None = None) -> Plan:
-        """What `fused_loss` computes, where `is_whole` says that it can do this; `classes` of a multiclass problem.
+        """Plan of `fused_loss`, if `is_whole` allows it; `classes` is the number of classes of a multiclass problem.
 
-        Without weights, labels that are `ignored` do not count.
+        Without weights, labels equal to `ignored` do not count.
         """
         key = classes, beta, ignored
         if key not in self._plans:
@@ -244,7 +244,7 @@ class Objective:
         self, logits: Tensor, y: Tensor, weight: Weight, temperature: float | Tensor = 0.2, *, rows: bool = False,
         smoothing_weights: SmoothingWeights | None = None,
     ) -> Sums:  # fmt: skip
-        """What a batch adds to the loss of many; `rows` adds the unweighted row counts that a memory needs."""
+        """Sums of a batch for the loss of many; `rows` adds the unweighted row counts that a memory needs."""
         if self.is_ranking:
             raise ValueError(
                 f"{self.metric} ranks the rows within one batch and cannot be summed over batches; "
@@ -263,7 +263,7 @@ class Objective:
         return Sums(confusion, entropy * mass, mass, rows_behind(y, weight, self.task, classes) if rows else None)
 
     def of_sums(self, sums: Sums, beta: Beta | None = None) -> Tensor:
-        """The loss of everything that was summed; `__call__` is this on the sums of one batch."""
+        """The loss of summed batches; `__call__` is this on the sums of one batch."""
         loss = self.metric_term(sums.confusion, beta)
         return loss + self.anchor * safe_divide(sums.entropy, sums.weight) if self.anchor else loss
 
@@ -279,14 +279,14 @@ class Objective:
     def counts(
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2
     ) -> tuple[Confusion, Tensor | None]:
-        """The soft counts of a batch, and its cross-entropy if the kernel computed that too."""
+        """The soft counts of a batch, and its cross-entropy if the kernel computed it too."""
         takes = dispatch.is_fused(logits) or (self.task == "multiclass" and checks.can_look_at(logits))
         if takes and self._may_fuse(y, weight, temperature):
             return self._fused(logits, y, weight, temperature)
         return self.confusion(logits, y, weight, temperature), None
 
     def _may_fuse(self, y: Tensor, weight: Weight, temperature: float | Tensor, *, shares: bool = False) -> bool:
-        """Whether there is a fused form (with `shares`, of soft labels too) and only the logits require a gradient."""
+        """Whether there is a fused form (with `shares`, also of soft labels) and only the logits require a gradient."""
         if not self._fusible or (isinstance(weight, Tensor) and weight.requires_grad):
             return False
         if y.requires_grad or (not shares and is_soft(self.task, y)):
@@ -297,12 +297,12 @@ class Objective:
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor
     ) -> tuple[Confusion, Tensor | None]:
         settings = self.settings(temperature)
-        if not dispatch.is_fused(logits):  # torch's operations read ignored rows too
+        if not dispatch.is_fused(logits):  # torch's operations also read ignored rows
             logits = blank(logits, weight)
         eager = partial(self._eager_counts, temperature=temperature)
         if self.task == "multiclass":
             tp, predicted, losses, actual = row_counts(logits, y, weight, settings, eager)
-            total = actual.sum()  # rounded like its parts, so that one class alone has a share of exactly 1
+            total = actual.sum()  # rounded like its parts, so that the share of a single class is exactly 1
         else:
             two = self.task == "binary"
             columns = (logits[:, None], y[:, None], weight[:, None]) if two else (logits, y, weight)
@@ -333,7 +333,7 @@ class Objective:
         return FivePoints(self.step.delta, 0.5)
 
     def confusion(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Confusion:
-        """The soft counts of a batch, eager; with a grid of thresholds, one set of counts for each."""
+        """The soft counts of a batch, by the eager form; with a grid of thresholds, one set of counts for each."""
         step = self.step.at(temperature)
         logits = blank(logits.to(counting_dtype(logits.dtype)), weight)
         p = logits.softmax(-1) if self.task == "multiclass" else logits.sigmoid()
@@ -347,9 +347,9 @@ class Objective:
         return Confusion.soft(s, y, sample_weight=weight, task=self.task)
 
     def metric_term(self, confusion: Confusion, beta: Beta | None = None) -> Tensor:
-        """1 - M(C), and 0 for a batch without a counted label.
+        """1 - M(C), and 0 for a batch without counted labels.
 
-        Where the labels leave the metric without a gradient, another term replaces it. A yes/no problem without a
+        If the labels leave the metric without a gradient, another term replaces it. A binary problem without a
         positive label has the share of flagged rows, if its metric counts false alarms; in a macro mean over labels
         this share is divided by the number of labels and added. An agreement (mcc, kappa) with labels of one class has
         1 - accuracy.
@@ -367,7 +367,7 @@ class Objective:
         return torch.where(confusion.total.sum() == 0, 0.0 * lost, lost)
 
     def _with_alarms(self, c: Confusion, lost: Tensor, beta: Beta | None) -> Tensor:
-        """The loss, with the replacements that `metric_term` describes."""
+        """The loss, with the replacements described in `metric_term`."""
         if self.metric in AGREEMENTS and not c.multilabel:
             single = (c.actual.amax(-1) == c.total).all()
             return torch.where(single, 1 - safe_divide(c.tp.sum(-1), c.total).mean(), lost)
@@ -406,9 +406,9 @@ class Objective:
         return metric(c)
 
     def _user_metric(self, c: Confusion) -> Tensor:
-        """A user's function, which may divide by the count of a class that the batch lacks.
+        """Apply a user's function, which may divide by the count of a class that the batch lacks.
 
-        The nan that this gives becomes score 1 with gradient 0. A nan in the counts (a diverged network) stays nan.
+        The resulting nan becomes score 1 with gradient 0. A nan in the counts (a diverged network) stays nan.
         """
         assert callable(self.metric)
         score = self.metric(c.replaced(tp=finite_gradient(c.tp), predicted=finite_gradient(c.predicted)))
@@ -420,7 +420,7 @@ class Objective:
 
 
 def _recording(hook: CountsHook, recorded: list[Any], vector: NDArray[np.float64]) -> tuple[float, float]:
-    """Call a hook, and record the counts and the scales that it leaves."""
+    """Call a hook, and record the resulting counts and scales."""
     scales = hook(vector)
     recorded[:] = vector.copy(), *scales
     return scales
@@ -446,5 +446,5 @@ def cross_entropy(
         each = F.binary_cross_entropy_with_logits(logits, soft, reduction="none")
     if focal:
         each = (1 - (-each).exp()) ** 2 * each
-    # An ignored row counts for nothing, even where its loss is infinite.
+    # An ignored row counts for nothing, even if its loss is infinite.
     return safe_divide(torch.where(factor == 0, 0.0, each * factor).sum(), mass)

@@ -66,7 +66,7 @@ def sigmoid(p: Tensor, threshold: Threshold, *, k: float | Tensor = 10.0) -> Ten
 
 
 def identity(p: Tensor, threshold: Threshold) -> Tensor:
-    """The probability itself, without a step: the soft counts of Dice, Jaccard and Tversky losses elsewhere.
+    """The probability itself, without a step: the soft counts of Dice, Jaccard and Tversky losses in other libraries.
 
     >>> identity(torch.tensor([0.2, 0.5]), 0.5)
     tensor([0.2000, 0.5000])
@@ -83,7 +83,7 @@ def _distance_to_end(threshold: Threshold) -> Threshold:
 def _five_points(p: Tensor, threshold: Threshold, low: Threshold, width: Threshold) -> Tensor:
     """Lines through (0, 0), (tau - w/2, low), (tau, 1/2), (tau + w/2, 1 - low), (1, 1)."""
     left, room = threshold - width / 2, 1 - threshold - width / 2
-    # Where two points meet (T = 0.4) the outer line has no length. Every quotient is bounded before it is
+    # Where two points meet (T = 0.4) the outer line has length 0. Every quotient is bounded before it is
     # divided, or the branch not taken would send inf * 0 = nan back to the threshold.
     below = low * _at_most(p, left) / _positive(left)
     above = 1 - low * _at_most(1 - p, room) / _positive(room)
@@ -104,7 +104,7 @@ def _positive(x: Threshold) -> Threshold:
 
 
 class LookupTable:
-    """A step read from a table of bytes (BtG supplement Sec. 3): O(1) a value, about 1 kB.
+    """A step read from a table of bytes (BtG supplement Sec. 3): O(1) per value, about 1 kB.
 
     The threshold is rounded to a grid of 0.1, p is truncated to two decimals and values are stored in
     8 bits, so a value is off by at most the step's rise over 0.01 plus 1/510. The gradient is the table's
@@ -159,7 +159,7 @@ def _column(p: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StepChoice:
-    """A step by name with its options, or a user's function; only the temperature is still open."""
+    """A step by name with its options, or a user's function; only the temperature is set later."""
 
     step: str | Step
     delta: float = 0.1

@@ -444,15 +444,16 @@ def test_predict_adapts_and_reports_what_it_found(fitted: Path, folder: Path, ca
 def test_predict_wants_the_columns_of_training(fitted: Path, folder: Path, call: Call, tmp_path: Path) -> None:
     frame = pd.read_csv(folder / "new.tsv", sep="\t")
     frame.rename(columns={"weight": "wieght"}).to_csv(tmp_path / "a.csv", index=False)
-    assert_wrong(call("predict", fitted, tmp_path / "a.csv"), "not 'weight'; did you mean 'wieght'?")
+    said = call("predict", fitted, tmp_path / "a.csv")
+    assert_wrong(said, "no column 'weight', only 'wieght', 'height', 'colour', 'tame'; did you mean 'wieght'?")
     frame.assign(weight="heavy").to_csv(tmp_path / "b.csv", index=False)
     assert_wrong(call("predict", fitted, tmp_path / "b.csv"), "'weight' held numbers in training, got 'heavy'")
     frame.assign(weight=np.inf).to_csv(tmp_path / "c.csv", index=False)
     assert_wrong(call("predict", fitted, tmp_path / "c.csv"), "'weight' holds infinity")
     assert_wrong(call("predict", fitted, folder / "new.tsv", "-o", tmp_path / "a.xlsx"), "must end in .csv")
     assert_wrong(call("predict", fitted, folder / "new.tsv", "--json"), "--out")
-    assert_wrong(call("predict", fitted, folder / "new.tsv", "--target", "kind"), "not 'kind'")
-    assert_wrong(call("predict", fitted, folder / "new.tsv", "--keep", "naem"), "not 'naem'")
+    assert_wrong(call("predict", fitted, folder / "new.tsv", "--target", "kind"), "no column 'kind'")
+    assert_wrong(call("predict", fitted, folder / "new.tsv", "--keep", "naem"), "no column 'naem'")
 
 
 def test_damaged_and_foreign_models(fitted: Path, folder: Path, call: Call, tmp_path: Path) -> None:
@@ -571,7 +572,7 @@ WRONG_OPTIONS = {
     "unknown average": (["--average", "makro"], "did you mean 'macro'?"),
     "average of mcc": (["--metric", "mcc", "--average", "macro"], "remove --average"),
     "binary of three": (["--average", "binary"], "needs two classes"),
-    "constraint without a number": (["--subject-to", "precision>=high"], "ends in a number"),
+    "constraint without a number": (["--subject-to", "precision>=high"], "must end in a number"),
     "constraint of no form": (["--subject-to", "precision"], "look like 'recall >= 0.9'"),
     "strict constraint": (["--subject-to", "precision>0.9"], "did you mean '>='?"),
     "constraint on no metric": (["--subject-to", "presicion>=0.9"], "did you mean 'precision'?"),
@@ -616,7 +617,7 @@ def test_wrong_test_files(folder: Path, call: Call, tmp_path: Path) -> None:
     animals(30, 3).drop(columns="height").to_csv(tmp_path / "flat.csv", index=False)
     start = ["fit", folder / "train.csv", "-t", "kind", "-o", tmp_path / "run", *FAST, "--test"]
     assert_wrong(call(*start, tmp_path / "yak.csv"), "has the label 'yak' in 'kind'")
-    assert_wrong(call(*start, tmp_path / "flat.csv"), "not 'height'")
+    assert_wrong(call(*start, tmp_path / "flat.csv"), "no column 'height'")
 
 
 def test_parquet_with_lists_is_refused(call: Call, tmp_path: Path) -> None:

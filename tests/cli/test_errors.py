@@ -85,8 +85,8 @@ CASES = {
     "threshold 0": (lambda: binary(threshold=0), ValueError, ["threshold", "(0, 1)", "got 0"]),
     "threshold 1": (lambda: multiclass(threshold=1.0), ValueError, ["threshold", "got 1"]),
     "threshold of a grid": (lambda: binary(threshold=[0.5, 1.5]), ValueError, ["threshold", "1.5"]),
-    "grid falls": (lambda: binary(threshold=[0.5, 0.3]), ValueError, ["rise", "0.3"]),
-    "grid empty": (lambda: binary(threshold=[]), ValueError, ["at least one", "[]"]),
+    "grid falls": (lambda: binary(threshold=[0.5, 0.3]), ValueError, ["increasing", "0.3"]),
+    "grid empty": (lambda: binary(threshold=[]), ValueError, ["not empty", "[]"]),
     "grid multiclass": (lambda: multiclass(threshold=[0.3, 0.5]), ValueError, ["grid", "multiclass"]),
     "auroc one threshold": (
         lambda: binary(metric="auroc", threshold=0.3),

@@ -159,7 +159,7 @@ def test_a_constraint_names_one_of_several_targets(folder: Path, tmp_path: Path)
     [
         ("payments", ["--costs", "fn"], "fn=100,fp=1"),
         ("payments", ["--costs", "no.csv"], "does not exist"),
-        ("payments", ["--costs", "fn=nocolumn"], "not 'nocolumn'"),
+        ("payments", ["--costs", "fn=nocolumn"], "no column 'nocolumn'"),
         ("payments", ["--costs", "fn=shop"], "must hold numbers"),
         ("payments", ["--costs", "frod:ok=1"], "did you mean 'fraud'"),
         ("payments", ["--costs", "fn=1", "--metric", "f1"], "remove one of them"),

@@ -111,7 +111,7 @@ def test_errors(model):
             model.adapt(prevalence=wrong)
     with pytest.raises(ValueError, match="shares must be"):
         model.adapt(prevalence={"fraud": float("nan")})
-    with pytest.raises(TypeError, match="prevalence maps labels to shares"):
+    with pytest.raises(TypeError, match="prevalence must map labels to shares"):
         model.adapt(prevalence=[0.5, 0.5])
     with pytest.raises(NotFittedError):
         MetricDecision(LogisticRegression()).adapt(np.zeros((2, 2)))

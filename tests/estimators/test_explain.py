@@ -59,7 +59,7 @@ def test_importance_finds_the_columns_that_matter(model, table, as_array):
     assert abs(found[names[2]]) < 0.05
     assert abs(found[names[3]]) < 0.05
     assert np.array_equal(np.asarray(before), np.asarray(X))  # the table is left as it was
-    with pytest.raises(ValueError, match="the table that fit was given"):
+    with pytest.raises(ValueError, match="the table passed to fit"):
         model.importance(X[:50])
 
 
@@ -77,7 +77,7 @@ def test_feature_importances_are_those_of_a_sample_in_the_order_of_the_columns(m
 def test_what_needs_held_out_predictions_says_so_without_them(model, tmp_path):
     loaded = EASTBlend.load(model.save(tmp_path / "m"))
     for explain in ("class_scores", "calibration", "importance"):
-        with pytest.raises(AttributeError, match="known after fit only"):
+        with pytest.raises(AttributeError, match="available only after fit"):
             getattr(loaded, explain)()
         with pytest.raises(NotFittedError):
             getattr(EASTBlend(), explain)()

@@ -80,7 +80,7 @@ def test_no_errors_at_all_and_a_class_without_rows_still_have_offsets():
 
 
 def test_what_has_no_offset_is_refused():
-    with pytest.raises(ValueError, match="confusion matrix \\(C, C\\)"):
+    with pytest.raises(ValueError, match="confusion matrix of shape \\(C, C\\)"):
         metric_offset(torch.ones(2, 3), metrics.f1)
     with pytest.raises(ValueError, match="improves when errors are corrected"):
         metric_offset(torch.ones(2, 2), lambda c: 0.0 * c.tp.sum())
