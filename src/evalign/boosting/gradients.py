@@ -34,7 +34,7 @@ class ScoredRows:
 
 
 def metric_gradient(objective: Objective, table: ScoredRows, temperature: float) -> tuple[Tensor, Tensor]:
-    """1 - M(C) and its gradient, of the scores' shape: in blocks of rows, by the fused form where there is one.
+    """1 - M(C) and its gradient, of the scores' shape, in blocks of rows; by the fused form if there is one.
 
     >>> from evalign.steps import StepChoice
     >>> objective = Objective("accuracy", "binary", StepChoice("annealed"), average="binary")

@@ -107,7 +107,7 @@ def _trial(
 
 
 def _majority(stream: Stream, judge: Judge, like: FittedContender) -> FittedContender:
-    """The majority class baseline, from the label counts."""
+    """The majority-class baseline, from the label counts."""
     counts = np.array([stream.survey.labels[label] for label in judge.classes.tolist()])
     p = np.zeros_like(like.probabilities)
     p[:, counts.argmax()] = 1.0

@@ -275,7 +275,7 @@ class Choice:
     rows: int
 
     def reason(self, trials: Sequence[FittedContender], metric: str) -> str:
-        """Why, in one sentence.
+        """The reason for the choice, in one sentence.
 
         >>> Choice(0, (0.5,), 7).reason([], "f1")
         'it was the only one trained'
@@ -288,7 +288,7 @@ class Choice:
 
 
 def choose(trials: Sequence[FittedContender], judge: Judge) -> Choice:
-    """The trial whose own decisions score best on held-out rows; of equals the first.
+    """The trial whose decisions score best on held-out rows; the first of equals.
 
     Rules, and a blend's weights, were learned on the same held-out rows. Scores are therefore slightly too high, and
     serve only to choose.

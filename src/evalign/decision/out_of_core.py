@@ -34,7 +34,7 @@ Sums = tuple[NDArray[Any], ...]
 
 
 class ProbabilityBatches:
-    """Probabilities, labels and weights that can be read again and again; `total` adds up a function of the batches.
+    """Probabilities, labels and weights that can be read repeatedly; `total` sums a function over the batches.
 
     source: a callable that returns an iterable of batches, or a list of batches: p, (p, labels) or (p, labels,
         weights); a Parquet file or folder; a Ray dataset. Files and datasets have columns `probability_CLASS`, as
@@ -188,7 +188,7 @@ def _shape_sums(batch: Batch) -> Sums:
 
 
 def _distinct(batches: ProbabilityBatches) -> tuple[Floats, Labels, Floats]:
-    """Rows of two classes with equal probability and label as one row of their total weight."""
+    """Merge rows of two classes with equal probability and label into one row of their total weight."""
 
     def compressed(score: Floats, y: Labels, weight: Floats) -> Sums:
         order = np.lexsort((y, score))
@@ -222,7 +222,7 @@ def _distinct(batches: ProbabilityBatches) -> tuple[Floats, Labels, Floats]:
 
 
 def _sample(batches: ProbabilityBatches, rows: float, classes: int) -> tuple[Floats, Labels, Floats]:
-    """Rows for the calibration: all if they are few, else evenly spaced ones."""
+    """Rows for the calibration: all if they are few, otherwise evenly spaced ones."""
     step = max(1, -(-int(rows) * classes // SAMPLE))
 
     def taken(batch: Batch) -> Sums:

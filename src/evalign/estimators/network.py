@@ -159,7 +159,7 @@ class EASTClassifier(MetricClassifier):
         return trained.held_out
 
     def _encoded(self, data: TrainingRows, places: Codes) -> EncodedTable:
-        """Rows of the table as a network takes them. Packed on a CPU, to save memory."""
+        """Encoded rows of the table, packed on a CPU to save memory."""
         rows = data.rows[places]
         if self.torch_device.type == "cpu":
             packed: EncodedTable = self.encoder_.packed(data.X, rows=rows)

@@ -299,7 +299,7 @@ MOST_TABLES = 64  # number of frames after which neighbours are joined
 
 @dataclass
 class HeldOutRows:
-    """Marked rows of the chunks of a stream, in their order; neighbours of one type are joined from time to time.
+    """Marked rows of the chunks of a stream, in order; neighbours of equal types are joined from time to time.
 
     >>> held = HeldOutRows(most=2)
     >>> for first in (0, 3, 6):

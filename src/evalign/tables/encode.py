@@ -36,8 +36,8 @@ from evalign.tables.packed import Layout, PackedTable
 
 FORMAT, VERSION = "evalign.tables", 1
 AnyTable: TypeAlias = pd.DataFrame | NDArray[Any]
-MOST_ENTRIES = 1e9  # of a sparse matrix that is made dense
-ONE_HOT_ENTRIES = 10_000_000  # that the categories of a table may fill by default
+MOST_ENTRIES = 1e9  # maximum size of a sparse matrix that is converted to dense
+ONE_HOT_ENTRIES = 10_000_000  # maximum size of the one-hot columns of a table, by default
 
 
 class TableEncoder:
@@ -170,7 +170,7 @@ class TableEncoder:
         return self.fit(X).transform(X)
 
     def select(self, X: Any) -> tuple[AnyTable, list[str]]:
-        """The columns of training in their order, and the names of those that `X` has beyond them.
+        """The columns of training in their order, and the names of additional columns of `X`.
 
         >>> encoder = TableEncoder().fit(pd.DataFrame({"a": [1, 2], "b": [3, 4]}))
         >>> table, extra = encoder.select(pd.DataFrame({"id": [7], "b": [5], "a": [6]}))

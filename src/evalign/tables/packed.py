@@ -117,7 +117,7 @@ EncodedTable = Tensor | PackedTable
 
 
 def number_type(x: EncodedTable) -> torch.dtype:
-    """The dtype of a network's values: that of its input, float32 for bytes.
+    """The dtype of a network's values: that of its input, or float32 for packed rows.
 
     >>> number_type(torch.zeros(2, dtype=torch.uint8))
     torch.float32

@@ -244,7 +244,7 @@ def rows_at_once(device: torch.device) -> int:
 
 @torch.no_grad()
 def predict_logits(network: nn.Module, x: EncodedTable, rows: Tensor | None = None, *, amp: bool = False) -> Tensor:
-    """Logits of x, or of those `rows` of it, in evaluation mode; bytes give float32.
+    """Logits of x, or of the given `rows` of it, in evaluation mode; packed tables give float32.
 
     Computed in pieces, to avoid hidden layers, or copies of rows, of the size of the table.
     """

@@ -54,7 +54,7 @@ LEAST = 1e-3  # share of the largest gain: a class may gain nothing, but no logi
 
 
 def of_matrix(matrix: Tensor) -> Confusion:
-    """The counts of a matrix (C, C), rows = labels; classes without a row are left out of means."""
+    """The counts of a matrix (C, C), rows = labels; classes without rows are left out of means."""
     return Confusion.of_matrix(matrix, present=matrix.sum(1) > 0)
 
 

@@ -18,7 +18,7 @@ STEPS = np.unique(np.concatenate([np.linspace(0.05, 1.0, 20), 0.5 ** np.arange(5
 ENOUGH, ENOUGH_LARGE = 1e-7, 1e-5  # relative gain per iteration that ends the ascent; the second for large arrays
 LARGE = 2**22  # probabilities above which a relative gain of 1e-5 is not worth a pass
 ROUNDS = 40  # of the ascent, at most
-FIRST = 6  # rounds from every start; only the best start continues
+FIRST = 6  # iterations from every start; only the best start continues
 POLISH = 2**22  # rows x classes x classes above which single rows no longer matter and no polish is done
 
 

@@ -36,7 +36,7 @@ def present_classes(actual: Floats, weight: Floats) -> Tensor:
 
 
 def class_betas(beta: Any, classes: Sequence[Any], order: Any) -> float | list[float] | None:
-    """A beta for each of `classes`: given by label (1 for the others), or as numbers of which `order` are taken."""
+    """A beta for each of `classes`, given by label (1 for the others) or as numbers, reordered by `order`."""
     if beta is None or (np.ndim(beta) == 0 and not isinstance(beta, Mapping)):
         return None if beta is None else float(beta)
     if isinstance(beta, Mapping):
@@ -222,7 +222,7 @@ class Problem:
         return [float(torch.as_tensor(limit.function(c))) for limit in self.limits]
 
     def argmax_rule(self) -> Rule:
-        """Rule of the largest probability; multilabel: 1/2."""
+        """Rule of the largest probability; multilabel: the threshold 1/2."""
         if self.multilabel:
             return Rule("thresholds", self.classes, thresholds=(0.5,) * self.classes)
         return Rule("argmax", self.classes)
