@@ -143,6 +143,19 @@ def test_a_missing_data_set_is_looked_for_once_and_said_once(tmp_path, monkeypat
     assert not list(tmp_path.rglob("*.report.json"))
 
 
+def test_an_interrupted_run_says_where_its_trials_are(tiny, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evalign_papers.engine.scheduler.run_cells", interrupted)
+    with pytest.raises(SystemExit) as left:
+        command(["btg-tiny"], papers=tiny, jobs=1)
+    assert left.value.code == 130
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == f"6 of 6 cells to run, 1 at once on cpu; reports go to {tiny}"
+    assert last == f"evalign: interrupted; finished trials are kept in {tiny}, the same command runs the rest"
+
+
 def test_a_data_folder_that_is_not_there_is_refused_before_anything_runs(tiny, capsys):
     with pytest.raises(ValueError, match="--data-dir must name a folder"):
         command(["btg-tiny"], papers=tiny, data_dir=tiny / "nowhere")

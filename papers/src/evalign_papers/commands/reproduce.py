@@ -97,7 +97,7 @@ def command(
     their source or from OpenML if possible. --list and --report download nothing.
     """
     from evalign.checks import check_choice
-    from evalign.cli.console import Output
+    from evalign.cli.console import EXIT_INTERRUPTED, Output
     from evalign_papers.engine.printed import all_tables, find_papers, load_table, writable_papers
     from evalign_papers.engine.scheduler import ENGINES
 
@@ -119,10 +119,15 @@ def command(
             from evalign_papers.engine.cells import at_printed_budget
 
             cells = [at_printed_budget(cell) for cell in cells]
-        failed = work(
-            cells, output, data_dir=None if data_dir is None else str(data_dir), device=o.resolve_device(device),
-            jobs=jobs, engine=engine, trials=trials,
-        )  # fmt: skip
+        try:
+            failed = work(
+                home, cells, output, data_dir=None if data_dir is None else str(data_dir),
+                device=o.resolve_device(device), jobs=jobs, engine=engine, trials=trials,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            text = f"evalign: interrupted; finished trials are kept in {home}, the same command runs the rest"
+            output.stderr.print(text, markup=False, soft_wrap=True)
+            raise SystemExit(EXIT_INTERRUPTED) from None
     _show(output, home, named, list_tables, data_dir)
     if report:
         from evalign_papers.render.html_page import write_page
@@ -131,7 +136,7 @@ def command(
     for error, cells_of_it in _by_error(failed).items():
         first, more = cells_of_it[0], len(cells_of_it) - 1
         what = f"{first} and {more} more were" if more else f"{first} was"
-        output.stderr.print(f"evalign: {what} not run: {error}", markup=False)
+        output.stderr.print(f"evalign: {what} not run: {error}", markup=False, soft_wrap=True)
     if failed:
         raise typer.Exit(2)
 
@@ -155,8 +160,8 @@ def select(
 
 
 def work(
-    cells: "list[Cell]", output: "Output", *, data_dir: str | None, device: str, jobs: int | None, engine: Any,
-    trials: int | None,
+    home: Path, cells: "list[Cell]", output: "Output", *, data_dir: str | None, device: str, jobs: int | None,
+    engine: Any, trials: int | None,
 ) -> "list[Done]":  # fmt: skip
     """Run incomplete cells with a progress bar; returns those that failed."""
     from evalign_papers.engine.scheduler import Done, is_open, pieces_of, run_cells
@@ -170,7 +175,7 @@ def work(
         return failed
     jobs = jobs or (PROCESSES_ON_A_GPU if device.startswith("cuda") else os.cpu_count() or 1)
     jobs = min(jobs, len(pieces_of(todo, trials)))
-    output.say(f"{len(todo)} of {len(cells)} cells to run, {jobs} at once on {device}; Ctrl-C keeps what is done")
+    output.say(f"{len(todo)} of {len(cells)} cells to run, {jobs} at once on {device}; reports go to {home}")
     with _bar(output, len(todo)) as advance:
         for done in run_cells(todo, data_dir=data_dir, device=device, jobs=jobs, engine=engine, trials=trials):
             advance(done)

@@ -387,7 +387,7 @@ def numbers_block(filled: Sequence[FilledTable]) -> str:
             cells = [one.cell(row, dataset, metric) for metric in names]
             if any(cell.distance for cell in cells):
                 rows.append([dataset, literal(row.label), *map(_three, cells)])
-        head = f"### {one.table.name}: {one.table.title}"
+        head = f"### {one.table.name}: {one.table.title}\n\n{one.table.source}. {literal(one.table.note)}"
         sections.append(f"{head}\n\n{markdown_table(['data', 'row', *names.values()], rows)}")
     return "\n\n".join(sections) or NOTHING
 
