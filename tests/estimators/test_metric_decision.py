@@ -18,6 +18,7 @@ from sklearn.model_selection import (
     GridSearchCV,
     RepeatedStratifiedKFold,
     ShuffleSplit,
+    StratifiedKFold,
     StratifiedShuffleSplit,
     TunedThresholdClassifierCV,
     cross_val_predict,
@@ -66,7 +67,8 @@ def four_classes():
 
 def test_rule_is_learned_from_out_of_fold_probabilities(two_classes):
     X, y = two_classes
-    p = cross_val_predict(LogisticRegression(), X, y, cv=5, method="predict_proba")
+    splitter = StratifiedKFold(5, shuffle=True, random_state=0)
+    p = cross_val_predict(LogisticRegression(), X, y, cv=splitter, method="predict_proba")
     assert MetricDecision(LogisticRegression()).fit(X, y).decision_ == calibrated(p, y, "f1")
     model = MetricDecision(LogisticRegression(), decision="plug_in").fit(X, y)
     assert model.decision_.threshold == pytest.approx(plug_in(p, "f1", margin=1e-4).threshold)
@@ -410,6 +412,17 @@ def test_classes_may_come_in_any_order(prefit, two_classes):
     sorted_order = MetricDecision(LogisticRegression().fit(X, y), "f1", folds=folds).fit(X, y)
     assert reversed_order.decision_ == sorted_order.decision_
     assert (reversed_order.predict(X) == sorted_order.predict(X)).all()
+
+
+def test_rows_sorted_by_their_columns_are_shuffled():
+    """All combinations of four columns in order: contiguous folds would hold out values that no other row has."""
+    rng = np.random.default_rng(0)
+    levels = np.indices((5, 5, 5, 5)).reshape(4, -1)
+    y = np.digitize(2 * levels[0] + levels[1:].sum(axis=0) + rng.normal(size=625), [12, 17])
+    X = np.concatenate([np.eye(5)[column] for column in levels], axis=1)
+    order = rng.permutation(625)
+    expected = MetricDecision(LogisticRegression(), "f1").fit(X[order], y[order]).decision_.value
+    assert MetricDecision(LogisticRegression(), "f1").fit(X, y).decision_.value == pytest.approx(expected, abs=0.08)
 
 
 def test_folds_of_several_labels_are_stratified():

@@ -52,13 +52,13 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     estimator: a classifier with `predict_proba`; for multilabel `y` (n, L) one that supports it, such as a forest.
     metric: a name in `metrics.METRICS`, a function of a `Confusion`, or "cost" with `costs`.
     average, beta, pos_label, decision, subject_to, confidence, costs: as in `DecisionParameters`.
-    folds: None is 5 stratified folds; an int, a splitter or a list of splits as in scikit-learn (groups:
-        `list(GroupKFold().split(X, y, groups))`); a number between 0
+    folds: None is 5 stratified folds of shuffled rows; an int (not shuffled), a splitter or a list of splits as in
+        scikit-learn (groups: `list(GroupKFold().split(X, y, groups))`); a number between 0
         and 1 holds out this share of the rows and fits the classifier on the others only; "prefit" uses the fitted
         estimator and treats all rows as held out. A certificate is exact for the last two. With folds, the final
         classifier differs from those that were certified; on real tables constraints were met as often
         (docs/research/decisions.md).
-    random_state: seed of the held-out share.
+    random_state: seed of the folds, or of the held-out share.
     n_jobs: number of folds fitted in parallel.
 
     Attributes
@@ -288,7 +288,9 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
         with warnings.catch_warnings():
             # A class with fewer rows than folds is missing from some of them.
             warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-            return list(StratifiedKFold(folds).split(rows, codes))
+            # Many tables are sorted, and contiguous folds would hold out values that no other row has.
+            seed = 0 if self.random_state is None else self.random_state
+            return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(rows, codes))
 
 
 def _warn_if_uncalibrated(p: Floats, target: NDArray[np.int64], weight: Floats | None) -> None:
