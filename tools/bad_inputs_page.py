@@ -121,13 +121,13 @@ def said(words: list[str]) -> tuple[int, list[str]]:
 
 def notes(column: list[str]) -> list[str]:
     """The notes on a table with this column beside good ones."""
-    from evalign.cli.run_files import Source, load
+    from evalign.cli.run_files import InputFiles, load
 
     lines = GOOD.splitlines()
     rows = [f"{entry},{line}" for entry, line in zip(column, lines[1:], strict=True)]
     Path("noted.csv").write_text("\n".join([f"new,{lines[0]}", *rows]) + "\n")
     found: list[str] = []
-    load(Source(Path("noted.csv"), "kind"), found.append)
+    load(InputFiles(Path("noted.csv"), "kind"), found.append)
     return [note for note in found if "'new'" in note]
 
 

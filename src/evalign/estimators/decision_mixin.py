@@ -103,9 +103,9 @@ class DecisionParameters:
         (rows of each call of `predict`), or a list of them.
     confidence: None meets constraints on held-out rows only; 0.9 certifies them for new rows with probability 0.9.
     costs: for metric "cost": a matrix by true and decided class in the order of `classes_`, or a mapping with keys
-        "fp", "fn", "tp", "tn" or (true, decided) labels, whose values are numbers or columns of X; the key "reject" is
-        the cost of a row that is not decided, whose label is then -1, or None where labels are text or -1 is one.
-    random_state: seed of everything random.
+        "fp", "fn", "tp", "tn" or (true, decided) labels, whose values are numbers or columns of X; "reject" is the
+        cost of rejecting a row, whose label is then -1, or None if labels are text or include -1.
+    random_state: random seed.
     """
 
     average: Average | None = None
@@ -323,10 +323,8 @@ class Deciding(DecisionParameters):
                 "fit it again with decision='auto'"
             )
         if X is None and (prevalence is None or self.multilabel_):
-            given = "prevalence alone, for a multilabel y" if prevalence is not None else "neither"
-            raise ValueError(
-                f"adapt needs new rows X, or prevalence={{label: share}} for a single-label y, got {given}"
-            )
+            given = "neither" if prevalence is None else "prevalence alone, for a multilabel y"
+            raise ValueError(f"adapt needs rows X, or prevalence={{label: share}} for a single-label y, got {given}")
         if self.multilabel_ and self.subject_to is not None:
             raise ValueError("constraints on multilabel y cannot be adapted; fit again on rows with the new shares")
         p = None if X is None else self._decision_probabilities(X)
@@ -367,8 +365,7 @@ class Deciding(DecisionParameters):
             return replace(self.decision_, offsets=tuple(before + np.log(np.maximum(ratios, 1e-12))))
         calibration = fit_calibration(reference.p, reference.y, np.ones(len(reference.y)))
         if p is None or self.subject_to is not None:
-            # Constraints need labels: those of the held-out rows, each weighted by how much more frequent its class is
-            # now.
+            # Constraints need labels: those of the held-out rows, weighted by the change of their class share.
             q, y, weight = reweighted(calibration(reference.p), ratios), reference.y, ratios[reference.y]
             if self.confidence is not None:  # certificates need rows of equal weight
                 rows = _rows_in_shares(y, np.asarray(shift.shares))
@@ -412,9 +409,8 @@ class Deciding(DecisionParameters):
         others = [k for k in range(len(names)) if k not in given]
         valid = all(share >= 0 for share in given.values()) and left >= -1e-9  # False for nan, too
         if not valid or (not others and abs(left) > 1e-6):
-            raise ValueError(
-                f"shares must be at least 0 and add up to {'at most ' if others else ''}1, got {prevalence}"
-            )
+            most = "at most " if others else ""
+            raise ValueError(f"shares must be at least 0 and add up to {most}1, got {prevalence}")
         shares = self.reference_.shares
         if not self.multilabel_:
             shares[others] *= max(left, 0.0) / max(shares[others].sum(), 1e-12)

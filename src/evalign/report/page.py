@@ -49,8 +49,7 @@ def build_result(
     With one split intervals come from resampling test rows, with more the standard error from the splits.
     """
     judge, lines = comparison.judge, summarise(comparison.rows, reference, test_size=comparison.test_share)
-    # A score that misses a constraint does not compete.
-    lines.sort(key=lambda line: bool(judge.missed(line.limits)))
+    lines.sort(key=lambda line: bool(judge.missed(line.limits)))  # one that misses a constraint does not compete
     table = [_entry(line, judge) for line in lines]
     if comparison.splits == 1:
         _add_intervals(table, comparison, reference, repeats, seed)
