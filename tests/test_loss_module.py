@@ -197,12 +197,13 @@ def test_double_backward_works_with_the_eager_backend():
 
 
 @torch_own_warnings
+@pytest.mark.parametrize("metric", ["f1", "auroc", "average_precision"])
 @pytest.mark.parametrize("strict", [True, False])
-def test_an_exported_loss_takes_batches_of_any_size(strict):
+def test_an_exported_loss_takes_batches_of_any_size(strict, metric):
     class Step(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer, self.loss = torch.nn.Linear(4, 3), MetricLoss("f1", anchor=1.0)
+            self.layer, self.loss = torch.nn.Linear(4, 3), MetricLoss(metric, anchor=1.0)
 
         def forward(self, x, y):
             return self.loss(self.layer(x), y)
@@ -213,3 +214,15 @@ def test_an_exported_loss_takes_batches_of_any_size(strict):
     for n in (3, 300):
         x, y = torch.randn(n, 4), torch.arange(n) % 3
         torch.testing.assert_close(exported(x, y), module(x, y))
+
+
+@pytest.mark.parametrize("move", [lambda m: m.half(), lambda m: m.to_empty(device="cpu"), lambda m: m])
+@pytest.mark.parametrize("meta", [False, True])
+def test_numbers_of_the_user_survive_a_move_and_the_meta_device(meta, move):
+    z, y = batch("multiclass")
+    options = {"weight": [0.1, 0.7, 1.3, 2.1], "offset": [0.0, 0.1, 0.3, -0.7], "temperature": 0.12, "anchor": 1.0}
+    with torch.device("meta" if meta else "cpu"):
+        loss = move(torch.nn.Sequential(MetricLoss("f1", memory="auto", **options)))[0]
+    z = z.float()
+    torch.testing.assert_close(loss(z, y), metric_loss(z, y, "f1", **options), rtol=1e-6, atol=0)
+    assert repr(loss) == repr(MetricLoss("f1", memory="auto", **options))

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -179,6 +178,19 @@ def test_class_dim_reads_classes_from_any_dimension():
     torch.testing.assert_close(metric_loss(z, y, "f1", class_dim=-1), expected)
     assert metric_loss(z, y, "f1") != expected
     torch.testing.assert_close(metric_loss(z, F.one_hot(y, 4).float(), "f1", class_dim=2), expected)
+    each = {"per_image": True, "reduction": "none"}
+    for shares in (False, True):
+        first, second = (F.one_hot(y, 4).float().movedim(-1, dim) if shares else y for dim in (0, 1))
+        found = metric_loss(z.movedim(-1, 0), first, "f1", class_dim=0, **each)
+        torch.testing.assert_close(found, metric_loss(z.movedim(-1, 1), second, "f1", **each))
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 3, 3)])
+def test_class_dim_leaves_one_logit_an_entry_alone(shape):
+    z, y = torch.randn(shape), torch.rand(shape)
+    torch.testing.assert_close(
+        metric_loss(z, y, "f1", task="binary", class_dim=-1), metric_loss(z, y, "f1", task="binary")
+    )
 
 
 # --- anchors
@@ -314,97 +326,3 @@ def test_dice_and_tversky_losses_of_monai_and_smp(smooth, empty):
     tversky = loops.smp_tversky(p, labels, smooth, alpha=0.3, beta=0.7)
     found = metric_loss(z, y, "tversky", alpha=0.3, beta=0.7, **options)
     assert found.item() == pytest.approx(tversky)
-
-
-# --- options that are refused
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("weight", [1.0, -1.0, 1.0], r"weight must lie in \[0, inf\), got -1"),
-        ("weight", torch.tensor([1.0, math.nan, 1.0]), "weight must lie in .* got nan"),
-        ("weight", [[1.0, 1.0, 1.0]], r"weight must hold one number per class, got shape \(1, 3\)"),
-        ("weight", "balanced", "weight must hold one number per class, got 'balanced'"),
-        ("weight", {0: 1.0}, "weight must hold one number per class"),
-        ("offset", [0.0, math.inf, 0.0], "offset must lie in"),
-        ("offset", ["a"], "offset must hold one number per class"),
-        ("beta", [[1.0, 2.0, 3.0]], "beta must hold one number per class"),
-        ("beta", [1, 2, "x"], "beta must hold one number per class"),
-        ("alpha", math.inf, "alpha must lie in"),
-        ("anchor", math.inf, "anchor must lie in"),
-        ("anchor", (1.0,), "anchor must be a number, or a pair"),
-        ("anchor", (1.0, "focal", 2), "anchor must be a number, or a pair"),
-        ("smooth", math.inf, "smooth must lie in"),
-        ("k", math.inf, "k must lie in"),
-        ("temperature", torch.tensor([0.1, 0.2]), "temperature must be one number"),
-        ("threshold", "0.5", "threshold must be a number or a sequence of numbers, got '0.5'"),
-        ("threshold", ["a"], "threshold must be a number or a sequence of numbers"),
-        ("ignore_index", None, "ignore_index must be a whole number, got None"),
-        ("ignore_index", 1.5, "ignore_index must be a whole number, got 1.5"),
-        ("class_dim", "last", "class_dim must be a whole number"),
-        ("per_image", "no", "per_image must be True or False, got 'no'"),
-        ("from_logits", "no", "from_logits must be True or False"),
-        ("include_background", None, "include_background must be True or False"),
-        ("delta", 0.3, "delta requires step 'linear' or 'lookup', got step 'annealed'"),
-    ],
-)
-def test_malformed_options_are_refused_in_one_sentence(name, value, message):
-    owner = {"beta": "fbeta", "alpha": "tversky"}.get(name, "f1")
-    with pytest.raises((TypeError, ValueError), match=message):
-        MetricLoss(owner, **{name: value, "step": "sigmoid" if name == "k" else "annealed"})
-
-
-@pytest.mark.parametrize("value", [-1.0, math.nan, [1.0, -2.0]])
-def test_a_weight_of_positives_is_a_number_from_0(value):
-    with pytest.raises(ValueError, match=r"pos_weight must lie in \[0, inf\)"):
-        MetricLoss("f1", task="multilabel", pos_weight=value)
-
-
-@pytest.mark.parametrize("name", ["beta", "alpha", "at", "max_fpr", "smooth", "include_background"])
-def test_a_function_takes_no_options_of_named_metrics(name):
-    with pytest.raises(ValueError, match=f"{name} requires a metric given by name"):
-        MetricLoss(metrics.f1, **{name: False if name == "include_background" else 2.0})
-
-
-def test_numbers_may_be_those_of_numpy():
-    z, y = batch("binary")
-    given = {"temperature": np.float32(0.25), "threshold": np.float64(0.25), "anchor": np.float32(0.5)}
-    plain = {name: value.item() for name, value in given.items()}
-    torch.testing.assert_close(
-        metric_loss(z, y, "fbeta", task="binary", beta=np.int64(2), ignore_index=np.int64(-1), **given),
-        metric_loss(z, y, "fbeta", task="binary", beta=2, ignore_index=-1, **plain),
-    )
-    grid = metric_loss(z, y, "f1", task="binary", threshold=[0.25, 0.5])
-    for thresholds in (np.array([0.25, 0.5]), torch.tensor([0.25, 0.5])):
-        torch.testing.assert_close(metric_loss(z, y, "f1", task="binary", threshold=thresholds), grid)
-
-
-@pytest.mark.parametrize("step", ["identity", lambda p, threshold: p])
-@pytest.mark.parametrize("task", ["binary", "multilabel"])
-def test_a_step_without_a_threshold_takes_a_grid(task, step):
-    z, y = batch(task)
-    one = metric_loss(z, y, "f1", task=task, step=step)
-    torch.testing.assert_close(metric_loss(z, y, "f1", task=task, step=step, threshold=[0.25, 0.5, 0.75]), one)
-
-
-def test_an_anchor_that_is_replaced_leaves_no_parameters():
-    loss = MetricLoss("f1", anchor=(1.0, nn.Linear(2, 2)))
-    loss.anchor = 0.5
-    assert list(loss.parameters()) == []
-
-
-@pytest.mark.parametrize(("value", "got"), [(3.0, "float"), (None, "NoneType"), (torch.zeros(2), r"shape \(2,\)")])
-def test_an_anchor_returns_a_tensor_of_one_number(value, got):
-    loss = MetricLoss("f1", anchor=(1.0, lambda input, target: value))
-    with pytest.raises(ValueError, match=f"the anchor must return a scalar tensor, got {got}"):
-        loss(*batch("multiclass"))
-
-
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_sample_weights_are_finite_and_not_negative(value):
-    z, y = batch("multiclass")
-    weight = torch.ones(len(y))
-    weight[3] = value
-    with pytest.raises(ValueError, match=r"sample_weight must lie in \[0, inf\), got"):
-        MetricLoss("f1")(z, y, weight)

@@ -386,3 +386,20 @@ def test_batches_that_one_backward_pass_recomputes_are_remembered_once_each(dtyp
     recomputed = trained(lambda function, w: checkpoint(function, w, use_reentrant=False))
     for got, expected in zip(recomputed, plain, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@torch_own_warnings
+@pytest.mark.parametrize("transform", [
+    lambda loss, z, y: torch.func.grad(loss)(z[0], y[0]),
+    lambda loss, z, y: torch.func.vmap(loss)(z, y),
+    lambda loss, z, y: torch.func.jvp(lambda x: loss(x, y[0]), (z[0],), (z[1],)),
+], ids=["grad", "vmap", "jvp"])  # fmt: skip
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_memory_refuses_transforms_of_torch_func_and_stays_as_it_was(transform, warm):
+    z, y = torch.randn(3, 8, 3), torch.randint(3, (3, 8))
+    loss, fresh = (MetricLoss("f1", memory=0.5) for _ in range(2))
+    for each in (loss, fresh) if warm else ():
+        each(z[2], y[2])
+    with pytest.raises(RuntimeError, match=r"a memory cannot be written inside a transform of torch\.func"):
+        transform(loss, z, y)
+    torch.testing.assert_close(loss(z[1], y[1]), fresh(z[1], y[1]))

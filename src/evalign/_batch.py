@@ -42,7 +42,7 @@ class FlatBatch(NamedTuple):
         y, weight = dense(self.y, self.weight, self.logits.dtype)
 
         def by_image(x: Tensor) -> Tensor:
-            return x.reshape(images, len(x) // max(images, 1), *x.shape[1:])
+            return x.reshape(images, x.shape[0] // max(images, 1), *x.shape[1:])
 
         apart = self.smoothing_weights and (by_image(self.smoothing_weights[0]), self.smoothing_weights[1])
         return FlatBatch(by_image(self.logits), by_image(y), by_image(weight), apart)
@@ -163,9 +163,11 @@ def _classes_second(input: Tensor, target: Tensor, task: Task, class_dim: int) -
     checks.check_floating("input", input)
     if not -input.dim() <= class_dim < input.dim():
         raise ValueError(f"class_dim must be a dimension of the input {tuple(input.shape)}, got {class_dim}")
+    if task == "binary" and input.shape == target.shape:  # no dimension of classes
+        return input, target
     if task == "multilabel" or (target.is_floating_point() and target.shape == input.shape):
         target = target.movedim(class_dim, 1)
-    return (input if input.shape == target.shape and task == "binary" else input.movedim(class_dim, 1)), target
+    return input.movedim(class_dim, 1), target
 
 
 def _checked(

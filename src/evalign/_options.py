@@ -21,6 +21,7 @@ Reduction = Literal["mean", "none"]
 Anchor = float | tuple[float, str | Callable[[Tensor, Tensor], Tensor]]
 ANCHORS = ("cross_entropy", "focal")
 OF_NAMED_METRICS = ("beta", "alpha", "at", "max_fpr", "smooth", "include_background")
+NUMBERS = ("alpha", "at", "max_fpr", "delta", "k", "anchor", "label_smoothing", "smooth")
 KINDS = {"include_background": bool, "per_image": bool, "from_logits": bool, "ignore_index": int, "class_dim": int}
 PerClass = Tensor | Sequence[float]
 Thresholds = float | tuple[float, ...] | None
@@ -65,8 +66,7 @@ class LossOptions:
 
     def __post_init__(self) -> None:
         for name in OPTION_NAMES:
-            if isinstance(getattr(self, name), np.generic):
-                object.__setattr__(self, name, getattr(self, name).item())
+            object.__setattr__(self, name, _as_number(name, getattr(self, name)))
         checks.check_choice("backend", self.backend, BACKENDS)
         checks.check_choice("task", self.task, TASKS)
         checks.check_choice("reduction", self.reduction, ["mean", "none"])
@@ -74,8 +74,10 @@ class LossOptions:
         checks.check_temperature(self.temperature)
         if isinstance(self.temperature, Tensor) and self.temperature.numel() != 1:
             raise ValueError(f"temperature must be one number, got shape {tuple(self.temperature.shape)}")
-        if isinstance(self.anchor, tuple) and len(self.anchor) != 2:
-            raise ValueError(f"anchor must be a number, or a pair of a number and a term, got {self.anchor!r}")
+        if isinstance(self.anchor, tuple):
+            if len(self.anchor) != 2:
+                raise ValueError(f"anchor must be a number, or a pair of a number and a term, got {self.anchor!r}")
+            object.__setattr__(self, "anchor", (_as_number("anchor", self.anchor[0]), self.anchor[1]))
         checks.check_number("anchor", self.anchor_weight, low=0.0, open_high=True)
         if not callable(self.anchor_term):
             checks.check_choice("the term of an anchor", self.anchor_term, ANCHORS)
@@ -187,6 +189,15 @@ class LossOptions:
     @property
     def anchor_term(self) -> str | Callable[[Tensor, Tensor], Tensor]:
         return self.anchor[1] if isinstance(self.anchor, tuple) else "cross_entropy"
+
+
+def _as_number(name: str, value: Any) -> Any:
+    """Numbers of numpy and torch as Python's, other values as they are; a number that is to be learned is refused."""
+    if isinstance(value, Tensor):
+        if name in (*NUMBERS, "threshold") and value.requires_grad:
+            raise ValueError(f"{name} cannot be learned, got a tensor that requires a gradient; pass a number")
+        return value.item() if name in NUMBERS and value.numel() == 1 else value
+    return value.item() if isinstance(value, np.generic) else value
 
 
 OPTION_NAMES = tuple(field.name for field in fields(LossOptions))

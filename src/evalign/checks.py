@@ -6,12 +6,12 @@ of `torch.compile` and `vmap`. Reading them on a GPU would synchronise it.
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 # Our name of a metric -> its names in other libraries.
@@ -101,7 +101,7 @@ def check_vector(name: str, value: Any, *, low: float = -math.inf, infinite: boo
     if value is None:
         return
     try:
-        vector = torch.as_tensor(value).detach()
+        vector = torch.as_tensor(value, device=None if isinstance(value, Tensor) else "cpu").detach()
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{name} must hold one number per class, got {value!r}") from None
     if vector.dim() > 1:
@@ -122,6 +122,21 @@ def check_beta(beta: Any) -> None:
         check_number("beta", beta, low=0.0)
     else:
         check_vector("beta", beta, low=0.0, infinite=True)
+
+
+def constant(value: Any, dtype: torch.dtype) -> Tensor:
+    """A buffer of numbers that the user gave; on the CPU where new tensors hold none (`torch.device("meta")`)."""
+    device = "cpu" if torch.get_default_device().type == "meta" else None
+    made = value if isinstance(value, Tensor) else torch.as_tensor(value, device=device)
+    return made.detach().clone().to(dtype)
+
+
+def keep_buffers(module: nn.Module, move: Callable[[], Any]) -> None:
+    """Move a module without changing a digit of its buffers: `half()` and `to_empty()` are meant for weights."""
+    exact = dict(module.named_buffers(recurse=False))
+    move()
+    for name, value in exact.items():
+        nn.Module.__setattr__(module, name, value.to(module.get_buffer(name).device))
 
 
 def check_floating(name: str, x: Any) -> None:

@@ -167,7 +167,7 @@ def _exact(metric: str, order: _Order, at: float | None, max_fpr: float | None) 
     if metric == "auroc":
         limit = 1.0 if max_fpr is None else max_fpr
         tpr, fpr = safe_divide(tp, positives), safe_divide(fp, negatives)
-        left, low = (torch.nn.functional.pad(x[:, :-1], (1, 0)) for x in (fpr, tpr))
+        left, low = (torch.nn.functional.pad(x, (1, 0))[:, :-1] for x in (fpr, tpr))
         right = fpr.clamp_max(limit)
         high = low + (tpr - low) * safe_divide(right - left, fpr - left)
         area = torch.where(left < limit, (right - left) * (low + high) / 2, 0.0).sum(1)
@@ -212,7 +212,9 @@ def _soft(metric: str, order: _Order, at: float | None, max_fpr: float | None, t
     spread = safe_divide((mass * (z.detach() - centre) ** 2).sum(1, keepdim=True), mass.sum(1, keepdim=True)).sqrt()
     width = (temperature * spread.clamp_min(LEAST_SPREAD)).clamp_min(1e-6).to(z.dtype)
     if metric in ("auroc", "average_precision"):
-        number = max(8, min(THRESHOLDS, ENTRIES // max(1, z.numel())))
+        number = THRESHOLDS  # an exported program has one number of them for batches of any size
+        if not torch.compiler.is_exporting():
+            number = max(8, min(THRESHOLDS, ENTRIES // max(1, z.numel())))
         wanted = (torch.arange(number, device=z.device) + 0.5) / number * order.tp[:, -1:]
         own = hits.double().cumsum(1)  # among equal scores those of positives, which the gradient should raise
         place = torch.searchsorted(own, wanted.contiguous()).clamp_max(z.shape[1] - 1)

@@ -48,7 +48,7 @@ def metric_loss(
         raise ValueError("metric_loss keeps no memory of earlier batches; use MetricLoss(..., memory=...)")
     batch = _flatten(given, input, target, sample_weight, given.offset, given.weight, given.pos_weight)
     ranks = resolve(given.sync, training=torch.is_grad_enabled())
-    loss = _loss(Objective.of(given), given, batch, input.shape[0], given.temperature, given.beta, ranks)
+    loss = _loss(Objective.of(given), given, batch, _images(given, input, target), given.temperature, given.beta, ranks)
     return loss + _module_anchor(given, input, target)
 
 
@@ -132,7 +132,7 @@ class MetricLoss(nn.Module):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
         # A tensor, not a number, so that a compiled graph is not rebuilt for every temperature.
-        self.register_buffer("_temperature", torch.tensor(0.2, dtype=torch.float64))
+        self.register_buffer("_temperature", checks.constant(0.2, torch.float64))
         self.memory = None
         self._adopt(LossOptions(*args, **options), OPTION_NAMES)
 
@@ -168,15 +168,16 @@ class MetricLoss(nn.Module):
         elif isinstance(value, Tensor) and value.requires_grad:
             raise ValueError(f"{name} requires a gradient: pass it as a torch.nn.Parameter, or detach() it")
         else:
-            vector = torch.as_tensor(value).detach().clone().to(torch.get_default_dtype())
-            self.register_buffer(name, vector)
+            self.register_buffer(name, checks.constant(value, torch.get_default_dtype()))
 
     @property
     def temperature(self) -> float:
         return float(self._temperature)
 
     @temperature.setter
-    def temperature(self, value: float) -> None:
+    def temperature(self, value: float | Tensor) -> None:
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise ValueError("temperature of a module requires a gradient; use metric_loss, or detach() it")
         checks.check_temperature(float(value))
         self._temperature.fill_(float(value))
         if self.memory is not None:
@@ -186,8 +187,11 @@ class MetricLoss(nn.Module):
         if name in OPTION_NAMES and name != "temperature" and "options" in self.__dict__:
             self._adopt(replace(self.options, **{name: value}), (name,))
             return
+        if name == "temperature":  # a property, also where the value is a Parameter
+            object.__setattr__(self, name, value)
+            return
         super().__setattr__(name, value)
-        if name not in ("training", "temperature"):  # launch plans do not depend on these
+        if name != "training":  # launch plans do not depend on it
             self.__dict__["_launch_plans"] = dispatch.LaunchPlanCache()
 
     def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
@@ -202,7 +206,7 @@ class MetricLoss(nn.Module):
     def _eager_loss(self, input: Tensor, target: Tensor, _: Any) -> tuple[Tensor]:
         """The loss of a launch plan, by operations that autograd can differentiate twice."""
         objective, batch = replace(self.objective, backend="eager"), self.flat(input, target, None)
-        return (_loss(objective, self.options, batch, input.shape[0], self._temperature, self.beta, None),)
+        return (_loss(objective, self.options, batch, 0, self._temperature, self.beta, None),)
 
     def _metric_loss(
         self, input: Tensor, target: Tensor, sample_weight: Tensor | None, key: dispatch.BatchKey | None
@@ -212,7 +216,8 @@ class MetricLoss(nn.Module):
             flat = self.flat(input, target, sample_weight)
             if key is not None:
                 self._cache_plan(key, flat, input, target)
-            return _loss(self.objective, self.options, flat, input.shape[0], self._temperature, self.beta, ranks)
+            images = _images(self.options, input, target)
+            return _loss(self.objective, self.options, flat, images, self._temperature, self.beta, ranks)
         in_one_node = input.device.type == "cpu" and not is_compiling()  # operators of a graph take no hook
         if in_one_node and self._counts_alone_matter(sample_weight, memory):
             flat = self.flat(input, target, sample_weight)
@@ -271,10 +276,7 @@ class MetricLoss(nn.Module):
         return self.memory if self.training and torch.is_grad_enabled() else None
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "MetricLoss":
-        temperature = self.temperature
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # half() and to(bfloat16) are for weights; a rounded temperature would not survive a checkpoint.
-        self._temperature = torch.tensor(temperature, dtype=torch.float64, device=self._temperature.device)
+        checks.keep_buffers(self, partial(super()._apply, fn, recurse))
         return self
 
     def __repr__(self) -> str:
@@ -293,6 +295,12 @@ def _flatten(
         ignore_index=options.ignore_index, label_smoothing=options.label_smoothing, from_logits=options.from_logits,
         class_dim=options.class_dim, images=True,
     )  # fmt: skip
+
+
+def _images(options: LossOptions, input: Tensor, target: Tensor) -> int:
+    """The number of images: the size of the first dimension that is not the classes'."""
+    classes = options.task != "binary" and target.dim() == input.dim()
+    return target.shape[1 if classes and options.class_dim % input.dim() == 0 else 0]
 
 
 def _loss(

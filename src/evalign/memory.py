@@ -7,6 +7,7 @@ anchor keeps its relative weight.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -75,9 +76,9 @@ class Memory(nn.Module):
         # Counts with their weight, and rows of each class: in float64, since a long sum of small batches must not
         # stall; empty until the first batch gives the number of classes.
         for name in ("state", "seen"):
-            self.register_buffer(name, torch.zeros(0, dtype=torch.float64))
-        self.register_buffer("temperature", torch.full((), torch.nan, dtype=torch.float64))
-        known = None if labels is None else torch.as_tensor(labels, dtype=torch.float64)
+            self.register_buffer(name, checks.constant([], torch.float64))
+        self.register_buffer("temperature", checks.constant(torch.nan, torch.float64))
+        known = None if labels is None else checks.constant(labels, torch.float64)
         if known is not None and (known.dim() != 1 or bool((known < 0).any()) or float(known.sum()) <= 0):
             raise ValueError(f"labels must hold one count per class, all >= 0 and one above 0, got {known.tolist()}")
         self.register_buffer("labels", known, persistent=False)
@@ -85,6 +86,11 @@ class Memory(nn.Module):
     def forward(self, sums: Sums) -> Sums:
         """Remember a batch, and return its sums plus the remembered counts."""
         counts, rows = sums.counts, sums.rows_behind_classes
+        if not torch.compiler.is_compiling() and checks.is_transformed(counts):
+            raise RuntimeError(
+                "a memory cannot be written inside a transform of torch.func or of forward mode; "
+                "use torch.autograd, or say memory=None"
+            )
         current = torch.cat([counts.detach(), sums.weight.detach().reshape(1)]).double()
         rows = rows.detach().double()
         self._make_room(current, rows)
@@ -165,11 +171,7 @@ class Memory(nn.Module):
             )
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "Memory":
-        exact = dict(self.named_buffers(recurse=False))
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # half() and to(bfloat16) are for weights; counts follow to a device, but keep their precision.
-        for name, value in exact.items():
-            setattr(self, name, value.to(getattr(self, name).device))
+        checks.keep_buffers(self, partial(super()._apply, fn, recurse))
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
