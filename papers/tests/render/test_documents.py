@@ -233,6 +233,12 @@ def test_templates_look_their_numbers_up(papers: Path) -> None:
     assert numbers.score("btg/1/honest/mammography.nobody") == "not run"
     assert numbers.trials("btg/1/honest/mammography.nobody") == "not run"
     assert numbers.printed("btg-1", "BCE", "adult") == "0.26"
+    scores = {"x": [0.1, 0.2, 0.3, 0.5], "y": [0.2, 0.4, 0.6, 1.0], "z": [0.5, 0.1, 0.4, 0.1]}
+    for name, values in scores.items():
+        write_report(papers, f"btg/1/honest/adult.{name}", {"argmax": {"f1": values}})
+    least = np.corrcoef(scores["x"], scores["z"])[0, 1]
+    found = numbers.correlations(*(f"btg/1/honest/adult.{name}" for name in scores))
+    assert found == f"{least:.2f} to 1.00"
     with pytest.raises(KeyError):
         numbers.printed("btg-1", "BCE", "shuttle")
 

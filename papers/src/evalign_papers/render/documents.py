@@ -6,7 +6,9 @@ Sentences take their numbers from the same reports as the tables, so both change
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
+from statistics import correlation
 from typing import Any
 
 import pandas as pd
@@ -44,6 +46,16 @@ class Numbers:
     def range(self, cell: str, metric: str = "f1", decision: str | None = None, digits: int = 2) -> str:
         """Smallest and largest score of a trial."""
         return _span(self._measured(cell, metric, decision).values, digits)
+
+    def correlations(self, *cells: str, metric: str = "f1") -> str:
+        """Smallest and largest correlation of two cells' scores over the splits that they share."""
+        scores = [self._measured(cell, metric, None).scores for cell in cells]
+        found = [
+            correlation([one[split] for split in shared], [other[split] for split in shared])
+            for one, other in combinations(scores, 2)
+            if len(shared := sorted(one.keys() & other.keys())) > 2
+        ]
+        return _span(found, 2)
 
     def printed(self, table: str, label: str, dataset: str, metric: str = "f1") -> str:
         content = load_table(self.papers, table)

@@ -62,7 +62,7 @@ def reproduction_blocks(papers: Path, benchmarks: Path | None = None) -> dict[st
         **budgets_blocks(filled),
         "cifar10": cifar10_block(benchmarks),
         "cifar10-curves": curves_block(benchmarks),
-        "adult": adult_block(filled),
+        **adult_blocks(filled),
         "time": time_block(benchmarks),
         "quirk-list": markdown_table(["quirk", "meaning"], [[f"`{name}`", text] for name, text in QUIRKS.items()]),
         "fit": fit_block(moved),
@@ -285,33 +285,28 @@ def time_block(benchmarks: Path | None) -> str:
     return f"{markdown_table(['what', 'how', 'time', 'ratio'], rows)}\n\n{note}"
 
 
-def adult_block(filled: Sequence[FilledTable]) -> str:
-    """Printed numbers on Adult beside the runs with the quirk of its loader, and the same without `test_chooses`."""
-    rows, seen = [], set()
-    for one in filled:
-        for cell in one.cells:
-            found = cell.measured.get("paper")
-            place = (cell.row.folder, cell.row.cell, cell.metric, cell.printed)
-            if found is None or "adult_first_line" not in found.quirks or place in seen:
-                continue
-            if cell.printed is None or cell.distance is None:
-                continue
-            seen.add(place)
-            rows.append([one.table.name, literal(cell.row.label), one.table.metrics[cell.metric],
-                         printed_number(cell.printed, cell.decimals), measured_number(found),
-                         f"{fmean(found.without_test.values()):.3f}" if found.without_test else NONE,
-                         cell.distance.verdict,
-                         cell.distance_without_test.verdict if cell.distance_without_test else NONE,
+def adult_blocks(filled: Sequence[FilledTable]) -> dict[str, str]:
+    """Printed numbers on Adult beside runs with the quirk of its loader, with and without `test_chooses`; counts."""
+    rows = []
+    for table, cell, found in distinct_numbers(filled):
+        own = cell.measured["paper"]
+        if "adult_first_line" in own.quirks:
+            fair = cell.distance_without_test
+            rows.append([table.name, literal(cell.row.label), table.metrics[cell.metric],
+                         printed_number(cell.printed, cell.decimals), measured_number(own),
+                         f"{fmean(own.without_test.values()):.3f}" if own.without_test else NONE,
+                         found.verdict, fair.verdict if fair else NONE,
                          measured_number(cell.measured["honest"]) if "honest" in cell.measured else NONE])  # fmt: skip
     if not rows:
-        return "Nothing has been run with this quirk yet."
+        nothing = "Nothing has been run with this quirk yet."
+        return {"adult-counts": nothing, "adult": nothing}
     head = ["table", "row", "metric", "printed", "with the quirk", "and without test_chooses", "class",
             "class without", "honest"]  # fmt: skip
     listed = [
         ", ".join(f"{Counter(row[column] for row in rows)[name]} {name}" for name in VERDICTS) for column in (6, 7)
     ]
     note = f"Of {len(rows)} printed numbers on Adult: {listed[0]}; without `test_chooses` {listed[1]}."
-    return f"{note}\n\n{markdown_table(head, rows)}"
+    return {"adult-counts": note, "adult": markdown_table(head, rows)}
 
 
 def fit_block(moved: Sequence[Effect]) -> str:
