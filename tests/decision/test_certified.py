@@ -13,6 +13,7 @@ from evalign.decision.certified import (
     CertifiedProblem,
     binomial_bound,
     candidate_rules,
+    certified_rule,
     certify_decisions,
     certify_in_turn,
 )
@@ -172,6 +173,45 @@ def test_certified_constraints_of_labels(average):
     assert rule.value < plain.value
     one = calibrated(p, y, "precision", subject_to="recall[2] >= 0.9", confidence=0.9, **options)
     assert recall_score(y, one.predict(p), average=None)[2] > one.bounds[0] >= 0.9
+
+
+def test_constraints_of_single_labels_are_as_tight_as_those_of_two_classes():
+    p, y = draw_labels(np.random.default_rng(0), 500)
+    rule = calibrated(p, y, "f1", task="multilabel", subject_to="recall[1] >= 0.8", confidence=0.9)
+    positives, found = y[:, 1].sum(), (rule.predict(p) * y)[:, 1].sum()
+    assert rule.feasible
+    assert rule.bounds[0] == pytest.approx(beta.ppf(0.1, found, positives - found + 1))  # Clopper-Pearson
+    assert rule.bounds[0] >= 0.8 > beta.ppf(0.1, found - 1, positives - found + 2)
+    free = calibrated(p, y, "f1", task="multilabel")
+    assert (rule.predict(p) == free.predict(p))[:, [0, 2]].mean() > 0.95
+    with pytest.warns(UserWarning, match="no decision meets"):
+        missed = calibrated(
+            p, y, "f1", task="multilabel", subject_to=["recall[0] >= 0.8", "precision[0] >= 0.9"], confidence=0.9
+        )
+    assert not missed.feasible
+    assert missed.bounds[0] < 0.8 or missed.bounds[1] < 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:no decision meets")
+@pytest.mark.parametrize(
+    ("subject_to", "least"),
+    [(["recall[0] >= 0.8", "flagged[1] <= 30%"], 20), (["precision[0] >= 0.6", "precision[1] >= 0.6"], 0)],
+)
+def test_certified_constraints_of_single_labels_in_a_thousand_repetitions(subject_to, least):
+    """Of p ~ beta(1/2, 1) and y ~ p, with mean 1/3, the positives have p ~ beta(3/2, 1)."""
+    problem = Problem.of("f1", np.zeros((1, 3)), "multilabel", None, None, subject_to)
+    wrong = certified = 0
+    for seed in range(1000):
+        rule = certified_rule(*draw_labels(np.random.default_rng(seed), 200), problem, 0.9)
+        t = np.array(rule.thresholds)
+        recall, flagged = beta.sf(t, 1.5, 1), beta.sf(t, 0.5, 1)
+        precision = recall / 3 / np.maximum(flagged, 1e-300)
+        met = recall[0] >= 0.8 and flagged[1] <= 0.3 if least else precision[:2].min() >= 0.6
+        certified += rule.feasible
+        wrong += rule.feasible and not met
+    assert certified > 700
+    assert least <= wrong < 100 + 3 * np.sqrt(1000 * 0.1 * 0.9)
 
 
 def test_bounds_of_means_and_f_scores_come_from_precisions_and_recalls():

@@ -11,8 +11,9 @@ tested by an empirical Bernstein bound over rows (Maurer and Pontil 2009). Sever
 
 *Search.* For two classes, recall, specificity and flagged are monotone in the threshold: the last threshold whose
 bound holds is valid for all of them at once, without a correction. For other metrics of two classes about 16 ranks,
-fixed in advance, are tested, from the first that can certify the precision. With more classes or labels, rules of
-increasing risk are learned on 40 % of the rows and tested on the rest. Tests share the level: one that succeeds passes
+fixed in advance, are tested, from the first that can certify the precision. Of several labels, those whose constraints
+are their own are handled like two classes. With other constraints and more classes, rules of increasing risk are
+learned on 40 % of the rows and tested on the rest. Tests share the level: one that succeeds passes
 its part on to the next (fallback procedure, Wiens 2003), so that the probability of a single wrong certificate is at
 most 1 - confidence.
 
@@ -220,8 +221,12 @@ def certified_rule(q: Floats, y: Labels, problem: Problem, confidence: float) ->
     """Rule of the best expected metric on calibrated q among those whose constraints are certified on y."""
     alpha, ones = 1 - confidence, np.ones(len(y))
     check_confidence(problem, ones, confidence)
-    exact = (is_monotone(r, problem) or (r.metric == "precision" and of_class(r, problem)) for r in problem.constraints)
-    learn = _two_classes if problem.classes == 2 and not problem.multilabel and all(exact) else _candidates
+    learn, limits = _candidates, problem.constraints
+    if all(is_monotone(r, problem) or (r.metric == "precision" and of_class(r, problem)) for r in limits):
+        if problem.classes == 2 and not problem.multilabel:
+            learn = _two_classes
+        elif problem.multilabel and isinstance(problem.source, str) and all(r.label is not None for r in limits):
+            learn = _label_by_label
     rule, certificate = learn(q, y, problem, alpha)
     if not certificate.holds:
         problem.warn_infeasible(certificate.bounds.tolist(), confidence)
@@ -276,6 +281,25 @@ def _two_classes(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[
                           falling=len(floors) == len(problem.constraints))  # fmt: skip
     nearest = found if found[1].holds else best_of_ranks(FEWEST, falling=False)
     return found if nearest[1].holds else nearest
+
+
+def _label_by_label(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[Rule, Certificate]:
+    """Labels with constraints of their own decided like two classes, the others as without constraints."""
+    free = Problem(problem.source, average=problem.average, beta=problem.beta, classes=problem.classes, multilabel=True)
+    thresholds = list(best_expected(q, free, np.ones(len(y)), None).thresholds or ())
+    betas = np.broadcast_to(np.asarray(1.0 if problem.beta is None else problem.beta, float), problem.classes)
+    bounds = np.zeros(len(problem.constraints))
+    for label in {r.label for r in problem.constraints}:
+        own = [i for i, r in enumerate(problem.constraints) if r.label == label]
+        single = Problem(
+            problem.source, [replace(problem.constraints[i], label=1) for i in own], average="binary",
+            beta=None if problem.beta is None else float(betas[label]), classes=2, multilabel=False,
+        )  # fmt: skip
+        both = np.stack([1 - q[:, label], q[:, label]], axis=1)
+        rule, certificate = _two_classes(both, y[:, label], single, alpha * len(own) / len(bounds))
+        thresholds[label], bounds[own] = float(rule.threshold or 0.0), certificate.bounds
+    rule = Rule("thresholds", problem.classes, thresholds=tuple(thresholds))
+    return rule, Certificate(not problem.missing(bounds).any(), bounds)
 
 
 def _first_rank(precision: float, alpha: float) -> int:
