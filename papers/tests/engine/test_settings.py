@@ -23,6 +23,8 @@ def test_the_table_is_what_the_texts_say():
     assert (east.dropout, east.rate, east.patience, east.trials) == ((0.25, 0.5), (0.8, 0.9), 50, 10)
     assert PRINTED["mf", "table"].patience == PRINTED["btg", "table"].patience == 100
     assert (PRINTED["btg", "table"].learning_rate, PRINTED["btg", "table"].batch_size) == ((1e-3,), (1024,))
+    graphs = PRINTED["btg", "graphs"]  # "Using the hyperparameters proposed by Thompson et al."
+    assert (graphs.learning_rate, graphs.batch_size, graphs.patience) == ((), (), 100)
     assert (PRINTED["btg", "images"].learning_rate, PRINTED["btg", "images"].batch_size) == ((1e-4,), (128,))
 
 

@@ -21,9 +21,9 @@ class Settings(NamedTuple):
     """What one paper says about one kind of data; a tuple is a grid that validation loss chooses from."""
 
     source: str
-    learning_rate: tuple[float, ...]
+    learning_rate: tuple[float, ...]  # () where the text gives none
     batch_size: tuple[int, ...]
-    dropout: tuple[float, ...]  # () where the text gives none
+    dropout: tuple[float, ...]
     rate: tuple[float, ...]  # of cooling; () where the slope is constant
     patience: int
     trials: int = TRIALS
@@ -41,7 +41,7 @@ PRINTED: dict[tuple[str, str], Settings] = {
     ("btg", "table"): BTG,
     ("btg", "ap_perf"): AP_PERF,
     ("btg", "images"): Settings("BtG supplement, 4.2", (1e-4,), (128,), (), (), 100),
-    ("btg", "graphs"): Settings("BtG, Sec. 5.3", (1e-3,), (64,), (), (), 100),
+    ("btg", "graphs"): Settings("BtG, Sec. 5.3: the rest is Thompson et al.'s, not repeated", (), (), (), (), 100),
     ("btg", "batches"): Settings("BtG supplement, Table 5", (1e-3,), (128, 1024, 2048, 4096), (), (), 100),
     ("east", "table"): EAST,
     ("east", "creditcard"): EAST._replace(batch_size=(*TABULAR, 4096, 8192)),  # 4069 is printed
