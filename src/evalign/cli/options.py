@@ -158,7 +158,6 @@ class Settings:
             checks.check_number("--time-limit", self.time_limit, low=0.0, open_low=True)
         checks.check_choice("--model", self.model, MODELS)
         checks.check_choice("--network", self.network, CURVES)
-        checks.check_number("--ensemble", self.ensemble, low=1)
         checks.check_number("--budget", self.budget, low=0.0, open_low=True)
         if self.model == "boost" and not is_installed("lightgbm"):
             raise ValueError(

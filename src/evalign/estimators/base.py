@@ -340,7 +340,8 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         if labels is not None:
             labels = labels[rows]
             codes = rarest_label(labels)
-        self._check_classes(codes)
+        if (seen := len(np.unique(codes))) < 2:
+            raise ValueError(f"y must hold at least two classes with a positive weight, got {seen} class (one class)")
         self._check_goal()
         costs = self._costs() if self.costs is not None else None
         table = costs.rows(_safe_indexing(X, rows)) if costs is not None and costs.per_row else None
@@ -393,11 +394,6 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         if self.multilabel_:
             return codes.astype(np.int64), labels, weight
         return self.class_order[codes].astype(np.int64), None, weight
-
-    def _check_classes(self, codes: Codes) -> None:
-        seen = len(np.unique(codes))
-        if seen < 2:
-            raise ValueError(f"y must hold at least two classes with a positive weight, got {seen} class (one class)")
 
     def _rule(self, held_out: HeldOutPredictions) -> Rule:
         """The rule that `decision` names, learned from held-out predictions."""

@@ -4,7 +4,6 @@ A table of numbers goes in as it is: scaling and missing values are part of the 
 quantile scaling goes in as `encoder_.transform` makes it, since ONNX has no data frame.
 """
 
-import io
 import json
 import logging
 import warnings
@@ -31,8 +30,8 @@ def export_classifier(model: "EASTClassifier", path: Path) -> Path:
     The graph's metadata hold the classes and the names of the input's columns, as JSON.
     """
     try:
-        import onnx
-        import onnxscript  # noqa: F401  torch's exporter is built on it
+        import onnx  # noqa: F401  torch's exporter is built on both
+        import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("export_onnx needs onnx and onnxscript; pip install 'evalign[onnx]'") from error
 
@@ -62,9 +61,7 @@ def export_classifier(model: "EASTClassifier", path: Path) -> Path:
     for key, value in (("classes", model.classes_.tolist()), ("columns", names)):
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, json.dumps(value)
-    buffer = io.BytesIO()
-    onnx.save_model(proto, buffer)
-    return write_atomically(path, buffer.getvalue())
+    return write_atomically(path, proto.SerializeToString())
 
 
 def export_decided(model: "MetricDecision", path: Path, X: Any) -> Path:

@@ -26,7 +26,7 @@ from evalign.training.batches import Batches, Rows, Term, argmax_score, default_
 from evalign.training.checkpoint import Checkpoint, identify
 from evalign.training.in_memory import InMemory, batch_loss, mean_over_members
 from evalign.training.loop import Epoch, OnEpoch, Run
-from evalign.training.offsets import metric_offset, of_matrix, with_offset
+from evalign.training.offsets import next_offset, of_matrix, with_offset
 from evalign.training.recipes import UPDATES, Recipe, Stage
 
 BUFFER = 65_536  # rows shuffled together
@@ -216,8 +216,7 @@ class StreamRows(InMemory):
     def estimate_offset(self, objective: Objective | Term, stage: Stage) -> Tensor:
         assert isinstance(objective, Objective)
         matrix = validate(self.network, self.valid, stage, objective, stage.temperature, None)[1]
-        offset = metric_offset(matrix, objective.score, stage.offset).float().to(self.valid.x.device)
-        return offset if self.offset is None else (offset + self.offset) / 2
+        return next_offset(matrix, objective, stage, self.offset).to(self.valid.x.device)
 
 
 Floats = NDArray[np.float64]

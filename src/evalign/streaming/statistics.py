@@ -129,8 +129,6 @@ class CategorySummary:
 
     def column(self, label: Label, max_categories: int) -> CategoryColumn | None:
         """The encoder; None if there is no value."""
-        if not self.counts:
-            return None
         return categories_of_counts(
             np.array(list(self.counts), dtype=object), np.array(list(self.counts.values())), label,
             text=self.text, missing=self.missing > 0, rows=self.counts.total() + self.forgotten + self.missing,

@@ -45,9 +45,16 @@ def estimate_offset(
     logits, y, weight = flat(predict_logits(network, rows.x, amp=amp), rows.y, rows.weight, objective.task)
     p = probabilities_of(logits, objective.task)
     matrix = Confusion.hard(p.argmax(1), y, p.shape[1], sample_weight=weight).matrix
-    # On the CPU: a few numbers per stage, in float64, which not every device supports.
-    offset = metric_offset(matrix.cpu(), objective.score, stage.offset).float().to(rows.x.device)
-    return offset if before is None else (offset + before) / 2
+    return next_offset(matrix, objective, stage, before).to(rows.x.device)
+
+
+def next_offset(matrix: Tensor, objective: Objective, stage: Stage, before: Tensor | None) -> Tensor:
+    """Class offsets at a confusion matrix; after the first time, the mean of these and of the ones before.
+
+    On the CPU: a few numbers per stage, in float64, which not every device supports.
+    """
+    offset = metric_offset(matrix.cpu(), objective.score, stage.offset).float()
+    return offset if before is None else (offset + before.cpu()) / 2
 
 
 LEAST = 1e-3  # share of the largest gain: a class may gain nothing, but no logit moves by more than 7
