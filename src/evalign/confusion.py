@@ -74,8 +74,12 @@ class Confusion:
 
     @property
     def tn(self) -> Tensor:
-        total = self.total if self.multilabel else self.total.unsqueeze(-1)
-        return total - self.actual - self.predicted + self.tp
+        return self.totals - self.actual - self.predicted + self.tp
+
+    @property
+    def totals(self) -> Tensor:
+        """The total beside every class, (..., 1), or the one of each label."""
+        return self.total if self.multilabel else self.total.unsqueeze(-1)
 
     @property
     def num_classes(self) -> int:
@@ -140,7 +144,7 @@ class Confusion:
 
     def one_vs_rest(self) -> "Confusion":
         """Every class as a separate two-class problem: vectors of shape (..., C, 2)."""
-        total = self.total if self.multilabel else self.total.unsqueeze(-1).expand_as(self.tp)
+        total = self.totals.expand_as(self.tp)
         return Confusion(
             torch.stack([self.tn, self.tp], -1),
             torch.stack([total - self.actual, self.actual], -1),
@@ -153,10 +157,9 @@ class Confusion:
         if not label_smoothing:
             return self
         keep, spread = 1 - label_smoothing, label_smoothing / self.outcomes
-        total = self.total if self.multilabel else self.total.unsqueeze(-1)
         built = self._matrix
         matrix = None if built is None else lambda: keep * self.matrix + spread * self.predicted.unsqueeze(-2)
-        tp, actual = keep * self.tp + spread * self.predicted, keep * self.actual + spread * total
+        tp, actual = keep * self.tp + spread * self.predicted, keep * self.actual + spread * self.totals
         return self.replaced(tp=tp, actual=actual, matrix=matrix)
 
     @classmethod

@@ -197,7 +197,7 @@ def _scaled_to(sums: Sums, labels: Tensor, rows: float | None) -> Sums:
         raise ValueError(f"labels must have one count per class, expected {c.num_classes}, got {labels.numel()}")
     if c.multilabel and c.outcomes == 2 and rows is None:
         raise ValueError("labels of a multilabel problem also need the number of rows; pass Memory(rows=...)")
-    total = c.total if c.multilabel else c.total.unsqueeze(-1)
+    total = c.totals
     actual = labels / (labels.sum() if rows is None else rows) * total
     yes, no = safe_divide(actual, c.actual), safe_divide(total - actual, total - c.actual)
     tp = yes * c.tp

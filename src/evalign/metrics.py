@@ -80,7 +80,7 @@ def specificity(c: Confusion, average: Average | None = "macro", *, zero_divisio
     >>> specificity(Confusion.hard(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])), "binary")
     tensor(0.5000, dtype=torch.float64)
     """
-    return _average(c, c.tn, _totals(c) - c.actual, average, zero_division)
+    return _average(c, c.tn, c.totals - c.actual, average, zero_division)
 
 
 def jaccard(c: Confusion, average: Average | None = "macro", *, zero_division: float = 0.0) -> Tensor:
@@ -345,10 +345,6 @@ def _mean(
 
 def _labelled(c: Confusion) -> Tensor:
     return c.actual > 0 if c.present is None else c.present
-
-
-def _totals(c: Confusion) -> Tensor:
-    return c.total if c.multilabel else c.total.unsqueeze(-1)
 
 
 def _shares(c: Confusion) -> tuple[Tensor, Tensor, Tensor]:
