@@ -1,11 +1,11 @@
-"""Select the backend of a batch and wrap it for autograd; no other module knows all backends.
+"""Select the backend of a batch and wrap it for autograd; only this module knows all backends.
 
 Every backend has `row_forward` and `row_backward` (soft counts of multiclass rows), `column_forward` and
 `column_backward` (soft counts of binary columns; not in the reference), and `fused_loss` (batch to loss in one node):
 
 - `kernels.cpu.cpu_loss`: loops compiled by numba, for float32 on a CPU;
 - `kernels.gpu.gpu_loss`: Triton kernels, for float32, float16 and bfloat16 on a GPU;
-- `kernels.reference`: torch operations, for float64 and wherever nothing can be compiled.
+- `kernels.reference`: torch operations, for float64 and wherever compilation is unavailable.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def _module(name: str) -> ModuleType:
 
 
 def is_fused(z: Tensor) -> bool:
-    """Whether a compiled backend takes these logits in eager mode: not under `torch.compile`, `vmap` or `jvp`."""
+    """Whether a compiled backend supports these logits in eager mode: not under `torch.compile`, `vmap` or `jvp`."""
     if is_compiling() or is_transformed(z):
         return False
     if z.is_cuda:
@@ -65,7 +65,7 @@ def is_fused(z: Tensor) -> bool:
 
 
 def is_fused_whole(z: Tensor) -> bool:
-    """Whether `fused_loss` takes these logits: also as an operator of a graph that `torch.compile` makes."""
+    """Whether `fused_loss` supports these logits, also as an operator of a `torch.compile` graph."""
     if not is_compiling():
         return is_fused(z)
     dtypes = GPU_DTYPES if z.is_cuda else GPU_DTYPES[:1]
@@ -74,7 +74,7 @@ def is_fused_whole(z: Tensor) -> bool:
 
 @constant_when_traced
 def _takes_graphs(device: str) -> bool:
-    if torch.compiler.is_exporting():  # an exported program must run where evalign is not
+    if torch.compiler.is_exporting():  # an exported program must run without evalign
         return False
     return has_triton() if device == "cuda" else device == "cpu" and compilation.wait()
 
@@ -94,9 +94,9 @@ def fused_loss(
 ) -> Tensor:
     """1 - metric + anchor * cross-entropy of logits (M, C), or (M, L) at the settings' one threshold, as one node.
 
-    A GPU takes `weight` None: every label then has weight 1, except the label that the plan ignores. On a CPU, `hook`
-    may change the counts before the metric is computed from them (memory, sums over ranks). `eager` gives second
-    derivatives; without it, asking for them is an error.
+    On a GPU `weight` may be None: every label then has weight 1, except the label that the plan ignores. On a CPU,
+    `hook` may change the counts before the metric is computed from them (memory, sums over ranks). `eager` gives second
+    derivatives; without it, requesting them raises an error.
 
     >>> from evalign.kernels.plan import closed_form
     >>> plan, settings = Plan(closed_form("f1", "macro", 2)), KernelSettings(FivePoints(low=0.2, reach=0.5))
@@ -108,7 +108,7 @@ def fused_loss(
 
 
 class Question(NamedTuple):
-    """A plan and a step in types that a torch operator takes."""
+    """A plan and a step as argument types of a torch operator."""
 
     metric: str
     average: str
@@ -245,7 +245,7 @@ class RowCounts(torch.autograd.Function):
         ctx: Any, tp: Tensor | None, predicted: Tensor | None, losses: Tensor | None, actual: None
     ) -> tuple[Tensor | None, ...]:
         given = next((x for x in (tp, predicted) if x is not None), None)
-        kept = ctx.saved_tensors  # read once: `torch.utils.checkpoint` allows no more
+        kept = ctx.saved_tensors  # unpacked once, as `torch.utils.checkpoint` requires
         batch, saved = kept[:3], kept[3:]
         if given is None:
             if losses is None:
@@ -299,7 +299,7 @@ def _counts_by_class(
 
 
 def _slopes_by_column(tp: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivatives by the column's tp and predicted, from those by the counts of both classes."""
+    """Derivatives with respect to the column's tp and predicted, from those of both classes."""
     return tp[:, 1:] + tp[:, :1], predicted[:, 1:] - predicted[:, :1] - tp[:, :1]
 
 
@@ -364,6 +364,6 @@ class LaunchPlanCache(dict[BatchKey, LaunchPlan]):
         return LaunchPlanCache, ()
 
     def add(self, key: BatchKey, plan: LaunchPlan) -> None:
-        if len(self) >= CACHED_PLANS:  # batches whose sizes keep changing must not fill the memory
+        if len(self) >= CACHED_PLANS:  # batches of ever-changing sizes must not fill memory
             self.clear()
         self[key] = plan

@@ -1,4 +1,4 @@
-"""Parameters of a kernel: the step, the metric as linear forms of the counts, the plan."""
+"""Parameters of kernels: the step, the metric as linear forms of the counts, the plan."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -24,7 +24,7 @@ class FivePoints(NamedTuple):
     temperature: Tensor | None = None
 
     @property
-    def a(self) -> float:  # of no effect where the outer line has no length (T = 0.4)
+    def a(self) -> float:  # without effect if the outer line has length 0 (T = 0.4)
         return self.low / (1 - self.reach) if self.reach < 1 else 0.0
 
     @property
@@ -32,7 +32,7 @@ class FivePoints(NamedTuple):
         return (0.5 - self.low) / self.reach
 
     def numbers(self) -> tuple[float, float, float, float, float]:
-        """a, b, low, and the ends of the middle line over tau, the left one below 0 where there is no outer line."""
+        """a, b, low, and the ends of the middle line over tau, the left one below 0 if there is no outer line."""
         assert self.temperature is None
         return self.a, self.b, self.low, 1 - self.reach if self.reach < 1 else -1.0, 1 + self.reach
 
@@ -64,11 +64,11 @@ class Lines(NamedTuple):
 
 
 class KernelSettings(NamedTuple):
-    """Options of a fused loss; `thresholds` are those of yes/no problems."""
+    """Options of a fused loss; `thresholds` are those of binary problems."""
 
     points: FivePoints
     smoothing: float = 0.0
-    losses: bool = True  # whether cross-entropies are wanted
+    losses: bool = True  # whether cross-entropies are needed
     thresholds: tuple[float, ...] = ()
 
 
@@ -83,7 +83,7 @@ CLOSED_FORMS = {"binary": _ALL, "multiclass": _ALL, "multilabel": _AVERAGED}
 
 
 class LinearForm:
-    """A linear combination of tp, actual, predicted and total, with the operations that metrics use before dividing."""
+    """A linear combination of tp, actual, predicted and total, with the operations of metrics before the division."""
 
     dtype, device = torch.float64, torch.device("cpu")
 
@@ -158,7 +158,7 @@ class Plan(NamedTuple):
     metric: ClosedForm
     anchor: float = 0.0
     two_classes: bool = False
-    ignored: int = 0  # where there are no weights, the label that does not count
+    ignored: int = 0  # without weights, the label to ignore
 
 
 class Counts(NamedTuple):
@@ -171,7 +171,7 @@ class Counts(NamedTuple):
 
 
 class LaunchPlan(Protocol):
-    """Computes the loss of GPU batches that have one `dispatch.batch_key`."""
+    """Computes the loss of GPU batches with the same `dispatch.batch_key`."""
 
     def loss(
         self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None, eager: "Eager | None" = None
@@ -194,7 +194,7 @@ def slopes(counts_like: Tensor, tp: Tensor | None, predicted: Tensor | None, los
     return Slopes(dense(tp), dense(predicted), losses)
 
 
-# The outputs of a fused node from (logits, labels, weights), by operations that autograd can differentiate twice.
+# The outputs of a fused node from (logits, labels, weights), by operations that can be differentiated twice.
 Eager = Callable[[Tensor, Tensor, Any], Sequence[Tensor]]
 
 

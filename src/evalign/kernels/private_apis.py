@@ -1,7 +1,7 @@
 """Private parts of torch and Triton that save time, behind one switch.
 
 Set the environment variable `EVALIGN_PRIVATE_APIS=0` to use public interfaces only; the numbers are the same (see
-`tests/kernels/test_private_apis.py`). The private ones save host time, which a small batch on a GPU waits for: on an
+`tests/kernels/test_private_apis.py`). The private ones save host time, which dominates small batches on a GPU: on an
 H200, F1 takes 1.02 times cross-entropy's time with them and 2.41 times without at 1024 x 10, 0.94 and 2.06 times at
 8192 x 1000. To measure that, run `python benchmarks/bench_loss.py --device cuda --only fused --sizes 1024x10 8192x1000`
 with both settings (results: `bench_loss_dense_h200.csv`, `bench_private_apis_h200.csv`).
@@ -29,9 +29,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant_when_traced(function: Function) -> Function:
-    """Have `torch.compile` call a function instead of tracing it, and take the result for a constant.
+    """Have `torch.compile` call a function instead of tracing it, and treat the result as a constant.
 
-    As `torch.compiler.assume_constant_result`, which imports the whole compiler; the switch does not cover this one.
+    Like `torch.compiler.assume_constant_result`, which imports the whole compiler; the switch does not affect it.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -42,7 +42,7 @@ Grid = tuple[int, int, int]
 
 
 def fast_apply(function: type[torch.autograd.Function]) -> Any:
-    """`function.apply` for tensors that no function transform wraps (`dispatch.is_fused` refuses those)."""
+    """`function.apply` without support for function transforms (which `dispatch.is_fused` excludes)."""
     if not ENABLED:
         return function.apply
     node = getattr(function, "_backward_cls", None)
@@ -67,7 +67,7 @@ def is_capturing() -> bool:
 
 
 def device_queries(device: int) -> tuple[Callable[[], int], Callable[[], int]]:
-    """Functions for the current device and for the current stream of `device`; -1 where kernels are interpreted."""
+    """Functions for the current device and for the current stream of `device`; -1 if kernels are interpreted."""
     if device < 0:
         return (lambda: -1), (lambda: -1)
     if not ENABLED:
@@ -86,7 +86,7 @@ def allocator(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, 
 
 
 class Start(NamedTuple):
-    """A launch function, the words it takes before the stream, and those between stream and kernel arguments."""
+    """A launch function, its arguments before the stream, and those between the stream and the kernel arguments."""
 
     run: Any
     before: tuple[Any, ...]
@@ -94,22 +94,22 @@ class Start(NamedTuple):
     packed: bool = False  # the kernel arguments are one tuple
 
     def on(self, stream: int) -> Callable[..., Any]:
-        """The launch function on a stream, which takes the kernel arguments."""
+        """The launch function on a stream, as a function of the kernel arguments."""
         start = partial(self.run, *self.before, stream, *self.between)
         return (lambda *arguments: start(arguments)) if self.packed else start
 
 
 def launcher_words(program: Any) -> tuple[Any, ...]:
-    """What Triton's launcher takes between stream and kernel arguments; no launch hooks."""
+    """Arguments of Triton's launcher between the stream and the kernel arguments; no launch hooks."""
     return program.function, program.packed_metadata, None, None, None
 
 
 def raw_launch(program: Any, grid: Grid) -> Start | None:
     """The C function under Triton's launcher if it can be found, else the launcher; None with the switch off.
 
-    The Python launcher takes half the time that a small batch may cost, to pass the same words at every launch. A copy
-    of it is called once with a function that records these words. They depend on Triton's version; if they hold memory
-    that is allocated for one launch, the launcher is used every time.
+    The Python launcher takes half the time budget of a small batch, only to pass the same arguments at every launch. A
+    copy of it is called once with a function that records these arguments. They depend on Triton's version; if they
+    hold memory that is allocated per launch, the launcher is used every time.
     """
     if not ENABLED:
         return None

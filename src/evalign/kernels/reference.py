@@ -1,7 +1,7 @@
-r"""The fused row counts in torch's own operations: for float64, and where nothing can be compiled.
+r"""Fused row counts in torch operations, for float64 and wherever compilation is unavailable.
 
-The loss depends on a batch only through tp_k and the column sums, so dL/dg_ij is A_j plus B_k at the label, and
-nothing of size n d has to be kept but the probabilities, as cross-entropy keeps them. With x = p / tau, tau the
+The loss depends on a batch only through tp_k and the column sums, so dL/dg_ij is A_j plus B_k at the label, and only
+the probabilities need to be kept, as for cross-entropy. With x = p / tau, tau the
 mean of the two largest entries (tau <= 1/2, so only the largest can lie above tau), a five-point step with outer
 value `low` and breakpoints tau (1 -+ reach) is
 
@@ -22,11 +22,11 @@ from torch import Tensor
 from evalign.checks import sum_by_label
 from evalign.kernels.plan import Counts, FivePoints, KernelSettings, Slopes
 
-CHUNK = 1 << 20  # entries worked on at once: a few buffers of this size stay in a core's cache
+CHUNK = 1 << 20  # entries processed at once: a few buffers of this size stay in a core's cache
 
 
 class _Rows(NamedTuple):
-    """What a row keeps for the backward pass: indices of its two largest entries, tau, and the sum of h."""
+    """Data of a row for the backward pass: indices of its two largest entries, tau, and the sum of h."""
 
     first: Tensor
     second: Tensor
@@ -41,12 +41,12 @@ def row_forward(
     p, d = torch.softmax(logits, 1), logits.shape[1]
     rows, at_label, predicted = _forward(p, y, weight, points)
     tp = sum_by_label(weight * at_label, y, d)
-    # log(sum of exp) through the largest entry, whose probability cannot underflow.
+    # log(sum of exp) from the largest entry, whose probability cannot underflow.
     log_sum = _pick(logits, rows.first) - _pick(p, rows.first).log()
     expected = _pick(logits, y)
     if smoothing:
         expected = (1 - smoothing) * expected + smoothing * logits.mean(1)
-    # An ignored row counts for nothing even where its loss is infinite.
+    # An ignored row counts for nothing, even if its loss is infinite.
     losses = torch.where(weight == 0, 0.0, weight * (log_sum - expected))
     return Counts(tp, predicted, losses.sum(), sum_by_label(weight, y, d)), (logits, y, weight, *rows)
 
@@ -79,7 +79,7 @@ def _forward(p: Tensor, y: Tensor, weight: Tensor, points: FivePoints) -> tuple[
         h.scatter_(1, first[:, None], top.value[:, None])
         total = h.sum(1)
         at_label[part] = _pick(h, y[part]) / total
-        # Not a product of a vector with h: autocast would round it, and it adds up row after row in float32.
+        # Not a vector-matrix product, which autocast would round, and which adds rows one by one in float32.
         predicted += h.mul_((weight[part] / total)[:, None]).sum(0)
         for kept, new in zip(rows, (first, second, tau, total), strict=True):
             kept[part] = new
@@ -116,7 +116,7 @@ def _backward(
     # Through tau: entries below c tau give -(p h') / tau, the largest its own derivative.
     in_top = dh_top * largest * top.slope
     d_tau = dh_top * top.by_tau - (out.sum(1) - in_top) / tau
-    projection = in_top + tau * dh_top * top.by_tau  # sum_j p_j dL/dp_j, where all but the largest cancel
+    projection = in_top + tau * dh_top * top.by_tau  # sum_j p_j dL/dp_j, in which all but the largest cancel
     # Cross-entropy's gradient is p - onehot; its p joins the projection's.
     ce = anchor * weight
     torch.addcmul(out, p, (ce - projection)[:, None], out=out)
@@ -129,7 +129,7 @@ def _backward(
 
 
 def _values(p: Tensor, tau: Tensor, points: FivePoints) -> Tensor:
-    """h of every entry as if none lay beyond c tau.
+    """h of every entry, as if none were beyond c tau.
 
     The two lines cross at x = 1 - reach, so that h is the larger of them where the inner one is steeper, else the
     smaller: floating-point passes only, where a comparison and a choice would cost three times as much.
@@ -159,7 +159,7 @@ class _Top(NamedTuple):
 
 
 def _top_step(p: Tensor, tau: Tensor, points: FivePoints) -> _Top:
-    """The step at a row's largest entry, which alone can lie beyond c tau."""
+    """The step at a row's largest entry, the only one that can be beyond c tau."""
     c = 1 + points.reach
     beyond = p > c * tau
     gap = torch.where(beyond, 1 - c * tau, 1.0)

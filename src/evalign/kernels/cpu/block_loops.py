@@ -6,8 +6,8 @@ branches. Labels are whole numbers (M,), or shares of every class, shaped like t
 
 With e_j = exp(z_j - max z), x_j = p_j / tau = 2 e_j / (1 + e_second): below c tau the step needs no sum of
 exponentials, so one sweep gives the sum of x, which is 1 / tau, and the sum of h (formulas: `kernels.reference`).
-Nothing is saved for the backward pass, which derives a row's sums again. Entries that tie for second place share what
-goes through the threshold.
+Nothing is saved for the backward pass, which computes a row's sums again. Entries that tie for second place share the
+gradient through the threshold.
 """
 
 from typing import Any
@@ -20,20 +20,20 @@ from evalign.kernels.cpu.compilation import ORDERED, loop
 F = np.float32
 INT = np.int32
 ZERO, HALF, ONE, TWO, MINUS = F(0), F(0.5), F(1), F(2), F(-np.inf)
-ROWS = 128  # of a block: 19 classes take a third of the L1 cache
-UNROLLED = 5  # classes up to which images have a backward loop for their number of classes
+ROWS = 128  # rows of a block: 19 classes take a third of the L1 cache
+UNROLLED = 5  # maximum number of classes with a specialised backward loop for images
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int32]
-Labels = NDArray[Any]  # whole numbers, or shares
-By = tuple[Floats, Floats, F]  # dL by tp, by predicted, by the sum of cross-entropies
+Labels = NDArray[Any]  # integers, or shares
+By = tuple[Floats, Floats, F]  # dL/dtp, dL/dpredicted, dL/d(sum of cross-entropies)
 
 # exp and log of float32 in plain arithmetic, which compiles to vector instructions, unlike libm.
 LOG2_E, LN2_HIGH, LN2_LOW = F(1.4426950408889634), F(0.693359375), F(-2.12194440e-4)
-SMALLEST = F(-88)  # exp of less counts as 0
+SMALLEST = F(-88)  # exp of smaller arguments is 0
 # Of the minimax polynomial of exp(r) for |r| <= ln 2 / 2 that begins with 1 + r: wrong by 3e-9 at most
 C2, C3, C4, C5, C6 = (F(c) for c in (0.49999993, 0.1666652, 0.04166839, 0.00836875, 0.00138146))
-SHIFT = F(3 << 22)  # a sum with it is rounded to a whole number, which its last bits hold
+SHIFT = F(3 << 22)  # adding it rounds to an integer, stored in the last bits
 SQRT_HALF = F(0.707106781186547524)
 L1, L2, L3, L4, L5, L6, L7, L8, L9 = (
     F(c)
@@ -82,7 +82,7 @@ def load_block(z: Floats, image: int, place: int, count: int, weight: Floats, x:
         for j in range(z.shape[1]):
             source, row = z[image, j, place : place + count], x[j]
             for r in range(count):
-                value = source[r]  # read before it is chosen: a branch around a load is not vectorised
+                value = source[r]  # load first, then select: a branch around a load is not vectorised
                 row[r] = value if weight[r] != ZERO else ZERO
     else:
         for r in range(count):
@@ -150,7 +150,7 @@ def load_labels(
 
 @loop()
 def share_of(label: Labels, j: int, r: int) -> F:
-    """What row r of a block has of class j."""
+    """Share of class j in row r of a block."""
     if label.ndim == 1:
         return ONE if label[r] == INT(j) else ZERO
     share: np.float32 = label[j, r]
@@ -172,7 +172,7 @@ def two_largest(x: Floats, largest: Floats, runner_up: Floats) -> None:
 
 @loop()
 def expected_logits(x: Floats, label: Labels, largest: Floats, smoothing: F, target: Floats) -> None:
-    """The logit of the label less the largest, the mean of them by shares, or of smoothed labels."""
+    """Logit of the label minus the largest logit, or its mean over shares or smoothed labels."""
     for r in range(ROWS):
         target[r] = ZERO
     if label.ndim == 1:
@@ -192,7 +192,7 @@ def expected_logits(x: Floats, label: Labels, largest: Floats, smoothing: F, tar
 
 @loop()
 def exponentials(x: Floats, largest: Floats, second: Floats, scale: Floats, total: Floats) -> None:
-    """Replace logits, and the second largest of every row, by x; write the x of the largest, and the sum of all."""
+    """Replace logits, and the second largest of every row, by x; write the x of the largest, and the sum."""
     for r in range(ROWS):
         second[r] = exp(second[r] - largest[r])
         scale[r] = TWO / (ONE + second[r])
@@ -233,7 +233,7 @@ def entropies(weight: Floats, scale: Floats, total: Floats, target: Floats) -> f
 def row_slopes(
     weight: Floats, scale: Floats, second: Floats, total: Floats, sums: Floats, points: Floats, by_losses: F, d: int
 ) -> None:
-    """Replace sums of rows by the numbers of which their gradients are made.
+    """Replace sums of rows by the coefficients of their gradients.
 
     Sums (6, M): of x h'(x) and of h - x h'(x), the same times the slopes, the slopes at the top, entries in second
     place. Numbers (8, M): factors of the slope and of 1 times x h'(x), x h'(x) at the top, the factor of x, what is
@@ -246,7 +246,7 @@ def row_slopes(
         over_gap = ONE / (ONE - c * tau)
         loss = low * (ONE - over * tau) * over_gap
         line, beyond = b * over, over > c
-        rise = ONE - loss - (line + flat) if beyond else ZERO  # what the top has beyond the line
+        rise = ONE - loss - (line + flat) if beyond else ZERO  # part of the top beyond the line
         top_scaled = low * over * tau * over_gap if beyond else line
         by_tau = c * loss * over_gap * tau if beyond else line
         sum_scaled, dot_scaled, tops, tied = sums[0, r], sums[2, r], sums[4, r], second[r] == over
@@ -331,7 +331,7 @@ def block_backward(z: Floats, y: Labels, w: Floats, points: Floats, by: By, star
         two_largest(x, largest, second)
         exponentials(x, largest, second, scale, total)
         of[:] = ZERO
-        for j in range(0, d, 2):  # two classes at a time: the loop waits for its stores
+        for j in range(0, d, 2):  # two classes at a time: the loop is bound by its stores
             k = j + 1 if j + 1 < d else j
             row, of_all, of_own = x[j], by_predicted[j], by_tp[j]
             next_row, of_next, own_next, twice = x[k], by_predicted[k], by_tp[k], ZERO if k == j else ONE
@@ -367,9 +367,10 @@ def few_backward(
     z: Floats, y: Labels, w: Floats, points: Floats, by_tp: tuple[F, ...], by_predicted: tuple[F, ...],
     by_losses: F, start: int, stop: int, out: Floats,
 ) -> None:  # fmt: skip
-    """As `block_backward`, of images (N, C, S) of a few classes: in half of the time for three.
+    """`block_backward` for images (N, C, S) with few classes, in half the time for three.
 
-    The compiler knows the length of a tuple: it unrolls the loops over classes, and keeps a pixel's sums in registers.
+    The length of a tuple is known at compile time, so loops over classes are unrolled and a pixel's sums stay in
+    registers.
     """
     d, size = len(by_tp), z.shape[2]
     a, b, low, cut, c, smoothing = points[0], points[1], points[2], points[3], points[4], points[5]

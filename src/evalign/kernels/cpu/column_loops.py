@@ -17,7 +17,7 @@ from evalign.kernels.cpu.block_loops import HALF, ONE, ZERO, By, Doubles, F, Flo
 from evalign.kernels.cpu.compilation import in_threads, loop, parts, summed
 from evalign.kernels.plan import FivePoints, KernelSettings, Lines
 
-ENTRIES = 1024  # of a block of rows, whose sums are taken in float32
+ENTRIES = 1024  # entries of a block, summed in float32
 BLOCK = 512  # entries summed in float32 before the sum is added to a float64 one
 Batch = tuple[Floats, NDArray[Any], Floats]  # logits, labels, weights
 
@@ -36,7 +36,7 @@ def log1p(a: F, b: F) -> F:
 
 @loop()
 def sigmoid(z: F) -> tuple[F, F]:
-    """p and 1 - p, neither as a difference."""
+    """p and 1 - p, neither computed as a difference."""
     e = exp(-abs(z))
     large = ONE / (ONE + e)
     small = e * large
@@ -45,7 +45,7 @@ def sigmoid(z: F) -> tuple[F, F]:
 
 @loop()
 def probabilities(logits: Floats, weight: Floats, p: Floats, q: Floats) -> None:
-    """p and 1 - p of logits; 1/2 for an ignored one, which may be nan."""
+    """p and 1 - p of logits; 1/2 for ignored ones, which may be nan."""
     for i in range(logits.shape[0]):
         x = logits[i]
         p[i], q[i] = sigmoid(x if weight[i] != ZERO else ZERO)
@@ -59,14 +59,14 @@ def entropies(logits: Floats, yes: NDArray[Any], weight: Floats, p: Floats, q: F
         x, yes_p, no_p = logits[i], p[i], q[i]
         small, large = min(yes_p, no_p), max(yes_p, no_p)
         each = weight[i] * (max(x, ZERO) - x * soft + log1p(small, large))
-        # An ignored entry counts for nothing even where its loss is infinite.
+        # An ignored entry counts for nothing, even if its loss is infinite.
         total += each if weight[i] != ZERO else ZERO
     return float(total)
 
 
 @loop()
 def membership(p: Floats, q: Floats, weight: Floats, line: Floats, h: Floats) -> None:
-    """w H(p), to another array than p or q: loops over arrays that overlap are not vectorised."""
+    """w H(p), written to an array other than p or q: loops over overlapping arrays are not vectorised."""
     left, gap, tau, below, middle, above = line[0], line[1], line[2], line[3], line[4], line[5]
     for i in range(weight.shape[0]):
         value = HALF + middle * (p[i] - tau)
@@ -103,7 +103,7 @@ def column_forward(
     losses = 0.0
     for begin in range(start, stop, BLOCK):
         end = min(begin + BLOCK, stop)
-        # Slices, since an index that might be negative keeps a loop from vector instructions.
+        # Slices, since an index that might be negative prevents vectorisation.
         logits, yes, weight = z[begin:end], y[begin:end], w[begin:end]
         probabilities(logits, weight, p, q)
         if with_losses:
@@ -146,7 +146,7 @@ def column_backward(batch: Batch, lines: Floats, smoothing: F, by: By, start: in
 
 @loop()
 def add_rows(values: Floats, yes: NDArray[Any], of_yes: Floats, of_all: Floats) -> None:
-    """Two sums at a time: LLVM does not vectorise a loop over more pointers."""
+    """Add two sums at a time: LLVM does not vectorise loops over more pointers."""
     for r in range(values.shape[0]):
         row, labels = values[r], yes[r]
         for k in range(row.shape[0]):
@@ -206,10 +206,10 @@ def entry_backward(batch: Batch, line: Floats, smoothing: F, by: By, start: int,
 @loop()
 def derivatives(batch: Batch, line: Floats, pull: Floats, options: Floats, gradient: Floats, hessian: Floats) -> None:
     """Both derivatives of a boosted objective: anchor w (p - y) + m, and w max(anchor curvature p (1 - p), floor) +
-    damping |m|, m the metric's part; torch's operations take five times as long.
+    damping |m|, m the metric's part, in a fifth of the time of torch operations.
 
     m = w p (1 - p) h'(p) pull[y]; `options` are anchor, the anchor by curvature, floor, damping and label smoothing. A
-    row of weight 0 gets 0, whatever its score is.
+    row of weight 0 gets 0, whatever its score.
     """
     z, y, w = batch
     left, gap, below, middle, above = line[0], line[1], line[3], line[4], line[5]
@@ -255,7 +255,7 @@ def column_sums(batch: tuple[Tensor, ...], settings: KernelSettings) -> tuple[Do
     """tp of every threshold, predicted of every threshold, (actual, total) of each column, and all cross-entropies."""
     table, e = _lines_table(settings.points, settings.thresholds), np.float32(settings.smoothing)
     only = _column(batch)
-    if only is not None:  # no more calls than it takes: these may be few entries
+    if only is not None:  # as few calls as possible: there may be few entries
         sums = np.zeros((1, 3, max(2, len(table))))
         run_column = partial(column_forward, only, table, e, settings.losses)
         return sums, summed(run_column, len(only[0]), len(only[0]) * len(table), sums[0])

@@ -37,27 +37,27 @@ from evalign import checks
 
 MODES = ("background", "wait", "off")
 COMMAND = "from evalign.kernels.cpu.compilation import compile_all; compile_all()"
-_state: str | None = None  # None: not looked yet; "compiling", "ready" or "never"
+_state: str | None = None  # None (not checked yet), "compiling", "ready" or "never"
 _thread: threading.Thread | None = None  # which compiles
 _exiting = threading.Event()
 
 
 def ready() -> bool:
-    """Whether compiled loops may be used now; the first call may start their compilation."""
+    """Whether compiled loops may be used now; the first call may start compilation."""
     if _state is None:
         _look()
     return _state == "ready"
 
 
 def wait() -> bool:
-    """Whether compiled loops may be used, once they are compiled: for graphs, which cannot switch later."""
+    """Wait for compilation and return whether compiled loops may be used, for graphs, which cannot switch later."""
     if not ready() and _thread is not None:
         _thread.join()
     return _state == "ready"
 
 
 def mode() -> str:
-    """The mode set in the environment; an error unless it is one of `MODES`."""
+    """The mode set in the environment; raises unless it is one of `MODES`."""
     chosen = os.environ.get("EVALIGN_COMPILE", MODES[0])
     checks.check_choice("EVALIGN_COMPILE", chosen, MODES)
     return chosen
@@ -77,12 +77,12 @@ def _look() -> None:
 
 
 def _compile_in_background() -> None:
-    """Compile in another process, which leaves this one its GIL; then load from the cache, or compile here."""
+    """Compile in another process, without blocking this one's GIL; then load from the cache, or compile here."""
     global _state
     try:
         if cache_folder() is not None:
             variables = {**os.environ, "EVALIGN_COMPILE": "wait", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            # In a new session: the cache is filled even if this script ends sooner.
+            # In a new session, so that the cache is filled even if this script ends first.
             process = subprocess.Popen(
                 [sys.executable, "-c", COMMAND], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, start_new_session=True,
@@ -92,21 +92,21 @@ def _compile_in_background() -> None:
                     return
         _run_all_loops()
         _state = "ready"
-    except Exception as error:  # a loss must not fail for lack of a compiler
+    except Exception as error:  # a loss must not fail because compilation does
         _state = "never"
         logging.getLogger("evalign").warning("compiling the loss's loops failed, the eager form stays: %s", error)
 
 
 @atexit.register
 def _finish_thread() -> None:
-    """Wait for the background thread at exit: a thread that the interpreter cuts off inside LLVM aborts the process."""
+    """Wait for the background thread at exit: a thread killed inside LLVM would abort the process."""
     _exiting.set()
     if _thread is not None:
         _thread.join()
 
 
 def compile_all() -> None:
-    """Compile every loop into numba's cache, one process of a machine at a time; `COMMAND` runs it."""
+    """Compile every loop into numba's cache, one process per machine at a time; `COMMAND` runs it."""
     if hasattr(os, "nice"):
         os.nice(10)
     folder = cache_folder()
@@ -135,7 +135,7 @@ def is_cached() -> bool:
 
 @cache
 def cache_folder() -> Path | None:
-    """Where numba keeps compiled code: NUMBA_CACHE_DIR, or beside the sources; None if that cannot be written."""
+    """Folder of numba's compiled code: NUMBA_CACHE_DIR, or next to the sources; None if not writable."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     folder = Path(chosen) if chosen else Path(__file__).parent / "__pycache__"
     try:
@@ -147,7 +147,7 @@ def cache_folder() -> Path | None:
 
 @cache
 def _fingerprint() -> str:
-    """Hash of sources, versions and processor, for each of which numba compiles again."""
+    """Hash of sources, versions and processor, on which compiled code depends."""
     digest = hashlib.sha256(f"{sys.version} {platform.machine()} {_processor()}".encode())
     for name in ("numba", "llvmlite", "numpy"):
         try:
@@ -183,13 +183,13 @@ ORDERED = frozenset({"contract"})
 def available() -> bool:
     try:
         import numba  # noqa: F401
-    except ImportError:  # not there, or too old for this numpy
+    except ImportError:  # not installed, or too old for this numpy
         return False
     return True
 
 
 def loop(arithmetic: frozenset[str] = REORDERED) -> Callable[[Function], Function]:
-    """Compile a function for the types it is called with, cached on disk; it runs without the GIL."""
+    """Compile a function for its argument types, cached on disk; it runs without the GIL."""
     import numba
 
     compile_ = partial(numba.njit, nogil=True, fastmath=set(arithmetic), error_model="numpy")
@@ -197,21 +197,21 @@ def loop(arithmetic: frozenset[str] = REORDERED) -> Callable[[Function], Functio
     def decorate(function: Function) -> Function:
         try:
             return cast(Function, compile_(function, cache=True))
-        except RuntimeError:  # no writable cache folder: compiled in every process
+        except RuntimeError:  # no writable cache folder: compile in every process
             return cast(Function, compile_(function))
 
     return decorate
 
 
 def parts(rows: int, entries: int) -> list[tuple[int, int]]:
-    """Ranges of rows, one for each thread; a single one for small batches."""
+    """Ranges of rows, one per thread; a single one for small batches."""
     count = max(1, min(torch.get_num_threads(), rows, entries // SERIAL))
     edges = [rows * i // count for i in range(count + 1)]
     return list(pairwise(edges))
 
 
 def summed(run: Callable[..., float], rows: int, entries: int, into: Any) -> float:
-    """Run a loop over all rows in threads with separate sums, which go to `into`; return the sum of the results."""
+    """Run a loop over all rows in threads with separate sums, added to `into`; return the sum of the results."""
     ranges = parts(rows, entries)
     if len(ranges) == 1:
         return run(0, rows, into)
@@ -229,7 +229,7 @@ def in_threads(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
     return [jobs[0](), *(other.result() for other in others)]
 
 
-# Not numba's own threads: they abort the process when two Python threads use them at once, or after a fork.
+# Not numba's threads, which abort the process if two Python threads use them at once, or after a fork.
 _pool: ThreadPoolExecutor | None = None
 
 
@@ -241,7 +241,7 @@ def _executor() -> ThreadPoolExecutor:
 
 
 def _reset_after_fork() -> None:
-    global _pool, _state, _thread  # the threads, one that compiles among them, are the parent's
+    global _pool, _state, _thread  # the threads, including a compiling one, belong to the parent
     _pool = _thread = None
     if _state == "compiling":
         _state = None

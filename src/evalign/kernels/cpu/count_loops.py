@@ -1,4 +1,4 @@
-"""Compiled loops over classes: the metric of a batch's counts with its slopes, and the memory of earlier batches.
+"""Compiled loops over classes: the metric of a batch's counts with its slopes, and the memory.
 
 The formulas are those of `gpu.device_functions`; both are tested against autograd for every metric and average.
 """
@@ -25,7 +25,7 @@ def form(numbers: Doubles, counts: Doubles, totals: Doubles, k: int) -> float:
 
 @loop(ORDERED)
 def share(weight: Doubles, counts: Doubles, totals: Doubles, average: int, k: int) -> float:
-    """How much class k counts in the mean, before all of these are made to add up to 1."""
+    """Weight of class k in the mean, before normalisation."""
     if average == BINARY:
         return 1.0 if k == 1 else 0.0
     if average == WEIGHTED:
@@ -35,7 +35,7 @@ def share(weight: Doubles, counts: Doubles, totals: Doubles, average: int, k: in
 
 @loop(ORDERED)
 def value_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, average: int, slopes: Doubles) -> float:
-    """1 - the averaged metric of `counts` (3, C), which are tp, actual and predicted; 0 for counts of nothing.
+    """1 - the averaged metric of `counts` (3, C), which are tp, actual and predicted; 0 for empty counts.
 
     `totals` has one entry for every label, one entry for all classes, or none where it is the sum of the label counts;
     `forms` (3, 4) has the numbers of `ClosedForm`. The derivatives by tp and predicted are written to
@@ -49,7 +49,7 @@ def value_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, average: 
     slopes[:] = 0.0
     if totals.sum() == 0:
         return 0.0
-    # Yes/no problems without a positive label: the share of rows that are flagged; see `Objective.metric_term`.
+    # Binary problems without a positive label: the share of flagged rows; see `Objective.metric_term`.
     alarms = bottom[2] > 0 and (average == BINARY or per_label)
     labelled = counts[1, 1] if average == BINARY else counts[1].sum()
     if alarms and labelled == 0:
@@ -84,7 +84,7 @@ def value_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, average: 
         if divisor == 0:
             continue
         score, slope = form(top, counts, totals, k) / divisor, part / divisor
-        if part != 0:  # a class that does not count does not count where its score is nan either
+        if part != 0:  # a class outside the mean is skipped even if its score is nan
             value += part * score
         slopes[0, k] = slope * (score * bottom[0] - top[0])
         slopes[1, k] = slope * (score * bottom[2] - top[2])
@@ -93,10 +93,10 @@ def value_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, average: 
 
 @loop(ORDERED)
 def scaled_slopes(slopes: Doubles, by_loss: float, two_classes: bool) -> Floats:
-    """Slopes by tp, by predicted and by the cross-entropies times dL/dloss, in float32.
+    """Slopes with respect to tp, predicted and the cross-entropies times dL/dloss, in float32.
 
-    With `two_classes` the slopes by the counts of both classes become those by the counts of their one column. A
-    gradient scaler tries factors that are too large: here they overflow without a warning.
+    With `two_classes` the slopes of the counts of both classes become those of the single column. A gradient scaler
+    may try factors that are too large, which overflow here without a warning.
     """
     if two_classes:
         slopes = np.array([slopes[1] + slopes[0], slopes[3] - slopes[2] - slopes[0], slopes[4]])
@@ -123,7 +123,7 @@ def agreement_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, metri
         chance += guesses * labels
         of_guesses += guesses * (n - guesses)
         of_labels += labels * (n - labels)
-    if counts[1].max() == n:  # labels of one class only: accuracy
+    if counts[1].max() == n:  # labels of a single class: accuracy
         slopes[0] = -1 / n
         wrong: float = 1 - counts[0].sum() / n
         return wrong
@@ -135,7 +135,7 @@ def agreement_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, metri
     value: float = (right * n - chance) / bottom
     for k in range(d):
         guesses, labels = form(forms[1], counts, totals, k), form(forms[2], counts, totals, k)
-        # How the bottom grows with the predictions of class k.
+        # Derivative of the bottom with respect to the predictions of class k.
         growth = bottom * (n - 2 * guesses) / (2 * of_guesses) if metric == MCC else -labels
         by_hits, by_guesses = -n / bottom, (labels + value * growth) / bottom
         slopes[0, k] = by_hits * forms[0, 0] + by_guesses * forms[1, 0]
@@ -147,11 +147,11 @@ def agreement_and_slopes(counts: Doubles, totals: Doubles, forms: Doubles, metri
 def remember(
     counts: Doubles, rows: Doubles, weight: float, state: Doubles, seen: Doubles, decay: float, rows_of_rarest: float
 ) -> float:
-    """Adds what is remembered to `counts`, remembers the batch, and returns how many times the batch the sum is.
+    """Add the remembered counts to `counts`, remember the batch, and return the ratio of the sum to the batch.
 
     `state` has the remembered counts and their weight, `seen` the rows of each class. A `decay` below 0 is "auto".
     """
-    rows = rows.copy()  # a part of the counts, which change
+    rows = rows.copy()  # copied, since it is part of the counts, which change
     kept = decay
     if decay < 0:
         rarest, everything = np.inf, 0.0

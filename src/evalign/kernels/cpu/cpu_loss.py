@@ -1,8 +1,8 @@
 """The fused loss on a CPU: compiled loops from the logits to the loss and back.
 
-Nothing of the batch's size is kept for the backward pass except the logits and, for many classes, the memory of the
-gradient. A small batch costs mostly calls: one call of torch or numpy takes about as long as a loop over all of its
-rows, so there are few.
+Of data of the batch's size, only the logits and, for many classes, the buffer of the gradient are kept for the backward
+pass. The time of a small batch is mostly calls: one call of torch or numpy takes about as long as a loop over all of
+its rows, so there are few.
 """
 
 from functools import lru_cache, partial
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from evalign.kernels.dispatch import CountsHook
 
 Batch = tuple[Tensor, Tensor, Tensor]  # logits, labels or shares, weights
-FEW = 31  # classes up to which blocks of rows are faster than single rows
-DENSE_CLASSES = 256  # classes up to which images are read in place
-SHORT_PLANE = 2048  # pixels below which a call for each column of an image costs more than a copy
+FEW = 31  # maximum number of classes for which blocks of rows are faster than single rows
+DENSE_CLASSES = 256  # maximum number of classes for which images are read in place
+SHORT_PLANE = 2048  # pixels below which a call per column of an image costs more than a copy
 Kept = tuple[Tensor, Tensor]
 Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 NO_TOTALS = np.empty(0)
@@ -66,7 +66,7 @@ def _in_blocks(z: Tensor) -> bool:
 def count_rows(batch: Batch, settings: KernelSettings, into: Doubles, keep: bool = True) -> tuple[float, Kept]:
     """Add tp, actual and predicted of rows (M, C) or images (N, C, S) to `into` (3, C).
 
-    Returns the sum of the cross-entropies, and what `row_gradient` needs of many classes.
+    Returns the sum of the cross-entropies, and the data that `row_gradient` needs for many classes.
     """
     z, rows = batch[0], batch[2].shape[0]
     given = *_arrays(batch), _step_numbers(settings.points, settings.smoothing)
@@ -78,7 +78,7 @@ def count_rows(batch: Batch, settings: KernelSettings, into: Doubles, keep: bool
 
 
 def row_gradient(batch: Batch, settings: KernelSettings, kept: Kept, by: By) -> Tensor:
-    """dL/dlogits from dL by the counts; of many classes, in place of what was kept."""
+    """dL/dlogits from the slopes of the counts; for many classes, in place of the kept data."""
     z, y, w = _arrays(batch)
     numbers = _step_numbers(settings.points, settings.smoothing)
     if z.ndim == 3 and y.ndim == 1 and z.shape[1] <= UNROLLED:
@@ -155,7 +155,7 @@ def _form_numbers(metric: ClosedForm) -> Doubles:
 
 
 def metric_of(counts: Doubles, totals: Doubles, plan: Plan, slopes: Doubles) -> float:
-    """1 - metric of tp, actual and predicted (3, C); its slopes by tp and predicted go to `slopes` (2, C)."""
+    """1 - metric of tp, actual and predicted (3, C); writes its slopes for tp and predicted to `slopes` (2, C)."""
     run, form = agreement_and_slopes if plan.metric.name in AGREEMENTS else value_and_slopes, plan.metric
     return run(counts, totals, _form_numbers(form), FORMS.index(form.name), slopes)
 
@@ -215,7 +215,7 @@ class CompiledLoss(torch.autograd.Function):
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
         *batch, logits = ctx.saved_tensors
         settings, plan, slopes = ctx.given
-        # The gradient takes the memory of what was kept: a second pass through the same graph computes that again.
+        # The gradient overwrites the kept data: a second pass through the same graph computes them again.
         kept = ctx.__dict__.pop("kept", None)
         gradient = _backward(batch, settings, plan, slopes, kept or _forward(batch, settings, plan)[2], by_loss.item())
         if torch.is_grad_enabled():
@@ -227,7 +227,7 @@ _apply: Any = fast_apply(CompiledLoss)
 
 
 def arranged(logits: Tensor, y: Tensor, weight: Tensor, columns: bool) -> Batch:
-    """The batch as loops read it: images as rows where that is faster, rows with contiguous classes as an image."""
+    """The batch in the layout of the loops: images as rows if faster, rows with contiguous classes as an image."""
     if logits.dim() == 3:
         if columns and logits.shape[2] < SHORT_PLANE:
             logits, y, weight = rows_of_images(logits), rows_of_images(y), rows_of_images(weight)
@@ -251,7 +251,7 @@ def fused_loss(
 def forward(
     logits: Tensor, y: Tensor, weight: Tensor, settings: KernelSettings, plan: Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of a batch as `arranged` returns it, and two tensors that `backward` needs; without autograd."""
+    """The loss of an `arranged` batch, and two tensors for `backward`; without autograd."""
     loss, slopes, (kept, stats) = _forward((logits.contiguous(), y.contiguous(), weight.contiguous()), settings, plan)
     rows = stats.numel() > 0
     saved = torch.from_numpy(np.append(slopes, stats.numpy()) if rows else slopes)
@@ -275,14 +275,14 @@ def _slopes(logits: Tensor, two_classes: bool) -> int:
 
 
 def saved_like(logits: Tensor, *, columns: bool, two_classes: bool) -> tuple[Tensor, Tensor]:
-    """Empty tensors in the shapes of what `forward` saves."""
+    """Empty tensors in the shapes of those saved by `forward`."""
     rows = 0 if columns or _in_blocks(logits) else logits.shape[0]
     saved = logits.new_empty(_slopes(logits, two_classes) + STATS * rows, dtype=torch.float64)
     return saved, logits.new_empty(logits.shape if rows else 0)
 
 
 def run_all_loops() -> None:
-    """Run every loop once on tiny batches, of every type and memory layout that a batch may have: compiles them all."""
+    """Compile all loops by running them on tiny batches of every type and memory layout."""
     rows, ones = KernelSettings(FivePoints(0.2, 0.5)), torch.ones(4, 2)
     columns = rows._replace(thresholds=(0.5,))
     macro, agreement = closed_form("f1", "macro", 2), closed_form("mcc", "macro", 2)

@@ -1,6 +1,6 @@
 """Compiled loops along single rows of many classes: soft counts and cross-entropy forward, dL/dz backward.
 
-As `block_loops`, for rows that fill vector registers by themselves. The backward pass finds x in the memory of the
+Like `block_loops`, for rows that fill vector registers by themselves. The backward pass finds x in the buffer of the
 gradient, and in `stats` (4, M) x of a row's two largest entries, the sum of x, and the weight.
 """
 
@@ -27,11 +27,11 @@ from evalign.kernels.cpu.compilation import loop
 
 STATS = 4
 FLUSH_ROWS = 128  # rows summed in float32 before the sum is added to a float64 one
-ENTRIES = 2048  # whose exponentials are computed at once: they fit into the L1 cache
+ENTRIES = 2048  # entries whose exponentials are computed at once: they fit in the L1 cache
 LOWEST, BITS_OF_ONE = INT(-(2**31)), INT(0x3F800000)
 
 
-# Of integers, maxima compile to vector instructions, unlike those of floats.
+# Maxima of integers compile to vector instructions, unlike those of floats.
 @loop()
 def ordered(bits: INT) -> INT:
     """Bits of a float32 as an integer that is ordered like it, and back."""
@@ -60,7 +60,7 @@ def second_of(bits: Ints) -> F:
 
 @loop()
 def exponentials(z: Floats, largest: Floats, out: Floats) -> None:
-    """exp(z - largest) of rows: of all together, so that few entries do not fill a vector."""
+    """exp(z - largest) of several rows together, so that vectors are filled."""
     for r in range(z.shape[0]):
         row, into = z[r], out[r]
         top = largest_of(row.view(np.int32))
@@ -97,7 +97,7 @@ def row_forward(
     z: Floats, y: Labels, w: Floats, points: Floats, with_losses: bool, kept: Floats, stats: Floats, start: int,
     stop: int, sums: Doubles,
 ) -> float:  # fmt: skip
-    """As `block_forward`, of rows (M, C); writes x to `kept`, unless that is empty."""
+    """`block_forward` for rows (M, C); writes x to `kept`, unless that is empty."""
     a, b, cut, smoothing = points[0], points[1], points[3], points[5]
     d, together = z.shape[1], max(1, ENTRIES // z.shape[1])
     added, buffer = np.zeros((3, d), np.float32), np.empty((0 if kept.size else together, d), np.float32)
@@ -168,7 +168,7 @@ def row_forward(
 def row_backward(
     y: Labels, w: Floats, points: Floats, by: By, stats: Floats, start: int, stop: int, out: Floats
 ) -> None:
-    """As `block_backward`, of rows (M, C), in place of what `row_forward` kept."""
+    """`block_backward` for rows (M, C), in place of the data that `row_forward` kept."""
     by_tp, by_predicted, by_losses = by
     a, b, cut, d, together = points[0], points[1], points[3], out.shape[1], max(1, ENTRIES // out.shape[1])
     flat, of = HALF - b, np.empty((8, together), np.float32)

@@ -1,4 +1,4 @@
-"""Triton kernels for binary columns: entries (M, L), or (N, L, S) of images, read in place; names as `column_loops`."""
+"""Triton kernels for binary columns: entries (M, L), or (N, L, S) for images, read in place."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from evalign.kernels.gpu import device_functions as fn
 
 @triton.jit
 def _lines(temperature, low, reach, tau, ANNEALED: tl.constexpr):
-    """left, gap, and the slopes below, in and above the middle; see `plan.Lines`."""
+    """left, gap, and the slopes below, in and above the middle line; see `plan.Lines`."""
     if ANNEALED:
         low = tl.load(temperature).to(tl.float32)
         reach = 2.5 * low
@@ -21,7 +21,7 @@ def _lines(temperature, low, reach, tau, ANNEALED: tl.constexpr):
 
 @triton.jit
 def _sigmoid(z):
-    """p, 1 - p and exp(-|z|), none of them a difference."""
+    """p, 1 - p and exp(-|z|), none computed as a difference."""
     e = tl.exp(-tl.abs(z))
     large = 1.0 / (1.0 + e)
     return tl.where(z >= 0.0, large, e * large), tl.where(z >= 0.0, e * large, large), e
@@ -32,7 +32,7 @@ def _loss_of_one_column(
     counts, loss, slopes, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     FORM: tl.constexpr, LOSSES: tl.constexpr,
 ):  # fmt: skip
-    """The loss of the counts of both classes of a column, and its slopes by those of the column."""
+    """The loss of the counts of both classes of a column, and its slopes with respect to the column's counts."""
     tp, predicted, actual, total = tl.load(counts), tl.load(counts + 1), tl.load(counts + 2), tl.load(counts + 3)
     k, both = tl.arange(0, 2), counts + 5
     tl.store(both + k, tl.where(k == 0, total - actual - predicted + tp, tp))
@@ -134,13 +134,13 @@ def column_gradient_kernel(
 ):  # fmt: skip
     """dL/dz of n entries; the k-th belongs to column (k / inner) mod `columns`.
 
-    PACKED: all slopes are at `by_tp`, and are multiplied by `by_loss`; the one threshold is `tau`, not in `taus`.
+    PACKED: all slopes are at `by_tp` and are multiplied by `by_loss`; the single threshold is `tau`, not in `taus`.
     """
     by_predicted, scale, through_losses = fn.unpacked(by_loss, by_tp, by_predicted, by_losses, columns, LOSSES, PACKED)
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     lane = tl.arange(0, BLOCK)
     k = begin + lane
-    # The block's start modulo both numbers, so that no entry needs a division of 64 bits.
+    # The block's start modulo both numbers, which avoids 64-bit divisions per entry.
     past = (begin % inner).to(tl.int32) + lane
     column = ((begin // inner) % columns).to(tl.int32) + past // inner
     column = column % columns

@@ -60,7 +60,7 @@ def _add_three(a0, a1, a2, b0, b1, b2):
 def _add_logit(
     sums, x, is_label, slope_1, first_start, slope_2, second_start, LOSSES: tl.constexpr, SMOOTHING: tl.constexpr
 ):  # fmt: skip
-    """e of an entry of every pixel; the sums of e, of h, of the label's logit and of all logits, with this entry."""
+    """e of an entry of every pixel; the sums of e, h, the label's logit and all logits, including this entry."""
     total, total_h, target, total_z = sums
     e = fn.exponential(x)
     if LOSSES:
@@ -124,7 +124,7 @@ def dense_loss_kernel(
                 )
         total, total_h, target, total_z = sums
         value, _, _ = fn.top(total, e_second, low, b, c)
-        total_h = sign * (total_h - (slope_2 + second_start)) + value  # the top was counted as if on the second line
+        total_h = sign * (total_h - (slope_2 + second_start)) + value  # the top was counted as on the second line
         share, top_value = sign * weight / total_h, sign * value
         if KEPT:
             more_tp, more_predicted, more_actual = (), (), ()
@@ -150,7 +150,7 @@ def dense_loss_kernel(
         if LOSSES:
             if SMOOTHING:
                 target += smoothing * (total_z / CLASSES - target)
-            # An ignored pixel counts for nothing even where its loss is infinite.
+            # An ignored pixel counts for nothing, even if its loss is infinite.
             losses += tl.where(weight == 0.0, 0.0, weight * (tl.log(total) - target))
     parts = workspace + (1 + tl.cdiv(tl.num_programs(0), GROUP)) * width
     out, mask = parts + tl.program_id(0) * width, classes < CLASSES
@@ -165,7 +165,7 @@ def dense_loss_kernel(
         tl.store(out + 2 * CLASSES + classes, actual, mask=mask)
     tl.store(out + 3 * CLASSES, tl.sum(losses, 0))
     if fn.is_added_up(parts, workspace + width, counts, counters, width, GROUP, WIDE):
-        # Rounded like its parts, so that one class alone has a share of exactly 1.
+        # Rounded like its parts, so that the share of a single class is exactly 1.
         everything = tl.sum(tl.load(counts + 2 * CLASSES + classes, mask=mask, other=0.0), 0)
         tl.store(counts + 3 * CLASSES + 1, everything)
         tl.debug_barrier()
@@ -201,7 +201,7 @@ def _no_sums(PIXELS: tl.constexpr):
 def _pixel_slopes(
     sums, weight, scale, through_losses, smoothing, e_second, tau_e, at_label, a, b, low, cut, c, CLASSES: tl.constexpr
 ):  # fmt: skip
-    """What the gradient of a pixel's entries is made of, from the sums of `_add_entry`."""
+    """Coefficients of the gradient of a pixel's entries, from the sums of `_add_entry`."""
     value, _, _ = fn.top(sums[0], e_second, low, b, c)
     total_h = sums[4] + sums[1] - (b * tau_e + 0.5 - b) + value
     return fn.row_slopes(
@@ -229,7 +229,7 @@ def dense_gradient_kernel(
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, CLASSES: tl.constexpr, PIXELS: tl.constexpr,
     KEPT: tl.constexpr,
 ):  # fmt: skip
-    """dL/dz of one tile; all slopes are at `by_tp`, and are multiplied by `by_loss`. KEPT: logits stay in registers."""
+    """dL/dz of one tile; all slopes are at `by_tp` and are multiplied by `by_loss`. KEPT: logits stay in registers."""
     a, b, low, cut, c = fn.numbers(temperature, low, reach, ANNEALED)
     by_predicted, scale, through_losses = fn.unpacked(by_loss, by_tp, by_predicted, by_losses, CLASSES, LOSSES, True)
     image, s, inside, label, weight = _pixels(

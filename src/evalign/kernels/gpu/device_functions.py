@@ -8,7 +8,7 @@ import triton.language as tl
 
 from evalign.kernels.plan import AGREEMENTS, FORMS
 
-# Numbers that differ from batch to batch, and pointers of which only numbers are read: one program for all of them.
+# Arguments that vary between batches, and pointers to single numbers: one program serves them all.
 FREE = {
     "do_not_specialize": ["n", "chunk", "ignored"],
     "do_not_specialize_on_alignment": ["y", "w", "temperature", "by_loss", "by_losses"],
@@ -17,7 +17,7 @@ FREE = {
 
 @triton.jit
 def numbers(temperature, low, reach, ANNEALED: tl.constexpr):
-    """a, b, low and the ends of the middle line over tau. A temperature stays on the device, for CUDA graphs."""
+    """a, b, low and the ends of the middle line over tau. The temperature stays on the device, for CUDA graphs."""
     if ANNEALED:
         low = tl.load(temperature).to(tl.float32)
         reach = 2.5 * low
@@ -27,13 +27,13 @@ def numbers(temperature, low, reach, ANNEALED: tl.constexpr):
 
 @triton.jit
 def exponential(x):
-    """exp(x) for x <= 0, exactly 1 at 0; what is below 2^-126 is 0, which spares three of five instructions."""
+    """exp(x) for x <= 0, exactly 1 at 0; results below 2^-126 are 0, which saves three of five instructions."""
     return tl.exp2(x * 1.4426950408889634)
 
 
 @triton.jit
 def over_tau(e_second):
-    """By what e is multiplied to give p / tau."""
+    """Factor that turns e into p / tau."""
     return 2.0 / (1.0 + e_second)
 
 
@@ -80,7 +80,7 @@ def top(total, e_second, low, b, c):
 
 @triton.jit
 def targets_and_weights(y, w, at, inside, ignored, WEIGHTED: tl.constexpr):
-    """Targets and their weights; without weights a target counts 1, unless it is the `ignored` one."""
+    """Targets and their weights; without weights a target has weight 1, or 0 if it is the `ignored` one."""
     target = tl.load(y + at, mask=inside, other=0)
     if WEIGHTED:
         weight = tl.load(w + at, mask=inside, other=0.0).to(tl.float32)
@@ -99,7 +99,7 @@ def labels_and_weights(y, w, rows, inside, ignored, WEIGHTED: tl.constexpr):
 
 @triton.jit
 def unpacked(by_loss, by_tp, by_predicted, by_losses, d, LOSSES: tl.constexpr, PACKED: tl.constexpr):
-    """Where the slopes by predicted are, the slope by the loss, 1 unless PACKED, and that by the sum of losses."""
+    """Pointer to the slopes of predicted, the slope of the loss (1 unless PACKED), and that of the sum of losses."""
     scale, through_losses = 1.0, 0.0
     if PACKED:
         by_predicted, by_losses = by_tp + d, by_tp + 2 * d
@@ -114,7 +114,7 @@ def row_slopes(
     weight, by_loss, by_losses, smoothing, d, total, total_h, e_second, seconds, dot_rest, dot_scaled, sum_scaled, tops,
     at_label, label_e, a, b, low, cut, c,
 ):  # fmt: skip
-    """What the gradient of a row's entries is made of.
+    """Coefficients of the gradient of a row's entries.
 
     Sums are over all entries, the top one among them as if it were on the line through tau; `tops` is the slope there,
     `seconds` how many share second place, `dot_rest` is of what `scaled` says to add. Each of the seconds has its part
@@ -125,7 +125,7 @@ def row_slopes(
     value, top_slope, by_tau = top(total, e_second, low, b, c)
     tau_e = over_tau(e_second)
     label_scaled, label_rest = scaled(label_e, tau_e, a, b, cut)
-    line = b * tau_e  # which the top was taken for, and which is 1/2 at tau
+    line = b * tau_e  # which the top was assumed to be on, and which is 1/2 at tau
     is_top = label_e >= 1.0
     label_h = tl.where(is_top, value, label_scaled + label_rest)
     mean = (dot_rest + dot_scaled + (value - (line + (0.5 - b))) * tops + label_h * at_label) / total_h
@@ -148,23 +148,23 @@ def row_slopes(
 def entry_slopes(
     e, e_second, scaled, slope, is_label, mean, share, factor, top_scaled, at_top, at_second, at_target, elsewhere
 ):  # fmt: skip
-    """The gradient of entries, from what `row_slopes` gives for their rows; all of shapes that fit together."""
+    """The gradient of entries, from the `row_slopes` of their rows, in shapes that broadcast."""
     is_top = e == 1.0
-    place = tl.where(e == e_second, at_second, tl.where(is_top, at_top, elsewhere))  # a top that is tied is second
+    place = tl.where(e == e_second, at_second, tl.where(is_top, at_top, elsewhere))  # a tied top is also second
     found = (slope * share - mean) * tl.where(is_top, top_scaled, scaled) + (e * factor + place)
     return found + tl.where(is_label, at_target, 0.0)
 
 
-GROUP = 16  # programs whose sums are added up together; as many groups are added up by the last one of all
+GROUP = 16  # programs per group; the last program of each group, then the last of all, adds up the sums
 
 
 @triton.jit
 def arrived_last(counter, count):
-    """Whether this program is the last of `count` to get here; it then sees what all of them wrote.
+    """Whether this program is the last of `count` to arrive; it then sees the writes of all of them.
 
     The counter is 0 again afterwards, for the next kernel.
     """
-    tl.debug_barrier()  # all threads of this program have written before one of them says so
+    tl.debug_barrier()  # all threads of this program have written before one of them signals it
     last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
     if last:
         tl.store(counter, 0)
@@ -173,7 +173,7 @@ def arrived_last(counter, count):
 
 @triton.jit
 def add_up(parts, count, into, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of `count` vectors, (count, width), to `into`; past the first-level cache, which may be out of date."""
+    """Write the sum of `count` vectors, (count, width), to `into`, bypassing the L1 cache, which may be stale."""
     for at in range(0, width, BLOCK):
         j = at + tl.arange(0, BLOCK)
         added = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -186,7 +186,7 @@ def add_up(parts, count, into, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def is_added_up(parts, sums, into, counters, width, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    """True for one program, the last: the sum of all programs' vectors, (programs, width), is then in `into`.
+    """True for the last program only: the sum of all programs' vectors, (programs, width), is then in `into`.
 
     Programs that differ along the grid's second axis alone write parts of one vector. `sums` has space for the sums of
     groups, `counters` is 0 and has one place more than there are groups.
@@ -211,7 +211,7 @@ def linear(t0, t1, t2, t3, tp, actual, predicted, total):
 
 @triton.jit
 def divided(top, bottom):
-    """top / bottom, 0 where that is 0 / 0; whether it is, and by what may be divided."""
+    """top / bottom, with 0 for 0 / 0; whether it is 0 / 0, and a safe divisor."""
     empty = bottom == 0.0
     safe = tl.where(empty, 1.0, bottom)
     return tl.where(empty, 0.0, top / safe), empty, safe
@@ -238,7 +238,7 @@ def _classes(
     tp, predicted, actual, total, present, k, d, everything, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     AVERAGE: tl.constexpr, MASKED: tl.constexpr, PER_LABEL: tl.constexpr,
 ):  # fmt: skip
-    """top and bottom of classes k, their share before it is divided by the sum of shares, and the total of each."""
+    """top and bottom of classes k, their share before normalisation, and the total of each."""
     top, bottom, share, label, count = forms_of(
         tp, predicted, actual, total, k, d, everything, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3, PER_LABEL
     )
@@ -255,7 +255,7 @@ def mean_of_quotients(
     tp, predicted, actual, total, present, slopes, d, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     AVERAGE: tl.constexpr, MASKED: tl.constexpr, PER_LABEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """1 - mean of top / bottom, 0 for counts of nothing; and the total. The slopes by tp and predicted to `slopes`."""
+    """1 - mean of top / bottom, 0 for empty counts; and the total. The slopes of tp and predicted go to `slopes`."""
     everything = tl.load(total)
     tops, bottoms = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     shares, scores, plain = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
@@ -276,13 +276,13 @@ def mean_of_quotients(
         guesses += chosen * guess
         rates += tl.where((label == 0.0) & (count > 0.0), guess / tl.where(count > 0.0, count, 1.0), 0.0)
         shares += share
-        # A class that does not count is skipped even where its score is nan.
+        # A class outside the mean is skipped even if its score is nan.
         scores += tl.where(share == 0.0, 0.0, share * score)
         plain += score
     if PER_LABEL:
         everything = tl.sum(masses, 0)
     nothing = everything == 0.0
-    # Yes/no problems without a positive label: the share of rows that are flagged; see `Objective.metric_term`.
+    # Binary problems without a positive label: the share of flagged rows; see `Objective.metric_term`.
     alarms = (b2 > 0.0) & (PER_LABEL | (AVERAGE == 3))
     unlabelled = alarms & (tl.sum(labels, 0) == 0.0) & (everything > 0.0)
     one_row = 1.0 / tl.where(nothing, 1.0, everything)
@@ -292,7 +292,7 @@ def mean_of_quotients(
         value, all_empty, all_safe = divided(tl.sum(tops, 0), tl.sum(bottoms, 0))
     else:
         value, all_empty, whole = divided(tl.sum(scores, 0), added)
-        if AVERAGE == 2:  # without a label every class weighs the same
+        if AVERAGE == 2:  # without labels all classes weigh the same
             value = tl.where(all_empty, tl.sum(plain, 0) / d, value)
             whole = tl.where(all_empty, d, whole)
     for at in range(0, d, BLOCK):
@@ -331,7 +331,7 @@ def agreement(
     tp, predicted, actual, total, slopes, d, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     FORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """1 - the metric, 0 for counts of nothing; and the total. The derivatives by tp and predicted go to `slopes`."""
+    """1 - the metric, 0 for empty counts; and the total. Writes the slopes of tp and predicted to `slopes`."""
     everything = tl.load(total)
     n = everything.to(tl.float64)
     right, chance = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.float64)
@@ -360,7 +360,7 @@ def agreement(
         bottom = n * n - by_chance
     value, empty, safe = divided(tl.sum(right, 0) * n - by_chance, bottom)
     scale = tl.where(empty, 0.0, 1.0 / safe)
-    single = (tl.max(largest, 0) == everything) & (everything > 0.0)  # labels of one class only: accuracy
+    single = (tl.max(largest, 0) == everything) & (everything > 0.0)  # labels of a single class: accuracy
     each = 1.0 / tl.where(everything == 0.0, 1.0, everything)
     for at in range(0, d, BLOCK):
         k = at + tl.arange(0, BLOCK)
@@ -386,7 +386,7 @@ def value_of_counts(
 ):  # fmt: skip
     """1 - metric + anchor * losses / total to `loss`; derivatives by tp, predicted and losses to `slopes` (2 d + 1).
 
-    FORM is the metric's index in `plan.FORMS`. One program streams the classes twice, so that there may be any
+    FORM is the metric's index in `plan.FORMS`. One program streams the classes twice, which allows any
     number of them.
     """
     if FORM < AVERAGES:

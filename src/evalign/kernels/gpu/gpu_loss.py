@@ -1,6 +1,6 @@
 """The fused loss on a GPU: Triton kernels from the logits to the loss and back.
 
-The logits are read where they are, nothing of their size is saved for the backward pass, and no value goes to the
+The logits are read in place, nothing of their size is saved for the backward pass, and no value goes to the
 host. Up to `TILE_CLASSES` classes there is one kernel forward and one backward (`loss_plans`); longer rows take three
 and one.
 """
@@ -48,9 +48,9 @@ launch_row_gradient = Launcher(row_gradient_kernel)
 
 
 class Batch:
-    """Rows as kernels take them: their pointers, and the key of what is compiled for them.
+    """Rows as kernels take them: their pointers, and the key of the compiled programs.
 
-    Without weights every label counts 1, but for the `ignored` one.
+    Without weights every label has weight 1, except the `ignored` one.
     """
 
     __slots__ = ("arguments", "constants", "device", "key", "shape", "z")
@@ -66,7 +66,7 @@ class Batch:
 
 
 def rows_of(z: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """With every row in one piece."""
+    """A batch with contiguous rows."""
     if z.stride(1) != 1:
         z = z.contiguous()
     return z, y.contiguous(), None if weight is None else weight.contiguous()
@@ -83,7 +83,7 @@ def row_forward(z: Tensor, y: Tensor, weight: Tensor, settings: KernelSettings) 
 
 
 def streamed_counts(batch: Batch) -> tuple[Counts, Saved]:
-    """The same for rows that are too long for one tile, in two kernels; and the rows' sums."""
+    """Counts of rows that are too long for one tile, in two kernels; and the rows' sums."""
     (n, d), z = batch.shape, batch.z
     annealed, weighted, losses, _ = batch.constants
     stats = torch.empty((7, n), dtype=torch.float32, device=z.device)
@@ -120,9 +120,9 @@ def row_backward(saved: Saved, settings: KernelSettings, slopes: Slopes) -> Tens
 def row_gradient(
     batch: Batch, stats: Tensor, by: tuple[Tensor, Tensor, Tensor, Tensor], losses: bool, *, packed: bool = False
 ) -> Tensor:
-    """dL/dz from `by`: by_loss, by_tp, by_predicted and by_losses; `stats` is what `streamed_counts` gave.
+    """dL/dz from `by`: by_loss, by_tp, by_predicted and by_losses; `stats` are from `streamed_counts`.
 
-    Where they are `packed`, the last three are one vector, and are multiplied by `by_loss`; else that is not read.
+    If `packed`, the last three are one vector, to be multiplied by `by_loss`, which is not read otherwise.
     """
     (n, d), z = batch.shape, batch.z
     annealed, weighted, *_ = batch.constants
@@ -139,7 +139,7 @@ def row_gradient(
 
 
 def _step_arguments(points: FivePoints, z: Tensor) -> tuple[Any, float, float]:
-    """Where the temperature lies, or the step's numbers; `z` stands in for a pointer that is not read."""
+    """Pointer to the temperature, or the numbers of the step; `z` replaces a pointer that is not read."""
     return (z if points.temperature is None else points.temperature), float(points.low), float(points.reach)
 
 
@@ -157,7 +157,7 @@ def down(d: int) -> tuple[int, int, int]:
 
 
 def back_along(d: int) -> tuple[int, int, int]:
-    """Two rows read the slopes of the classes half as often; long ones are faster alone."""
+    """Two rows per program, which halves the reads of class slopes; long rows are faster alone."""
     return (2, 1024, 8) if d <= 8192 else (1, 4096, 16)
 
 
@@ -173,10 +173,10 @@ def loss_and_slopes(
     losses: Tensor | None = None,
     anchor: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """1 - metric + anchor * losses / total (0 for counts of nothing), and its derivatives.
+    """1 - metric + anchor * losses / total (0 for empty counts), and its derivatives.
 
-    These are by tp (d), by predicted (d) and, with losses, by them (1), in one vector. A macro mean is over the classes
-    that are `present`, by default those with a label.
+    They are those of tp (d), predicted (d) and, if given, losses (1), in one vector. A macro mean is over the classes
+    that are `present`, by default those with labels.
     """
     d = tp.shape[0]
     tp, predicted, actual, total = (x.contiguous() for x in (tp, predicted, actual, total))
@@ -190,7 +190,7 @@ def loss_and_slopes(
 
 
 def block(d: int, metric: ClosedForm) -> int:
-    """Classes at a time: as many as there are registers for, of which a float64 takes two."""
+    """Classes per block: as many as registers allow; a float64 takes two."""
     return min(4096 if metric.name in AGREEMENTS else 8192, next_power_of_2(max(d, 2)))
 
 
@@ -218,7 +218,7 @@ class LossOfCounts(torch.autograd.Function):
 
 
 def loss_of_counts(c: Confusion, metric: ClosedForm, eager: Callable[[Confusion], Tensor]) -> Tensor:
-    """1 - metric, 0 for counts of nothing; `c` before its labels are smoothed."""
+    """1 - metric, 0 for empty counts; `c` before its labels are smoothed."""
     return LossOfCounts.apply(c.tp, c.predicted, c, metric, eager)  # type: ignore[no-any-return]
 
 
@@ -271,7 +271,7 @@ def column_backward(
 
 
 class LongRowLoss(NamedTuple):
-    """Rows that are too long for one tile."""
+    """Loss of rows that are too long for one tile."""
 
     settings: KernelSettings
     plan: Plan
@@ -325,7 +325,7 @@ _apply: Any = fast_apply(LongRowNode)
 
 
 def arranged(logits: Tensor, y: Tensor, weight: Tensor | None, columns: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The batch as kernels read it: images of many classes, or with classes last, as rows."""
+    """The batch in the layout of the kernels: images with many classes, or with classes last, as rows."""
     if not columns and logits.dim() > 2 and (is_last(logits) or logits.shape[1] > TILE_CLASSES):
         logits = logits.movedim(1, -1).reshape(-1, logits.shape[1])
     return _contiguous(logits, y, weight, columns)
@@ -335,7 +335,7 @@ def fused_loss(
     logits: Tensor, y: Tensor, weight: Tensor | None, settings: KernelSettings, plan: Plan, hook: None = None,
     eager: Eager | None = None,
 ) -> Tensor:  # fmt: skip
-    """See `dispatch.fused_loss`; there is no hook on a GPU, where counts and metric are one kernel."""
+    """See `dispatch.fused_loss`; there is no hook on a GPU, where one kernel computes counts and metric."""
     assert hook is None
     batch = arranged(logits, y, weight, bool(settings.thresholds))
     return _prepare(*batch, settings, plan).loss(*batch, settings.points.temperature, eager)
@@ -344,7 +344,7 @@ def fused_loss(
 def forward(
     logits: Tensor, y: Tensor, weight: Tensor | None, settings: KernelSettings, plan: Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of a batch as `arranged` returns it, and two tensors that `backward` needs; without autograd."""
+    """The loss of an `arranged` batch, and two tensors for `backward`; without autograd."""
     batch = _contiguous(logits, y, weight, bool(settings.thresholds))
     loss, saved, *more = _prepare(*batch, settings, plan).forward(*batch, settings.points.temperature)
     return loss, saved, more[0] if more else saved.new_empty(0)
@@ -362,7 +362,7 @@ def backward(
 
 
 def saved_like(logits: Tensor, *, columns: bool, two_classes: bool) -> tuple[Tensor, Tensor]:
-    """Empty tensors in the shapes of what `forward` saves."""
+    """Empty tensors in the shapes of those saved by `forward`."""
     n, d, size = logits.shape[0], 1 if two_classes else logits.shape[1], 0
     if columns:
         size = 2 * d + 1
@@ -395,7 +395,7 @@ def launch_plan(logits: Tensor, y: Tensor, settings: KernelSettings, plan: Plan)
 def _contiguous(
     logits: Tensor, y: Tensor, weight: Tensor | None, columns: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The batch as kernels read it: rows need to be contiguous only each for itself."""
+    """The batch in the layout of the kernels: each row must be contiguous."""
     if columns or logits.dim() != 2 or logits.stride(1) != 1:
         logits = logits.contiguous()
     return logits, y.contiguous(), None if weight is None else weight.contiguous()

@@ -1,7 +1,7 @@
 """Kernel launches and workspaces for small batches, which cost the host more time than the GPU.
 
-A launch through Triton inspects every argument to find the compiled program. Here the caller passes a key of all that
-the program depends on, and from the second launch on the cached program is started directly.
+A launch through Triton inspects every argument to find the compiled program. Here the caller passes a key of everything
+that the program depends on, and from the second launch on the cached program is started directly.
 """
 
 from collections.abc import Callable, Hashable
@@ -15,7 +15,7 @@ from evalign.kernels.private_apis import Start, launcher_words, raw_launch
 
 Grid = tuple[int, int, int]
 
-# Triton's own versions take ten microseconds: they also work inside of kernels.
+# Triton's versions, which also work inside kernels, take ten microseconds.
 
 
 def cdiv(a: int, b: int) -> int:
@@ -28,7 +28,7 @@ def next_power_of_2(n: int) -> int:
 
 
 class Launcher:
-    """A kernel with a cache of compiled programs; the key holds all that Triton specialises on, besides constants."""
+    """A kernel with a cache of compiled programs; the key holds all that Triton specialises on, except constants."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -39,7 +39,7 @@ class Launcher:
     ) -> Any:
         """Run the kernel on the device's current stream; arguments, then constants, are in the kernel's order.
 
-        Returns the program, or None where there is none to cache: interpreted kernels, or private APIs switched off.
+        Returns the program, or None if there is none to cache: interpreted kernels, or private APIs switched off.
         """
         if device >= 0 and device != private_apis.current_device():
             with torch.cuda.device(device):
@@ -58,7 +58,7 @@ class Launcher:
 
 
 class Launch:
-    """A repeated launch of one kernel: tensors, which come first, change; numbers and constants do not.
+    """A repeated launch of a kernel: tensors, which come first, vary; numbers and constants do not.
 
     Its device must be the current one. `starts` caches the launch function of every stream it was called on; it takes
     the tensors' addresses, since the driver would look each tensor up, and then the words in `last`.
@@ -92,9 +92,9 @@ class Launch:
 
 
 class Workspace(NamedTuple):
-    """Counters at 0, which every kernel resets to 0, and uninitialised floats; their addresses, and the owning stream.
+    """Counters, which are 0 and reset by every kernel, and uninitialised floats; their addresses and owning stream.
 
-    The stream is -1 for a workspace that belongs to no stream.
+    The stream is -1 for a workspace without an owner.
     """
 
     counters: Tensor
@@ -110,8 +110,8 @@ _workspaces: dict[tuple[int, int], tuple[Workspace, int, int]] = {}  # with thei
 def workspace(z: Tensor, counters: int, size: int) -> Workspace:
     """A workspace of at least this size on the device of z.
 
-    It belongs to the current stream, whose next kernel uses it again. A captured kernel gets one for itself, because
-    its graph may be replayed on any stream.
+    It belongs to the current stream, whose next kernel reuses it. A captured kernel gets a separate one, because its
+    graph may be replayed on any stream.
     """
     device = z.get_device()
     if device < 0 or private_apis.is_capturing():

@@ -1,6 +1,6 @@
-"""Launch plans of fused losses: kernels, workspaces and outputs, prepared once for every kind of batch.
+"""Launch plans of fused losses: kernels, workspaces and outputs, prepared once per kind of batch.
 
-A small batch waits for the host, not for the GPU, so a plan computes in advance whatever does not depend on values.
+Small batches are bound by the host, not the GPU, so a plan precomputes whatever does not depend on values.
 There is one for each layout: `RowPlan` for logits (M, C), `DensePlan` for images (N, C, ...), `ColumnPlan` for binary
 and multilabel entries.
 """
@@ -20,8 +20,8 @@ from evalign.kernels.gpu.row_kernels import loss_kernel, tile_gradient_kernel
 from evalign.kernels.plan import Eager, KernelSettings, Plan, twice_differentiable
 from evalign.kernels.private_apis import allocator, device_queries, fast_apply
 
-TILE_CLASSES = 1024  # classes up to which a row is one tile
-SCATTERED = 512  # classes from which the sums of labels are not kept in registers
+TILE_CLASSES = 1024  # maximum number of classes of a row in one tile
+SCATTERED = 512  # number of classes above which the sums of labels are not kept in registers
 ENTRIES = 1024  # binary entries of a tile
 launch_loss, launch_gradient = Launcher(loss_kernel), Launcher(tile_gradient_kernel)
 launch_columns, launch_column_gradient = Launcher(column_counts_kernel), Launcher(column_gradient_kernel)
@@ -30,7 +30,7 @@ By = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Ending(NamedTuple):
-    """What follows the sum of the counts: nothing, or the loss and its slopes; see `value_of_counts`."""
+    """What a kernel computes from the counts: nothing, or the loss and its slopes; see `value_of_counts`."""
 
     form: int = -1
     anchor: float = 0.0
@@ -41,7 +41,7 @@ COUNTS_ONLY = Ending()
 
 
 class Kind(NamedTuple):
-    """Everything a launch plan depends on, besides the addresses of tensors."""
+    """Everything a launch plan depends on, except addresses of tensors."""
 
     shape: torch.Size
     stride: int  # between rows
@@ -59,7 +59,7 @@ class Kind(NamedTuple):
 
     @property
     def flags(self) -> tuple[bool, bool, bool]:
-        """Whether there is a temperature, whether there are weights, whether cross-entropies are computed."""
+        """Whether there is a temperature, whether there are weights, and whether cross-entropies are computed."""
         return self.dtypes[3] is not None, self.dtypes[2] is not None, self.losses
 
     @property
@@ -68,7 +68,7 @@ class Kind(NamedTuple):
 
 
 class LossPlan:
-    """The loss of batches of one kind: a kernel forward, a kernel backward, and the memory that both need."""
+    """The loss of batches of one kind: a forward and a backward kernel, with their memory."""
 
     __slots__ = ("back", "counters", "current_device", "device", "front", "kind", "new_gradient", "new_loss",
                  "new_saved", "size")  # fmt: skip
@@ -95,9 +95,9 @@ class LossPlan:
         return _fused_node(z, (self, y, weight, temperature, eager))  # type: ignore[no-any-return]
 
     def forward(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, ...]:
-        """The loss of a batch, and what `backward` needs; without autograd.
+        """The loss of a batch, and the data for `backward`; without autograd.
 
-        For compiled graphs, which do not allow that an operator keeps memory: the workspace is a new one.
+        For compiled graphs, whose operators may not keep memory: the workspace is a new one.
         """
         with torch.cuda.device(self.device):  # -1: none
             loss, saved = self.new_loss(), self.new_saved()
@@ -115,12 +115,12 @@ class LossPlan:
 
 
 def _pointers(z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, ...]:
-    """The first four arguments of every kernel; what is not read is replaced by another tensor."""
+    """The first four arguments of every kernel; pointers that are not read are replaced by another tensor."""
     return z, y, y if weight is None else weight, z if temperature is None else temperature
 
 
 class RowPlan(LossPlan):
-    """Rows (M, C) that fit into a tile: their loss, or their counts alone and the gradient of these."""
+    """Rows (M, C) that fit in a tile: their loss, or only their counts and the gradient of these."""
 
     __slots__ = ("backwards", "new_counts")
 
@@ -155,7 +155,7 @@ class RowPlan(LossPlan):
         return *self.kind.numbers, *self.kind.shape, self.kind.stride
 
     def counts(self, z: Tensor, y: Tensor, weight: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
-        """tp, predicted and actual of every class and the sum of losses, 3 d + 1 numbers; what `gradient` needs."""
+        """tp, predicted and actual of every class and the sum of losses, 3 d + 1 numbers; and data for `gradient`."""
         with torch.cuda.device(self.device):
             added, saved = self.new_counts(), self.new_saved()
             counters, floats, *_ = workspace(z, self.counters, self.size)
@@ -240,7 +240,7 @@ class ColumnGeometry(NamedTuple):
     """How tiles of `ENTRIES` cover the entries of L columns: (images, L, rows) of these in memory, or (rows, L)."""
 
     columns: int
-    inner: int  # entries of a column that are next to each other
+    inner: int  # adjacent entries of a column
     numbers: tuple[int, ...]  # rows, columns, their strides, that of images, tiles per image, tiles, tiles of a program
     tile: tuple[int, int]
     programs: int
@@ -270,11 +270,11 @@ Given = tuple[LossPlan, Tensor, Tensor | None, Tensor | None, Eager | None]  # l
 
 
 class FusedNode(torch.autograd.Function):
-    """Written flat: the GPU is done with a small batch before the host has made a dozen calls.
+    """Written without helper calls: the GPU finishes a small batch before the host has made a dozen calls.
 
-    The backward pass runs in another thread, which has none of Python's objects in its cache, so it looks up little:
-    only logits and labels are unpacked again, because hooks on saved tensors may have moved them. Weights or a
-    temperature that are not read are replaced by another tensor.
+    The backward pass runs in another thread, whose cache has none of Python's objects, so lookups are minimised: only
+    logits and labels are unpacked again, because hooks on saved tensors may have moved them. Weights or a temperature
+    that are not read are replaced by another tensor.
     """
 
     @staticmethod
@@ -322,12 +322,12 @@ _fused_node: Any = fast_apply(FusedNode)
 
 
 def counts_size(d: int) -> int:
-    """Size of a vector of counts; each of many starts where 16 bytes are read at once."""
+    """Size of a vector of counts, padded so that each of several is aligned to 16 bytes."""
     return 16 * cdiv(3 * d + 2, 16)
 
 
 def saved_size(n: int, d: int) -> int:
-    """Of 2 d + 1 slopes, and of four numbers for each row; see `loss_kernel`."""
+    """Size of 2 d + 1 slopes and of four numbers per row; see `loss_kernel`."""
     return 16 * (d // 8 + 1) + 4 * n
 
 
@@ -358,7 +358,7 @@ def row_plan(
     ignored: int = 0,
     ending: Ending = COUNTS_ONLY,
 ) -> RowPlan:
-    """The plan of a batch (M, C) whose rows are contiguous."""
+    """The plan of a batch (M, C) with contiguous rows."""
     return cached_rows(_kind(z, y, weight, settings, ignored, ending), z.device)
 
 
@@ -368,7 +368,7 @@ def _ending(plan: Plan) -> Ending:
 
 
 def loss_plan(z: Tensor, y: Tensor, weight: Tensor | None, settings: KernelSettings, plan: Plan) -> LossPlan:
-    """The plan of a fused loss: of contiguous entries with a threshold, of contiguous images, or of rows."""
+    """The plan of a fused loss: for contiguous entries with a threshold, for contiguous images, or for rows."""
     given = z, y, weight, settings, plan.ignored, _ending(plan)
     if settings.thresholds:
         kind = _kind(*given, tau=settings.thresholds[0], two_classes=plan.two_classes)
@@ -380,7 +380,7 @@ def loss_plan(z: Tensor, y: Tensor, weight: Tensor | None, settings: KernelSetti
 
 
 def tile(d: int, aligned: bool, scattered: bool = False) -> tuple[int, int, int, int, int]:
-    """Pieces, rows and width of a tile, warps, and how many programs there are at most."""
+    """Pieces, rows and width of a tile, warps, and the maximum number of programs."""
     warps, most = (8, 256) if d <= 512 else (4, 528 if scattered else 264)
     return (*shape(d, aligned, warps), warps, most)
 
@@ -392,16 +392,16 @@ def back_tile(d: int, aligned: bool) -> tuple[int, int, int, int, int]:
 
 
 def shape(d: int, aligned: bool, warps: int) -> tuple[int, int, int]:
-    """A row to a warp, or several short ones, but not so many that their numbers fill the registers."""
+    """One row per warp, or several short ones within the registers."""
     wide = min(max(4, next_power_of_2(d)), 128 if aligned else 32)
     pieces = cdiv(d, wide)
     return pieces, warps * max(1, 256 // next_power_of_2(pieces * wide)), wide
 
 
 def dense_tile(d: int) -> tuple[bool, int, int, int]:
-    """Whether a pixel's logits stay in registers, pixels of a tile, warps, and how many programs there are at most.
+    """Whether a pixel's logits stay in registers, pixels of a tile, warps, and the maximum number of programs.
 
-    A program of 128 threads with 40 + 4 d registers each: as many as 132 multiprocessors hold at once.
+    As many programs of 128 threads with 40 + 4 d registers each as 132 multiprocessors hold at once.
     """
     kept = d <= KEPT_CLASSES
     return (True, 128, 4, 132 * max(1, min(12, 512 // (40 + 4 * d)))) if kept else (False, 256, 4, 528)

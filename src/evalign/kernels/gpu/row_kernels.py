@@ -5,8 +5,8 @@
 
 Rows that fit take two kernels: `loss_kernel` reads the batch and ends with the loss, `tile_gradient_kernel` writes the
 gradient. A tile is a tuple of PIECES, each of as many classes as the threads of a warp load at once: a row belongs to
-one warp, and its sums need no shared memory. Of 257 classes there are nine pieces of 32. `loss_kernel` saves what the
-other needs to know of a row.
+one warp, and its sums need no shared memory. For 257 classes there are nine pieces of 32. `loss_kernel` saves the data
+of a row that the other needs.
 
 Longer rows take three, which stream the classes in blocks: `stats_kernel` along rows, `row_columns_kernel` down them,
 `row_gradient_kernel` along rows again. Where a row is swept twice, the second sweep goes backwards: what the first one
@@ -20,18 +20,18 @@ import triton.language as tl
 
 from evalign.kernels.gpu import device_functions as fn
 
-ONE = tl.constexpr(2.0**36)  # in whole numbers, which add up to the same in any order; for up to 2^27 rows
+ONE = tl.constexpr(2.0**36)  # in integers, whose sums do not depend on the order; for up to 2^27 rows
 
 
 @triton.jit
 def saved_offset(d):
-    """How many places of what is saved come before those of the rows: for 2 d + 1 slopes, to a multiple of 16."""
+    """Offset of the rows in the saved data: 2 d + 1 slopes, padded to a multiple of 16."""
     return (2 * d + 16) // 16 * 16
 
 
 @triton.jit
 def _pieces(z, rows, inside, counts, d, stride, PIECES: tl.constexpr, WIDTH: tl.constexpr):
-    """The logits of rows, -inf beyond the classes. A row that does not count is all zeros, whatever it holds."""
+    """The logits of rows, -inf beyond the classes. An ignored row is all zeros, whatever it holds."""
     lane = tl.arange(0, WIDTH)[None, :]
     start = z + rows[:, None] * stride + lane
     found = ()
@@ -54,7 +54,7 @@ def _zeros(PIECES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _first_two(xs, PIECES: tl.constexpr):
-    """The largest and second largest entry of every row; every thread keeps its own two."""
+    """The largest and second largest entry of every row; every thread tracks its own two."""
     best = xs[0]
     runner_up = tl.full(best.shape, float("-inf"), tl.float32)
     for k in tl.static_range(1, PIECES):
@@ -138,19 +138,19 @@ def loss_kernel(
                 more_tp = more_tp + (tp[k] + tl.where(is_label, h * share, 0.0),)
                 more_actual = more_actual + (actual[k] + tl.where(is_label, weight[:, None], 0.0),)
             tp, predicted, actual = more_tp, more_predicted, more_actual
-        # By the threads of the row's warp, so that no number goes through shared memory.
+        # By the threads of the row's warp, without shared memory.
         four = tl.where(lane < 2, tl.where(lane == 0, largest[:, None], e_second[:, None]), total[:, None])
         four = tl.where(lane == 3, total_h[:, None], four)
         tl.store(stats + 4 * rows[:, None] + lane, four, mask=inside[:, None] & (lane < 4))
         if LOSSES:
-            # Read again: finding it in the tile would take longer.
+            # Read again, which is faster than finding it in the tile.
             target = tl.load(z + rows * stride + label, mask=weight != 0.0, other=0.0).to(tl.float32) - largest
             if SMOOTHING:
                 totals_z = tl.zeros([ROWS, WIDTH], tl.float32)
                 for k in tl.static_range(PIECES):
                     totals_z += tl.where(k * WIDTH + lane < d, xs[k], 0.0)
                 target += smoothing * (tl.sum(totals_z, 1) / d - largest - target)
-            # An ignored row counts for nothing even where its loss is infinite.
+            # An ignored row counts for nothing, even if its loss is infinite.
             losses += tl.where(weight == 0.0, 0.0, weight * (tl.log(total) - target))
     classes = tl.arange(0, BLOCK)
     if SCATTERED:
@@ -183,7 +183,7 @@ def loss_kernel(
             tl.store(out + 2 * d + j, tl.sum(actual[k], 0), mask=j < d)
         tl.store(out + 3 * d, tl.sum(losses, 0))
         if fn.is_added_up(parts, workspace + width, counts, counters, width, GROUP, WIDE):
-            # Rounded like its parts, so that one class alone has a share of exactly 1.
+            # Rounded like its parts, so that the share of a single class is exactly 1.
             everything = tl.sum(tl.load(counts + 2 * d + classes, mask=classes < d, other=0.0), 0)
             tl.store(counts + 3 * d + 1, everything)
             if FORM >= 0:
@@ -201,14 +201,14 @@ def tile_gradient_kernel(
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, PACKED: tl.constexpr, ALIGNED: tl.constexpr,
     PIECES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """dL/dz of TILES times ROWS rows; where PACKED, all slopes are at `by_tp`, and are multiplied by `by_loss`."""
+    """dL/dz of TILES times ROWS rows; if PACKED, all slopes are at `by_tp` and are multiplied by `by_loss`."""
     a, b, low, cut, c = fn.numbers(temperature, low, reach, ANNEALED)
     if ALIGNED:
         d, stride = d // 4 * 4, stride // 4 * 4
     by_predicted, scale, through_losses = fn.unpacked(by_loss, by_tp, by_predicted, by_losses, d, LOSSES, PACKED)
     stats = saved + saved_offset(d)
     lane = tl.arange(0, WIDTH)[None, :]
-    # The same for every row, but read for each: so it comes to the threads that need it.
+    # The same for every row, but read for each, so that it reaches the threads that need it.
     slopes = ()
     for k in tl.static_range(PIECES):
         slope_at = by_predicted + k * WIDTH + lane + tl.zeros([ROWS], tl.int32)[:, None]
@@ -257,7 +257,7 @@ def tile_gradient_kernel(
 
 @triton.jit
 def _inside(j, d, EVEN: tl.constexpr):
-    """j < d, which always holds where blocks divide d."""
+    """j < d, which always holds if blocks divide d."""
     return (j >= 0) if EVEN else (j < d)
 
 
@@ -269,14 +269,14 @@ def stats_kernel(
 ):  # fmt: skip
     """To `stats` (7, n): a row's maximum, e of its second place, sums of e and of h, weight over the latter, top h.
 
-    And what the row adds to tp.
+    Also the row's contribution to tp.
     """
     a, b, low, cut, c = fn.numbers(temperature, low, reach, ANNEALED)
     first, first_start, second, second_start, sign = fn.lines(a, b, cut)
     row = tl.program_id(0).to(tl.int64)
     start = z + row * stride
     minus = float("-inf")
-    # Every lane keeps its own two largest values: a reduction in each turn of the loop would cost more than the rest.
+    # Every lane tracks its own two largest values: a reduction per iteration would cost more than the rest.
     best, runner_up = tl.full([BLOCK], minus, tl.float32), tl.full([BLOCK], minus, tl.float32)
     for at in range(0, d, BLOCK):
         j = at + tl.arange(0, BLOCK)
@@ -320,7 +320,7 @@ def stats_kernel(
         target = label_z - largest
         if SMOOTHING:
             target += smoothing * (tl.sum(totals_z, 0) / d - largest - target)
-        # An ignored row counts for nothing even where its loss is infinite.
+        # An ignored row counts for nothing, even if its loss is infinite.
         tl.store(losses + row, tl.where(weight == 0.0, 0.0, weight * (tl.log(total) - target)))
 
 
@@ -336,7 +336,7 @@ def _at_labels(
         inside = (i < chunk) & (begin + i < n)
         label, weight = fn.labels_and_weights(y, w, begin + i, inside, ignored, WEIGHTED)
         here = inside & (label >= first) & (label < first + BLOCK)
-        if tl.max(here.to(tl.int32), 0) > 0:  # of very many classes few are those of so few rows
+        if tl.max(here.to(tl.int32), 0) > 0:  # of very many classes, few occur in so few rows
             hit = label[:, None] == k[None, :]
             value = tl.load(values + begin + i, mask=here, other=0.0)
             added += tl.sum(tl.where(hit, value[:, None], 0.0), 0)
@@ -370,7 +370,7 @@ def row_columns_kernel(
         tau_e = fn.over_tau(e_second)
         h = fn.step(e, (first * tau_e)[:, None], first_start, (second * tau_e)[:, None], second_start)
         h = tl.where(e == 1.0, (sign * value)[:, None], h)
-        # A row that does not count may hold anything.
+        # An ignored row may hold anything.
         predicted += tl.where((share != 0.0)[:, None], h * share[:, None], 0.0)
     tp, actual = _at_labels(y, w, ignored, stats + 6 * n, begin, chunk, n, left, WEIGHTED, 8, BLOCK)
     out = parts + tl.program_id(0).to(tl.int64) * 3 * d + j
@@ -387,7 +387,7 @@ def row_gradient_kernel(
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dL/dz; one sweep for the three sums that a row needs, one that writes. PACKED: as in `tile_gradient_kernel`."""
+    """dL/dz; one sweep for the three sums of a row, one that writes. PACKED: as in `tile_gradient_kernel`."""
     a, b, low, cut, c = fn.numbers(temperature, low, reach, ANNEALED)
     by_predicted, scale, through_losses = fn.unpacked(by_loss, by_tp, by_predicted, by_losses, d, LOSSES, PACKED)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
