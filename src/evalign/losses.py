@@ -36,8 +36,9 @@ def metric_loss(
 
     Shapes: multiclass `input` (N, C) or (N, C, d1, ...) with integer `target` (N,) or (N, d1, ...), or class
     probabilities in the shape of the input; binary (N,), (N, 1) or two logits (N, 2) with 0/1 targets (N,), or the same
-    shape for both; multilabel (N, L) or (N, L, d1, ...) for both. Targets of yes/no problems may be shares between 0
-    and 1. The options are those of `MetricLoss`. A batch without counted labels has loss 0 and gradient 0.
+    shape for both; multilabel (N, L) or (N, L, d1, ...) for both. Targets of binary and multilabel problems may be
+    shares between 0 and 1. The options are those of `MetricLoss`. A batch without counted labels has loss 0 and
+    gradient 0.
 
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]])
     >>> metric_loss(logits, torch.tensor([0, 1, 2]), "f1")

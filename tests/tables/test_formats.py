@@ -53,7 +53,7 @@ def test_numbers_are_converted_with_a_note(tmp_path, entries, numbers, said):
         ("a,b\n1,x\n2,x\n3,x\n4,x\n5,x\nbroken,x\n", "numbers in 83% of its rows but also text such as 'broken'"),
         ("a,b\n$5,x\n€6,x\n", "mixes units"),
         ("a,b\n5%,x\n6,x\n", "mixes units"),
-        ("a,b\n01/02/2024,x\n03/04/2024,x\n", "day and month cannot be told apart"),
+        ("a,b\n01/02/2024,x\n03/04/2024,x\n", "day and month are ambiguous"),
     ],
 )
 def test_what_is_not_certain_stays_text_with_a_note(tmp_path, text, said):

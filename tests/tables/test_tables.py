@@ -390,7 +390,7 @@ def test_columns_that_are_refused(column, message):
 
 
 def test_records_are_refused():
-    with pytest.raises(ValueError, match=r"^column 0 holds records; give each field a column of its own$"):
+    with pytest.raises(ValueError, match=r"^column 0 holds records; give each field a separate column$"):
         TableEncoder().fit(np.zeros((2, 1), dtype=[("a", int)]))
 
 

@@ -90,7 +90,7 @@ class LightGBMGrower:
         self._booster.eval_valid(keep)
         if not self._own_objective:
             return seen[0]
-        logs = np.log(np.maximum(seen[0], TINY))  # with an objective of its own LightGBM passes probabilities
+        logs = np.log(np.maximum(seen[0], TINY))  # with its own objective LightGBM passes probabilities
         return logs if logs.ndim == 2 else logs - np.log(np.maximum(1 - seen[0], TINY))
 
     def finished(self, rounds: int) -> LightGBMTrees:

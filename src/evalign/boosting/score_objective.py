@@ -336,9 +336,7 @@ class ScoreObjective:
         if z.dim() == 2 and z.shape[1] == 1 and flat:
             z = z[:, 0]
         if z.dim() != (1 if flat else 2):
-            remedy = (
-                "pass task='binary'" if z.dim() == 1 else "pass task='multiclass', or 'multilabel' for yes/no labels"
-            )
+            remedy = "pass task='binary'" if z.dim() == 1 else "pass task='multiclass', or 'multilabel' for 0/1 labels"
             wanted = "(n,)" if flat else "(n, classes)"
             raise ValueError(f"scores of a {self.task} task must be {wanted}, got {tuple(z.shape)}; {remedy}")
         if self._checked is None or not self._checked.is_for(z, y, weight):

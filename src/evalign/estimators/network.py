@@ -65,9 +65,9 @@ class EASTClassifier(MetricClassifier):
     amp: whether the network runs in bfloat16; worth it for wide layers on a GPU.
 
     Attributes: `classes_`, `n_features_in_`, `feature_names_in_`, `history_` (a row per epoch; of folds that of the
-    first network), `temperature_` (of the weights kept, likewise), `decision_` (the rule), `encoder_`, `network_`,
-    `folds_` (how many networks were trained, one for each fold), and after `fit` only `held_out_predictions_` (what the
-    decision was learned from).
+    first network), `temperature_` (of the weights kept, in the same way), `decision_` (the rule), `encoder_`,
+    `network_`, `folds_` (how many networks were trained, one for each fold), and after `fit` only
+    `held_out_predictions_` (what the decision was learned from).
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)

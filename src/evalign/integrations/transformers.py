@@ -30,7 +30,7 @@ LOSS_FILE, SCHEDULE_FILE = "metric_loss.safetensors", "metric_schedule.json"
 class MetricTrainer(Trainer):
     """A Trainer for `metric_loss`: `MetricTrainer(model, args, metric_loss=MetricLoss("f1"), ...)`.
 
-    With `gradient_accumulation_steps` above 1 every group of micro-batches is gone through twice (see `accumulation`),
+    With `gradient_accumulation_steps` above 1 every group of micro-batches is processed twice (see `accumulation`),
     and has the gradient of one large batch. Evaluation reports `eval_loss`, `eval_<metric>` and `eval_soft_<metric>` of
     all rows together, not the mean over batches. Temperature and memory are saved with each checkpoint, and a schedule
     (`schedule=partial(Geometric, patience=2)`) is shown `eval_loss`; when it is finished, training stops.

@@ -153,7 +153,7 @@ Saved = tuple[Any, ...]  # what a backward pass needs: tensors, or None
 
 
 class Plan(NamedTuple):
-    """The metric of a multiclass problem, or, with thresholds in the settings, of yes/no problems, and the anchor."""
+    """The metric of a multiclass problem or, with thresholds in the settings, of binary problems, and the anchor."""
 
     metric: ClosedForm
     anchor: float = 0.0

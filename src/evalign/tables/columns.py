@@ -42,7 +42,7 @@ REFUSED = {
     "interval": ("intervals", "turn it into numbers or text first, e.g. the midpoint"),
     "complex": ("complex numbers", "give the real and the imaginary part a column each"),
     "bytes": ("bytes", "decode it to text first"),
-    "record": ("records", "give each field a column of its own"),
+    "record": ("records", "give each field a separate column"),
 }
 
 

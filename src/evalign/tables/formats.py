@@ -270,7 +270,7 @@ def detect_date(column: "pd.Series[Any]", name: str, note: Note) -> DateFormat |
             fits.append((pattern, parsed))
     if len(fits) > 1:
         note(
-            f"column {name!r} holds dates such as {texts[0]!r} in which day and month cannot be told apart, and is "
+            f"column {name!r} holds dates such as {texts[0]!r} in which day and month are ambiguous, and is "
             "used as categories; write them as YYYY-MM-DD"
         )
     return DateFormat(fits[0][0]) if len(fits) == 1 else None

@@ -134,7 +134,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "anchored",
             "Cross-entropy finds features for every class; the metric alone forgets classes whose probability is "
-            "near 0, where its step is flat. So start from cross-entropy and keep it beside the metric.",
+            "near 0, where its step is flat. So start from cross-entropy and keep it as an anchor.",
             (
                 CROSS_ENTROPY,
                 # anchor 3: half the harm of anchor 1 to the probabilities, which the plug-in decision relies on, at
