@@ -78,7 +78,7 @@ def test_costs_with_a_constraint():
         ([[0, 1]], "shape"),
         ({"fpp": 1}, "cost must be one of"),
         ({("fine", "cow"): 1}, "class of a cost"),
-        ({"reject": "amount"}, "is a number"),
+        ({"reject": "amount"}, "must be a number"),
         ({1: 5.0}, "keys of costs"),
         ({("fine", "fraud", "fine"): 5.0}, "keys of costs"),
     ],

@@ -131,8 +131,29 @@ def test_report_counts_rejected_rows_at_their_cost(table):
     assert worth.argmax.value == pytest.approx((without[0, 1] + 5 * without[1, 0]) / len(y))
     assert worth.gain.value == pytest.approx(worth.argmax.value - worth.value.value)
     assert "share of rows decided" in str(worth)
-    with pytest.raises(ValueError, match="names of columns"):
-        EASTLinear("cost", costs={"fp": 1, "fn": "amount"}, random_state=0).fit(X, y).report(X, y)
+
+
+@pytest.mark.parametrize("reject", [None, 0.3])
+def test_report_of_costs_in_columns(table, reject):
+    X, y = table
+    costs = {"fp": 1, "fn": "amount"} | ({} if reject is None else {"reject": reject})
+    model = EASTLinear("cost", costs=costs, random_state=0).fit(X, y)
+
+    def cost(labels):
+        each = np.where(labels == y, 0, np.where(y == "fraud", X["amount"], 1.0))
+        return np.where([label is None for label in labels], reject or 0.0, each)
+
+    worth = model.report(X, y)
+    paid, plain = cost(model.predict(X)), cost(np.where(model.predict_proba(X)[:, 1] > 0.5, "fraud", "fine"))
+    assert worth.value.value == pytest.approx(paid.mean())
+    assert worth.argmax.value == pytest.approx(plain.mean())
+    assert worth.gain.value == pytest.approx((plain - paid).mean())
+    error = paid.std() / np.sqrt(len(y))
+    assert worth.value.high - worth.value.low == pytest.approx(2 * 1.96 * error, rel=0.2)
+    assert (worth.coverage is None) == (reject is None)
+    if reject is not None:
+        assert worth.coverage.value == pytest.approx(np.mean([label is not None for label in model.predict(X)]))
+    assert "cost" in worth.html()
 
 
 def test_a_rejected_row_differs_from_the_class_minus_one(table):

@@ -151,13 +151,13 @@ def _marks(threshold: Estimate) -> str:
 def evaluate_rule(
     rule: Rule, probabilities: Any, target: Any, metric: str | MetricFunction | None = None, *,
     average: Average | None = None, beta: Beta | None = None, subject_to: Any = None, learn: Learner | None = None,
-    random_state: int = 0,
+    costs: Any = None, random_state: int = 0,
 ) -> RuleReport:  # fmt: skip
     """Estimate threshold, metric and constraints of a rule on labelled rows, with 95 % intervals by the bootstrap.
 
     Use rows that the rule was not learned from. `metric` and `subject_to` default to the rule's own. The interval of
     the threshold is that of rules learned from resampled rows by `learn` (probabilities, labels -> rule), by default
-    `calibrated` with the same metric and constraints.
+    `calibrated` with the same metric and constraints. `costs` (n, C, C) are those of the rows, for kind "row_costs".
 
     >>> rng = np.random.default_rng(0)
     >>> y = (rng.random(400) < 0.2).astype(int)
@@ -176,6 +176,8 @@ def evaluate_rule(
     y = as_labels(target, p, task)
     if not len(y):
         raise ValueError("a report needs at least one labelled row, got none")
+    if rule.kind == "row_costs":
+        return _paid(rule, p, y, costs, np.random.default_rng(random_state))
     limits = list(rule.subject_to) if subject_to is None else subject_to
     problem = Problem.of(metric, p, task, average, beta, limits or None)
     random = np.random.default_rng(random_state)
@@ -211,6 +213,20 @@ def evaluate_rule(
         rule, len(y), problem.name, value, argmax, Estimate.of(gain[0], gain[1:]), constraints, threshold, coverage,
         curve,
     )  # fmt: skip
+
+
+def _paid(rule: Rule, p: Floats, y: Labels, costs: Any, random: np.random.Generator) -> RuleReport:
+    """Report of a rule of row costs: mean costs of its decisions and of the largest probability."""
+    n, decided = len(y), rule.predict(p, costs=costs)
+    own = np.asarray(costs, dtype=np.float64)[np.arange(n), y]  # of each decision, given the true class
+    ours, theirs = (np.take_along_axis(own, d[:, None], axis=1)[:, 0] for d in (decided, p.argmax(axis=1)))
+    if rule.reject is not None:
+        ours = np.where(decided >= 0, ours, -rule.reject)
+    columns = np.stack([ours, theirs, theirs - ours, decided >= 0], axis=1)
+    draws = [np.bincount(random.integers(n, size=n), minlength=n) @ columns / n for _ in range(RESAMPLES)]
+    value, argmax, gain, share = map(Estimate.of, columns.mean(axis=0), np.array(draws).T)
+    coverage = None if rule.reject is None else share
+    return RuleReport(rule, n, rule.metric or COST, value, argmax, gain, coverage=coverage)
 
 
 def raw_threshold(rule: Rule) -> float:

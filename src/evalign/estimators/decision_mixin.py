@@ -285,11 +285,11 @@ class Deciding(DecisionParameters):
 
         Use rows that `fit` has not seen. Printing gives text; `.html()` is a page, with a plot for two classes.
         """
-        if self.costs is not None and self._costs().per_row:
-            raise ValueError("report requires costs given as numbers, got names of columns")
-        p, own = self._decision_probabilities(X), self._rule_options()
-        return evaluate_rule(self.decision_, p, self._codes(y), own["metric"], average=own["average"], beta=own["beta"],
-                      subject_to=own["subject_to"])  # fmt: skip
+        p, truth = self._decision_probabilities(X), self._codes(y)
+        if self.decision_.kind == "row_costs":
+            return evaluate_rule(self.decision_, p, truth, costs=self._costs().rows(X))
+        options = {name: value for name, value in self._rule_options().items() if name != "task"}
+        return evaluate_rule(self.decision_, p, truth, **options)
 
     # -- other class shares -------------------------------------------------------------------------------------
 
