@@ -1,4 +1,4 @@
-"""Best thresholds: a sweep of one score, and one threshold per label by coordinate ascent where labels are coupled."""
+"""Best thresholds: a sweep for one score, coordinate ascent for coupled labels; and the best rule of any problem."""
 
 import numpy as np
 import torch
