@@ -8,7 +8,8 @@ import numpy as np
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, logsumexp, softmax
 
-from evalign.decision.rule import FLOOR, Floats, Labels, Task, Vector, as_held_out, logit, recalibrated
+from evalign.confusion import Task
+from evalign.decision.rule import FLOOR, Floats, Labels, Vector, as_held_out, logit, recalibrated
 
 RIDGE = 0.5  # ridge on log slope and offsets: a prior of standard deviation 1.4 around "already calibrated"
 FOLDS = 5

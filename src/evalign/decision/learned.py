@@ -9,10 +9,11 @@ import numpy as np
 from scipy.special import expit
 
 from evalign import checks
+from evalign.confusion import Task
 from evalign.decision.calibration import Calibration, balanced_folds, fit_calibration
 from evalign.decision.certified import certified_rule, check_confidence
 from evalign.decision.plug_in import plug_in
-from evalign.decision.rule import FLOOR, Floats, Labels, Rule, Task, as_held_out, as_probabilities, as_weights, logit
+from evalign.decision.rule import FLOOR, Floats, Labels, Rule, as_held_out, as_probabilities, as_weights, logit
 from evalign.decision.search.counts import ClassCounts, OffsetSweep, expected_gain
 from evalign.decision.search.problem import Problem, coarse_to_fine
 from evalign.decision.search.thresholds import LabelCounts, ThresholdSweep, best_expected, best_thresholds

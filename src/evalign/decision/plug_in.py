@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from evalign import checks
+from evalign.confusion import Task
 from evalign.decision.calibration import helpful_temperature, probability_floor, temperature_of
 from evalign.decision.rule import (
     FLOOR,
     Floats,
     Labels,
     Rule,
-    Task,
     as_labels,
     as_probabilities,
     as_weights,

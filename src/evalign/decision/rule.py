@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from evalign import checks
+from evalign.confusion import TASKS, Task
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
-Task = Literal["binary", "multiclass", "multilabel"]
-TASKS: tuple[Task, ...] = ("binary", "multiclass", "multilabel")
 
 
 def to_numpy(x: Any) -> NDArray[Any]:

@@ -29,7 +29,7 @@ from evalign.decision import Rule
 from evalign.decision.costs import cost_metric
 from evalign.estimators.decision_mixin import Deciding
 from evalign.estimators.explain import EXPLAINED, Explaining
-from evalign.estimators.planning import OnEpoch, few_threads, loud
+from evalign.estimators.planning import few_threads, loud
 from evalign.metrics import MetricFunction
 from evalign.storage import container
 from evalign.tables.encode import as_table
@@ -46,6 +46,7 @@ from evalign.tables.split import (
     rarest_label,
     scaled_weights,
 )
+from evalign.training.loop import OnEpoch
 
 Arrays = dict[str, torch.Tensor]
 

@@ -24,12 +24,13 @@ from evalign.estimators.explain import LEAST, log_loss
 from evalign.estimators.forest import EASTForest
 from evalign.estimators.linear import EASTLinear
 from evalign.estimators.network import EASTClassifier
-from evalign.estimators.planning import PRESETS, OnEpoch, Preset, Shape, TimeBudget, clock, few_threads, side_by_side
+from evalign.estimators.planning import PRESETS, Preset, Shape, TimeBudget, clock, few_threads, side_by_side
 from evalign.metrics import MetricFunction
 from evalign.storage import container
 from evalign.tables import TableEncoder
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import Codes, Floats, TrainingRows, split_rows
+from evalign.training.loop import OnEpoch
 
 CLASSES: dict[str, type[MetricClassifier]] = {
     "linear": EASTLinear,

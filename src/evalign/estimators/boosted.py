@@ -23,10 +23,10 @@ from evalign.boosting.score_objective import BoostRecipe, ScoreObjective, coolin
 from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.estimators.base import Arrays, MetricClassifier
-from evalign.estimators.planning import OnEpoch
 from evalign.storage import container
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import Floats, HeldOutPredictions, TrainingRows
+from evalign.training.loop import OnEpoch
 
 FEW = 5  # rows: even if a rule improves all five, a sign test cannot tell that from chance (2 x 2^-5 > 0.05)
 MARGIN = 1e-4  # difference in the metric below which two rules are equal

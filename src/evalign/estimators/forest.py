@@ -11,10 +11,9 @@ from sklearn.ensemble import ExtraTreesClassifier
 
 from evalign import checks
 from evalign.estimators.base import Arrays, MetricClassifier
-from evalign.estimators.planning import OnEpoch
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import Floats, TrainingRows
-from evalign.training.loop import Epoch
+from evalign.training.loop import Epoch, OnEpoch
 
 BLOCK = 2**14  # rows predicted at a time, so that lookups stay in the cache
 LEAF = -1

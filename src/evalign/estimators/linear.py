@@ -15,10 +15,9 @@ from sklearn.linear_model import LogisticRegression
 from evalign import checks
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.explain import log_loss
-from evalign.estimators.planning import OnEpoch
 from evalign.tables import TableEncoder
 from evalign.tables.split import Codes, Floats, TrainingRows
-from evalign.training.loop import Epoch
+from evalign.training.loop import Epoch, OnEpoch
 
 STRENGTHS = (0.2, 2.0, 0.02)  # inverse penalties, tried in this order
 LARGE = 20_000  # with more rows only one strength is tried: the penalty no longer matters

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from evalign import checks, metrics
 from evalign.decision import Rule
 from evalign.estimators.base import Arrays, MetricClassifier
-from evalign.estimators.planning import OnEpoch
 from evalign.networks.mlp import CURVES, SHARING, MeanOfNetworks, Network, Sharing, fields_of, table_network
 from evalign.objective import Objective
 from evalign.steps import StepChoice
@@ -26,7 +25,7 @@ from evalign.tables.packed import EncodedTable, release_memory
 from evalign.tables.split import Codes, Floats, TrainingRows
 from evalign.training.batches import Rows, Score, argmax_score, default_batch_size, predict_logits
 from evalign.training.in_memory import train
-from evalign.training.loop import Epoch
+from evalign.training.loop import Epoch, OnEpoch
 from evalign.training.recipes import Recipe, find_recipe
 from evalign.training.stacked import FoldedRows, train_folds
 

@@ -20,9 +20,8 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from evalign.training.loop import Epoch
+from evalign.training.loop import Epoch, OnEpoch
 
-OnEpoch = Callable[[Epoch], None]
 Preset = Literal["quick", "default", "best"]
 PRESETS: dict[Preset, tuple[str, ...]] = {
     "quick": ("linear", "forest", "boost"),

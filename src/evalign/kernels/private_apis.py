@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["ENABLED", "Start", "allocator", "constant_when_traced", "device_queries", "fast_apply", "is_capturing",
-           "launcher_words", "raw_launch", "raw_stream"]  # fmt: skip
+__all__ = ["ENABLED", "Grid", "Start", "allocator", "constant_when_traced", "device_queries", "fast_apply",
+           "is_capturing", "launcher_words", "raw_launch", "raw_stream"]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,7 +20,7 @@ from evalign.objective import Objective, cross_entropy
 from evalign.streaming.source import Chunk, ParquetRows, Parts, RowGroup, gathered, own_rank, rank_count
 from evalign.streaming.statistics import Survey, labels_of, survey
 from evalign.tables.files import TableError
-from evalign.tables.split import HeldOutPredictions
+from evalign.tables.split import Codes, Floats, HeldOutPredictions
 from evalign.training.batches import Batches, Rows, Term, argmax_score, default_batch_size, predict_logits
 from evalign.training.checkpoint import Checkpoint, identify
 from evalign.training.in_memory import InMemory, batch_loss, mean_over_members
@@ -217,10 +216,6 @@ class StreamRows(InMemory):
         assert isinstance(objective, Objective)
         matrix = validate(self.network, self.valid, stage, objective, stage.temperature, None)[1]
         return next_offset(matrix, objective, stage, self.offset).to(self.valid.x.device)
-
-
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 
 
 @dataclass

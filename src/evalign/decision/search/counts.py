@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evalign.confusion import Confusion
-from evalign.decision.rule import BLOCK, Floats, Labels, Task, as_held_out
+from evalign.confusion import Confusion, Task
+from evalign.decision.rule import BLOCK, Floats, Labels, as_held_out
 from evalign.decision.search.problem import Problem, Scored, present_classes
 
 State = NDArray[np.float64]  # (..., 2, C): tp and predicted; or (..., C, C): the matrix

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalign import metrics
-from evalign.confusion import Confusion
+from evalign.confusion import Confusion, Task
 from evalign.decision.constraints import FLAGGED, Constraint, class_index, flagged, label_score, parse_constraints
-from evalign.decision.rule import Floats, Labels, Rule, Task
+from evalign.decision.rule import Floats, Labels, Rule
 from evalign.metrics import Average, Beta, MetricFunction
 
 RARE = 0.05  # expected rows below which a class counts as absent

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from evalign.kernels import private_apis
-from evalign.kernels.private_apis import Start, launcher_words, raw_launch
-
-Grid = tuple[int, int, int]
+from evalign.kernels.private_apis import Grid, Start, launcher_words, raw_launch
 
 # Triton's versions, which also work inside kernels, take ten microseconds.
 
