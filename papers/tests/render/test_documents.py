@@ -14,8 +14,8 @@ from evalign_papers.analysis.contests import ANCHORED, ANCHORED_FIELDS, PAPER_FI
 from evalign_papers.analysis.filled import fill
 from evalign_papers.engine.printed import load_table
 from evalign_papers.render.benchmarks import corrected_mean, read_results
-from evalign_papers.render.distance_figure import COLOURS, distance_figure, place_of
 from evalign_papers.render.documents import CIFAR10_ROWS, Numbers, write_document
+from evalign_papers.render.dot_figures import CLASS_COLOURS, RULE_COLOURS, Scale, contest_figure, distance_figure
 from evalign_papers.render.reproduction import (
     CLAIMS,
     cifar10_block,
@@ -191,13 +191,32 @@ def test_every_number_is_listed_and_drawn(papers: Path) -> None:
         in blocks["headline"]  # though btg-s4 prints them once more
     )
     svg = distance_figure([fill(papers, load_table(papers, name)) for name in ("btg-1", "btg-2")])
-    dots = [(float(x), paint) for x, paint in re.findall(r'<circle cx="([\d.]+)" cy="[\d.]+" r="[\d.]+" (.*?)/>', svg)]
-    dots = dots[len(COLOURS) + 1 :]  # after the legend
-    places = [place_of(0.9 - 0.56), place_of(0.0), place_of(0.0)]
+    scale = Scale(92, 0.85)
+    dots = dots_of(svg)["btg-1"]
+    places = [scale.place(0.9 - 0.56), scale.place(0.0), scale.place(0.0)]
     assert sorted(x for x, _ in dots) == pytest.approx(sorted(places), abs=0.06)
-    assert [paint for x, paint in dots if x > place_of(0.1)] == [f'fill="{COLOURS["far off"]}"']
+    assert [paint for x, paint in dots if x > scale.place(0.1)] == [f'fill="{CLASS_COLOURS["far off"]}"']
     assert not any('fill="#ffffff"' in paint for _, paint in dots)
-    assert re.findall(r'text-anchor="end">(.*?)<', svg) == ["btg-1"]
+    assert set(dots_of(svg)) == {"btg-1"}
+
+
+def dots_of(svg: str) -> dict[str, list[tuple[float, str]]]:
+    """Place and paint of the dots of every line of a figure."""
+    _, *lines = re.split(r'<text [^>]*text-anchor="end">', svg)
+    dot = re.compile(r'<circle cx="([\d.]+)" cy="[\d.]+" r="[\d.]+" (.*?)/>')
+    return {line.split("<")[0]: [(float(x), paint) for x, paint in dot.findall(line)] for line in lines}
+
+
+def test_differences_from_cross_entropy_are_drawn(papers: Path) -> None:
+    svg = contest_figure({"anchored: ": duels(papers, Contender("anchored", "argmax", ""), "f1")})
+    [(name, dots)] = dots_of(svg).items()
+    assert name == "anchored: mammography (checks-ablation)"
+    ours, theirs = (np.mean(honest(centre, seed)["argmax"]["f1"]) for centre, seed in ((0.8, 0), (0.6, 1)))
+    assert dots[0][0] == pytest.approx(Scale(240, 0.4).place(ours - theirs), abs=0.06)
+    assert [paint for _, paint in dots] == [f'fill="{colour}"' for colour in RULE_COLOURS.values()]  # all are clear
+    write_report(papers, "checks/ablation/honest/mammography.ce", honest(0.8, 1), decide_for="f1")
+    level = dots_of(contest_figure({"anchored: ": duels(papers, Contender("anchored", "argmax", ""), "f1")}))
+    assert all('fill="#ffffff"' in paint for _, paint in level[name])
 
 
 def test_dots_below_the_printed_budget_are_hollow(papers: Path) -> None:
@@ -207,8 +226,9 @@ def test_dots_below_the_printed_budget_are_hollow(papers: Path) -> None:
         replace(cell, measured=cell.measured | {"paper": replace(cell.measured["paper"], reduced=("2 of 10 trials",))})
         if cell.metric == "f1" else cell for cell in filled.cells
     ]  # fmt: skip
-    dots = distance_figure([replace(filled, cells=tuple(short))]).split("btg-2</text>")[1]
-    assert (dots.count("<circle"), dots.count('fill="#ffffff"')) == (2, 1)
+    dots = dots_of(distance_figure([replace(filled, cells=tuple(short))]))["btg-2"]
+    assert ['fill="#ffffff"' in paint for _, paint in dots].count(True) == 1
+    assert len(dots) == 2
 
 
 def test_a_document_is_written_where_it_changed(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """docs/research/results.md: metric training against its rivals, from honest reports and rows of benchmarks.
 
-python -m evalign_papers.render.results            write results.md, reproduction.md, its numbers and its figure
+python -m evalign_papers.render.results            write results.md, reproduction.md, its numbers, and figures
 python -m evalign_papers.render.results --check    fail where they are not up to date
 """
 
@@ -16,8 +16,8 @@ from evalign_papers.datasets import find_card
 from evalign_papers.engine.printed import all_tables, find_papers, load_table
 from evalign_papers.render.along_training import east_blocks
 from evalign_papers.render.benchmarks import NOTHING, judged_together, tree_blocks
-from evalign_papers.render.distance_figure import distance_figure
 from evalign_papers.render.documents import markdown_table, render_document, write_document
+from evalign_papers.render.dot_figures import contest_figure, distance_figure
 from evalign_papers.render.reproduction import reproduction_blocks
 from evalign_papers.render.wording import NONE, NOT_RUN, measured_number, signed
 
@@ -30,6 +30,7 @@ CONTESTS: tuple[tuple[str, str, Contender], ...] = (
     ("mcc-paper", "mcc", Contender("mcc", "argmax", "MCC as in the paper, argmax")),
     ("auroc-paper", "auroc", Contender("auroc", "argmax", "AUROC as in the paper")),
 )
+DRAWN = {"": CONTESTS[0][2], "anchored: ": CONTESTS[1][2]}
 VACUOUS = "no-dynamic-threshold"  # a softmax of two classes is cut at one half, dynamic or not
 DECIDED = {"argmax": "argmax", "tuned": "tuned", "plug_in": "plug-in"}
 
@@ -202,8 +203,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_document(args.docs / name, render_document(name, papers, own, args.benchmarks), check=args.check)
         for name, own in blocks.items()
     ]
-    picture = distance_figure([fill(papers, table) for table in all_tables(papers)])
-    current.append(write_document(args.docs.parent / "images" / "reproduction.svg", picture, check=args.check))
+    figures = {
+        "reproduction.svg": distance_figure([fill(papers, table) for table in all_tables(papers)]),
+        "results.svg": contest_figure({title: duels(papers, ours, "f1") for title, ours in DRAWN.items()}),
+    }
+    images = args.docs.parent / "images"
+    current += [write_document(images / name, figure, check=args.check) for name, figure in figures.items()]
     return int(args.check and not all(current))
 
 
