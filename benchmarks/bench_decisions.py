@@ -4,7 +4,7 @@
     python benchmarks/bench_decisions.py --part shifts --data-dir DIR          # the same for changed class shares
     python benchmarks/bench_decisions.py --time     # CPU seconds at (1e6, 2), (1e5, 100), (1e5, 1000)
     python benchmarks/bench_decisions.py --large 10000000 2   # a rule of generated batches: seconds and peak memory
-    python benchmarks/bench_decisions.py --summary  # tables of what is stored, and a picture
+    python benchmarks/bench_decisions.py --summary  # tables of what is stored, and a figure
 
 A cell is a table, a model and a split of 75/25. Five folds of the training part give held-out probabilities, a model
 of all of it those of the test rows: every rule sees the same numbers. Cells are done split by split (tables above
@@ -530,7 +530,7 @@ def differences(table: pd.DataFrame, against: str) -> pd.DataFrame:
 
 
 def summary(sources: list[Path], picture: Path | None) -> None:
-    """Tables of what is stored, as text; and a picture."""
+    """Tables of what is stored, as text; and a figure."""
     table = pd.concat([pd.read_csv(source) for source in sources if source.exists()], ignore_index=True)
     done = table[table.scenario == "done"]
     failed = done[done.rule.notna()]
@@ -613,7 +613,7 @@ def main() -> None:
     parser.add_argument(
         "--large", type=int, nargs=2, metavar=("ROWS", "CLASSES"), help="into bench_decisions_large.csv"
     )
-    parser.add_argument("--summary", action="store_true", help="only the tables and the picture")
+    parser.add_argument("--summary", action="store_true", help="only the tables and the figure")
     parser.add_argument("--picture", type=Path, default=PICTURE)
     args = parser.parse_args()
     if args.summary:

@@ -1,7 +1,7 @@
 """Images per second in training: our loss against cross-entropy, same network, interleaved in one run on a GPU.
 
     python benchmarks/bench_images.py                    # Darknet-19, batch 256, bf16, channels-last
-    python benchmarks/bench_images.py --data-dir DIR     # CIFAR-10's own pictures instead of noise
+    python benchmarks/bench_images.py --data-dir DIR     # CIFAR-10's own images instead of noise
 
 A step is that of `evalign.training`: gather bytes on the device, shift, mirror and normalise, forward in bf16, loss in
 float32, backward, fused AdamW; eagerly, and recorded as a CUDA graph and replayed. `ratio` is images per second over

@@ -1,7 +1,7 @@
 """Where training on the metric pays: networks trained on it and on cross-entropy, equally long, on the same folds.
 
     python benchmarks/bench_metric_training.py --data-dir DIR --jobs 14 --minutes 8   # resumable
-    python benchmarks/bench_metric_training.py --summary                              # tables, and a picture
+    python benchmarks/bench_metric_training.py --summary                              # tables, and a figure
 
 One factor at a time is moved away from 3,000 rows, 10 % positives, 5 % label noise and F1: rows, share, noise, metric.
 Each setting is met by a linear model, a small and a large network. A cell trains on `anchored` and on `cross_entropy`

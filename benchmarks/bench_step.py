@@ -4,7 +4,7 @@
     python benchmarks/bench_step.py --device cuda --networks mlp darknet19 head32k
 
 A step is: gradients to None, forward, loss, backward, AdamW. Networks: EAST's MLP on 54 features and 7 classes, batch
-1024; Darknet-19 on 32 x 32 pictures, batch 256; one linear layer from 1024 features to 32768 classes, batch 4096. Every
+1024; Darknet-19 on 32 x 32 images, batch 256; one linear layer from 1024 features to 32768 classes, batch 4096. Every
 loss trains its own copy; the ratio is the median over rounds; the control is a second cross-entropy.
 """
 

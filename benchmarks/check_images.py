@@ -5,7 +5,7 @@
 - no step waits for the GPU (torch raises if one does),
 - recorded training (CUDA graph) ends with the weights of plain training,
 - killed training resumes from its checkpoint and ends with the weights of an uninterrupted run,
-- shifted and mirrored pictures are windows of the reflected pictures.
+- shifted and mirrored images are windows of the reflected images.
 """
 
 import argparse

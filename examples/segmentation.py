@@ -1,4 +1,4 @@
-"""Dice, Jaccard and MCC losses for segmentation: logits (N, C, H, W), labels (N, H, W), synthetic pictures.
+"""Dice, Jaccard and MCC losses for segmentation: logits (N, C, H, W), labels (N, H, W), synthetic images.
 
 python examples/segmentation.py
 
@@ -23,7 +23,7 @@ SIDE, STEPS = 24, 75
 
 
 def made_pictures(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Grey pictures (n, 1, SIDE, SIDE) and their masks (n, SIDE, SIDE): a disc, a speck on or beside it, and noise."""
+    """Grey images (n, 1, SIDE, SIDE) and their masks (n, SIDE, SIDE): a disc, a speck on or beside it, and noise."""
     generator = torch.Generator().manual_seed(seed)
     grid = torch.arange(SIDE)
     centre, radius = torch.randint(6, SIDE - 6, (2, n, 1, 1), generator=generator), 4
@@ -88,7 +88,7 @@ def train(loss: Loss, x: Tensor, y: Tensor) -> nn.Module:
 def main() -> None:
     x, y = made_pictures(48, 0)
     x_test, y_test = made_pictures(48, 1)
-    print(f"Dice of each class on new pictures{'':8}" + "".join(f"{name:>12}" for name in NAMES) + f"{'mean':>10}")
+    print(f"Dice of each class on new images{'':8}" + "".join(f"{name:>12}" for name in NAMES) + f"{'mean':>10}")
     for label, loss in losses().items():
         model = train(loss, x, y)
         with torch.no_grad():

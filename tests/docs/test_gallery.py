@@ -1,4 +1,4 @@
-"""Each page of the gallery runs from top to bottom, draws its picture, and shows it."""
+"""Each page of the gallery runs from top to bottom, draws its figure, and shows it."""
 
 import importlib.util
 from pathlib import Path

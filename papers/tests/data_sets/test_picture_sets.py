@@ -59,7 +59,7 @@ def test_a_pickle_in_an_npz_file_is_refused(tmp_path):
 
 @pytest.fixture
 def cifar(tmp_path, monkeypatch):
-    """Six parts of twenty pictures, as npz files and in the binary version."""
+    """Six parts of twenty images, as npz files and in the binary version."""
     monkeypatch.setattr(cifar10, "PART_ROWS", 20)
     X, y = pictures(120)
     (tmp_path / "npz").mkdir()
@@ -180,14 +180,14 @@ def test_caltech256_from_its_folder(caltech, monkeypatch):
     np.testing.assert_array_equal(dogs[0], X[56])
     assert (dogs[1] == dogs[1][..., :1]).all()  # grey in three channels
     np.testing.assert_array_equal(dogs[2], X[0])
-    assert loaded.notes == ("3 entries that are no pictures were skipped: 056.dog/greg, 080.frog/RENAME2, README",)
+    assert loaded.notes == ("3 entries that are no images were skipped: 056.dog/greg, 080.frog/RENAME2, README",)
     assert load("caltech256", folder, size=8).X.shape[1:] == (8, 8, 3)
     np.testing.assert_array_equal(load("caltech256", folder, size=8).X, load("caltech256", folder, size=8).X)
 
 
 def test_caltech256_that_is_not_whole(caltech):
     folder, _ = caltech
-    with pytest.raises(DataError, match="caltech256 must have 30607 pictures of 257 classes, got 82 of 80"):
+    with pytest.raises(DataError, match="caltech256 must have 30607 images of 257 classes, got 82 of 80"):
         load("caltech256", folder, size=16)
     assert len(load("caltech256", folder, size=16, verify=False)) == 82
     with pytest.raises(ValueError, match="size must lie in"):
@@ -202,7 +202,7 @@ def test_folders_that_cannot_be_read(caltech, tmp_path, monkeypatch):
         read_folder(root, 8)
     assert f"{damaged} cannot be read" in sentence(error)
     damaged.unlink()
-    with pytest.raises(DataError, match=r"001.class-1 must hold pictures .* it has none"):
+    with pytest.raises(DataError, match=r"001.class-1 must hold images .* it has none"):
         read_folder(root, 8)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="it has no folder"):

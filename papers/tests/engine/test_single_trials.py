@@ -1,4 +1,4 @@
-"""Cells of pictures and graphs, end to end on a few made-up ones: trained, killed, resumed, scored."""
+"""Cells of images and graphs, end to end on a few made-up ones: trained, killed, resumed, scored."""
 
 import json
 from dataclasses import replace
@@ -205,7 +205,7 @@ def test_scores_of_a_long_tail_are_scikit_learns():
 
 
 def test_a_long_tail_has_the_printed_counts_and_an_untouched_test_part():
-    # Cui et al. 2019, CIFAR-10-LT at an imbalance of 100: 12406 pictures, 5000 down to 50.
+    # Cui et al. 2019, CIFAR-10-LT at an imbalance of 100: 12406 images, 5000 down to 50.
     assert tail_counts(5000, 10, 100) == [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
     assert sum(tail_counts(5000, 10, 100)) == 12406
     dataset = made_up(3, 240, True)
@@ -249,7 +249,7 @@ def test_a_forest_sees_components_and_a_table_has_none():
         data=data, method=Method("random_forest", {"n_estimators": 5}), network=None, training=None, trials=1
     )
     assert "recall_frog" in run(forest).trials[0].scores["argmax"]
-    with pytest.raises(ValueError, match="need a network for pictures"):
+    with pytest.raises(ValueError, match="need a network for images"):
         run(replace(forest, data=replace(data, inputs="standard")))
 
 
@@ -299,7 +299,7 @@ PAPERS = find_papers()
 
 @pytest.mark.slow
 def test_every_cell_of_pictures_and_graphs_runs_for_an_epoch(tmp_path):
-    """One config of every method, stage and protocol that is planned, on made-up pictures and the smallest network."""
+    """One config of every method, stage and protocol that is planned, on made-up images and the smallest network."""
     tried: dict[str, Path] = {}
     for path in sorted(PAPERS.glob("*/*/*/*.json")):
         if path.name.endswith(".report.json") or "@" in path.name:  # the same cells at another budget

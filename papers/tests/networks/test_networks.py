@@ -1,4 +1,4 @@
-"""Darknets by their printed layer tables, pictures by a loop over them, graphs by their symmetries."""
+"""Darknets by their printed layer tables, images by a loop over them, graphs by their symmetries."""
 
 from itertools import combinations, permutations
 
@@ -11,7 +11,7 @@ from evalign_papers.networks import PairNetwork, Pictures, darknet19, tiny_darkn
 from evalign_papers.networks.graph import pair_network
 from evalign_papers.networks.image_input import channel_statistics, moved
 
-# Filters, size and output of each layer as printed for 224 x 224 pictures (YOLO9000, Table 6), typed in by hand.
+# Filters, size and output of each layer as printed for 224 x 224 images (YOLO9000, Table 6), typed in by hand.
 PRINTED_19 = """
 conv 32 3 224, pool 112, conv 64 3 112, pool 56, conv 128 3 56, conv 64 1 56, conv 128 3 56, pool 28, conv 256 3 28,
 conv 128 1 28, conv 256 3 28, pool 14, conv 512 3 14, conv 256 1 14, conv 512 3 14, conv 256 1 14, conv 512 3 14,
@@ -82,7 +82,7 @@ def test_evaluation_only_normalises():
 
 
 def test_every_augmented_picture_is_a_window_of_its_reflected_self():
-    """numpy's `reflect` padding, all windows of it and their mirror images: each picture must be one of them."""
+    """numpy's `reflect` padding, all windows of it and their mirror images: each image must be one of them."""
     x, border = some_pictures(), 2
     torch.manual_seed(3)
     found, windows = moved(x, border).numpy(), set()
@@ -96,7 +96,7 @@ def test_every_augmented_picture_is_a_window_of_its_reflected_self():
                 candidates[window[:, ::-1].tobytes()] = (i, j, "mirrored")
         assert ours.tobytes() in candidates
         windows.add(candidates[ours.tobytes()])
-    assert len(windows) > 1  # each picture has its own
+    assert len(windows) > 1  # each image has its own
     assert {kind for _, _, kind in windows} == {"plain", "mirrored"}
 
 

@@ -57,7 +57,7 @@ def duels(papers: Path, ours: Contender, metric: str) -> list[Duel]:
         found = [duel for field in PAPER_FIELDS for duel in _met(papers, field, ours, metric)]
     else:
         found = []
-        for field in ANCHORED_FIELDS:  # our recipe is the same in every table: a data set counts once
+        for field in ANCHORED_FIELDS:  # our recipe is the same in every table, so a data set counts once
             met = {duel.dataset for duel in found}
             found += [duel for duel in _met(papers, field, ours, metric) if duel.dataset not in met]
     corrected = holm([duel.p for duel in found])

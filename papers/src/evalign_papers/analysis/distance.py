@@ -20,7 +20,7 @@ VERDICTS: tuple[Verdict, ...] = ("within .02", "within .05", "undecided", "off",
 
 
 class Distance(NamedTuple):
-    """|measured - printed| with the bounds of its 90 % interval, and what they show."""
+    """Absolute difference of measured and printed, with the bounds of its 90 % interval, and its class."""
 
     difference: float
     low: float
@@ -38,9 +38,9 @@ def distance(
 ) -> Distance | None:
     """Classify a printed mean and deviation (of ten trials) against our trials; None for fewer than two.
 
-    Two one-sided tests (Schuirmann 1987): within a margin where the whole 90 % interval of the difference is inside it,
-    beyond it where the whole interval is outside. The standard error is that of two independent means. Where the trials
-    of both share one split and differ in initial weights only (`one_split`), the mean of either still has the variance
+    Two one-sided tests (Schuirmann 1987): within a margin if the whole 90 % interval of the difference is inside it,
+    beyond it if the whole interval is outside. The standard error is that of two independent means. If the trials
+    of both share one split and differ only in initial weights (`one_split`), the mean of either still has the variance
     of one split, estimated from `over_splits`, trials on fresh splits. Half a unit of the printed mean's last place is
     rounding: it is added to the upper bound and subtracted from the lower one.
 
@@ -57,7 +57,7 @@ def distance(
     mean, deviation = printed
     own = variance(ours)
     parts = [(own / n, n - 1)]
-    if deviation is None:  # one run: one more draw like ours
+    if deviation is None:  # a single run: one more draw like ours
         parts.append((own, n - 1))
     else:
         parts.append((max(deviation, 0.5 * 10.0 ** -decimals[1]) ** 2 / PRINTED_TRIALS, PRINTED_TRIALS - 1))

@@ -1,7 +1,7 @@
 """Printed facts about data (BtG supplement, Tables 8 and 10), recounted from the available data sets.
 
-Weights and oversampled rows are those of a training part. Whoever splits at random gets other positives in it than the
-authors did, so ours are the expected ones: 64 % of each class, of Adult 80 % of each in its official training part.
+Weights and oversampled rows are those of a training part. A random split gives other positives than the authors had, so
+ours are expected values: 64 % of each class, or for Adult 80 % of each class in the official training part.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def _facts(table: Table, data_dir: str | Path | None, loader: Callable[..., Data
 
 
 def facts_of(dataset: Dataset) -> dict[str, float]:
-    """Rows and positives of all, of the training part in expectation, oversampled; and the weights of both classes."""
+    """Rows and positives of all rows, of the expected training part and oversampled, and both class weights."""
     total, positive = len(dataset.y), int(dataset.y.sum())
     negatives, positives = training_rows(dataset)
     even = 2 * max(negatives, positives)

@@ -1,4 +1,4 @@
-"""Tables filled from reports: each number as printed, as measured by the paper's protocol, and as measured honestly."""
+"""Tables filled from reports: each number as printed, as measured by the paper's protocol, and by the honest one."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ FEWEST_TRIALS = 3
 class Measured:
     """The scores of one cell under one protocol, trial by trial; empty if it was not run.
 
-    `reduced` says in which respects the run is below the printed budget.
+    `reduced` lists the respects in which the run is below the printed budget.
     """
 
     scores: Mapping[int, float]
@@ -62,7 +62,7 @@ class Measured:
 
     @property
     def std(self) -> float | None:
-        """The sample's deviation, None for fewer than two trials."""
+        """The sample standard deviation, None for fewer than two trials."""
         return stdev(self.values) if len(self.scores) > 1 else None
 
 
@@ -76,7 +76,7 @@ class Number:
     decimals: tuple[int, int]
     printed: Printed | None
     measured: Mapping[str, Measured]
-    incomparable: tuple[str, ...] = ()  # protocols that measure something else than what was printed
+    incomparable: tuple[str, ...] = ()  # protocols that measure something other than what was printed
 
     @property
     def reduced(self) -> bool:
@@ -90,7 +90,7 @@ class Number:
 
     @cached_property
     def distance_without_test(self) -> Distance | None:
-        """The same without the quirk `test_chooses`, where a report has it."""
+        """The same without the quirk `test_chooses`, if the report has it."""
         found = self.measured.get("paper")
         return None if found is None else self.distance_of(list(found.without_test.values()) or found.values)
 
@@ -116,7 +116,7 @@ class FilledTable:
         return {(cell.row.label, cell.dataset, cell.metric): cell for cell in self.cells}
 
     def states(self, protocol: str) -> dict[tuple[str, str], State]:
-        """State of every run the table needs, by row and data set: the best state of its metrics."""
+        """State of every run of the table, by row and data set: the best state of its metrics."""
         best: dict[tuple[str, str], State] = {}
         for cell in self.cells:
             state, place = cell.measured[protocol].state, (cell.row.label, cell.dataset)
@@ -125,7 +125,7 @@ class FilledTable:
 
 
 def distinct_numbers(filled: Iterable[FilledTable]) -> list[tuple[Table, Number, Distance]]:
-    """Printed numbers with their distances; one that several tables print of the same run counts once."""
+    """Printed numbers with their distances; a number of one run that several tables print counts once."""
     found: dict[tuple[object, ...], tuple[Table, Number, Distance]] = {}
     for one in filled:
         for cell in one.cells:
@@ -157,7 +157,7 @@ def _cells(papers: Path, table: Table) -> Iterator[Number]:
 
 
 def report_path(papers: Path, row: Row, protocol: str, dataset: str) -> Path:
-    """The report of a row, at the largest budget that it was run at."""
+    """The report of a row at its largest budget."""
     return largest_budget(papers / row.folder / protocol / f"{dataset}.{row.cell}")
 
 
@@ -176,7 +176,7 @@ def largest_budget(cell: Path) -> Path:
 
 
 def read_report(path: Path) -> Report | None:
-    """Read a report; None if there is none. Tables share reports, so they are cached until they change."""
+    """Read a report, or return None; reports are shared by tables, and cached until they change."""
     if not path.is_file():
         return None
     beside = [file.stat() for file in (path, _config_path(path)) if file.is_file()]
@@ -185,7 +185,7 @@ def read_report(path: Path) -> Report | None:
 
 @lru_cache(maxsize=4096)
 def _parsed(path: Path, changed: tuple[tuple[int, int], ...]) -> Report:
-    return load_report(path)  # refuses what another config than the one beside it gave
+    return load_report(path)  # refuses a report of a config other than the one next to it
 
 
 def _config_path(report: Path) -> Path:
@@ -193,14 +193,14 @@ def _config_path(report: Path) -> Path:
 
 
 def _empty(row: Row, protocol: str, path: Path) -> State:
-    """State of a cell without a report: not run, or no config; our own rows need no config of the paper's protocol."""
+    """State of a cell without a report: not run, or no config; our own rows have no config of the paper's protocol."""
     if _config_path(path).is_file():
         return "not run"
     return "not planned" if row.extra and protocol == "paper" else "no config"
 
 
 def measure(report: Report | None, decision: str, score: str, *, empty: State = "no config") -> Measured:
-    """One score of every trial that has it; with none the cell is `empty`."""
+    """One score of every trial that has it; if none has, the cell is `empty`."""
     if report is None:
         return Measured({}, empty)
     scores = {

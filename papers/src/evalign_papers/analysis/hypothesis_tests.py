@@ -8,13 +8,13 @@ import numpy as np
 
 from evalign.comparison.significance import corrected_error, two_sided_p
 
-PRINTED_TRIALS = 10  # of every printed mean that has a deviation (BtG Sec. 5, EAST Sec. E.1)
-TEST_TO_TRAIN = 0.20 / 0.64  # rows of an honest split; without the validation rows, which is conservative
+PRINTED_TRIALS = 10  # trials of every printed mean with a deviation (BtG Sec. 5, EAST Sec. E.1)
+TEST_TO_TRAIN = 0.20 / 0.64  # test share of an honest split; without the validation rows, which is conservative
 LEVEL = 0.05
 
 
 class Comparison(NamedTuple):
-    """A difference, the standard error it was judged by, and the two-sided p value."""
+    """A difference, its standard error, and the two-sided p value."""
 
     difference: float
     error: float
@@ -28,7 +28,7 @@ class Comparison(NamedTuple):
 def over_splits(
     ours: Mapping[int, float], theirs: Mapping[int, float], *, test_to_train: float = TEST_TO_TRAIN
 ) -> Comparison | None:
-    """Paired test of two methods on the same splits, ours minus theirs; None for fewer than two splits in common.
+    """Paired test of two methods on the same splits, ours minus theirs; None for fewer than two common splits.
 
     Nadeau and Bengio's test, for splits that share rows: see `evalign.comparison.significance`.
 

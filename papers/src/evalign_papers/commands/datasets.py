@@ -28,10 +28,10 @@ def command(
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """List the data sets: present or not, rows, classes, imbalance and Shannon's equitability.
+    """List the data sets with their state, rows, classes, imbalance and Shannon's equitability.
 
     The imbalance is that of the largest class to the smallest; an equitability of 1 means even classes. Counts are
-    those of the papers, and loading a data set fails where its files have others. Nothing is downloaded.
+    those of the papers, and loading a data set fails if its files have others. Nothing is downloaded.
     """
     from evalign.cli.console import Output
     from evalign_papers.datasets import find_card, names, open_store

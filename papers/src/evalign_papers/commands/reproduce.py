@@ -1,4 +1,4 @@
-"""`evalign reproduce`: run the papers' tables and show them beside the printed numbers."""
+"""`evalign reproduce`: run the papers' tables and compare them with the printed numbers."""
 
 import os
 import sys
@@ -90,7 +90,7 @@ def command(
     quiet: o.Quiet = False,
     json: o.Json = False,
 ) -> None:
-    """Run tables of the papers, cell by cell, and show them beside the printed numbers.
+    """Run tables of the papers, cell by cell, and compare them with the printed numbers.
 
     A cell is a config; its report is written beside it after every step, so the same command resumes a killed run.
     Complete cells are not run again. Data sets found neither in --data-dir nor in $EVALIGN_DATA are downloaded from
@@ -185,7 +185,7 @@ def work(
 
 
 def _by_error(failed: "list[Done]") -> dict[str | None, list[str]]:
-    """Cells by what kept them from running: a missing data set is said once."""
+    """Failed cells by error, so that a missing data set is reported once."""
     found: dict[str | None, list[str]] = {}
     for one in failed:
         found.setdefault(one.error, []).append(one.cell)
@@ -231,7 +231,7 @@ def _show(output: "Output", papers: Path, named: "list[Table]", list_tables: boo
 
 
 def state(papers: Path, table: "Table") -> dict[str, Any]:
-    """How many cells of a table are complete, and the seconds they took."""
+    """Number of complete cells of a table, and the seconds they took."""
     from evalign_papers.engine.cells import cells_of
 
     cells = cells_of(papers, table)

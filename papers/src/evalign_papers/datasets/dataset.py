@@ -40,10 +40,10 @@ class Version:
 
 @dataclass(frozen=True)
 class Card:
-    """Where a data set comes from and what it must hold; `load` asserts rows, classes and counts.
+    """Description of a data set: its source and expected content; `load` checks rows, classes and counts.
 
-    `counts` has the rows of every class by name, and is empty where they are unknown. `fingerprint` is the checksum
-    of the content, whatever the file. `refused` are files that cannot be used, each with what to do instead.
+    `counts` has the rows of every class by name, or is empty if unknown. `fingerprint` is the checksum of the content,
+    independent of the file. `refused` are files that cannot be used, each with what to do instead.
     `paper_test` says what the papers tested on: a random fifth, or the part that the source itself calls test.
     """
 
@@ -101,7 +101,7 @@ class Dataset:
 
     `X` is a data frame for tables, (N, H, W, 3) in uint8 for images, `Graphs` for graphs. `y` are codes into
     `classes`, (N,), or (F, E) for the pairs of graphs; of two classes, code 1 is the positive one. Rows of one entry
-    of `groups` must not be parted by an honest split. `official_test` marks what the source itself calls test.
+    of `groups` must stay together in an honest split. `official_test` marks the test part of the source.
     """
 
     card: Card
@@ -142,7 +142,7 @@ class Dataset:
 
 
 def equitability(counts: Any) -> float:
-    """Shannon's equitability: the entropy of the class shares over its largest value, 1 where classes are even.
+    """Shannon's equitability: the entropy of the class shares over its maximum, 1 for even classes.
 
     >>> equitability([50, 50]), round(equitability([99, 1]), 3)
     (1.0, 0.081)
@@ -156,8 +156,8 @@ def equitability(counts: Any) -> float:
 
 def check_dataset(dataset: Dataset) -> Dataset:
     """Check that rows, classes and rows per class are those of the card."""
-    card, what = dataset.card, {"table": "rows", "images": "pictures", "graphs": "frames"}[dataset.card.kind]
-    if len(dataset.X) != len(dataset.y):  # a bug of ours, not a user error
+    card, what = dataset.card, {"table": "rows", "images": "images", "graphs": "frames"}[dataset.card.kind]
+    if len(dataset.X) != len(dataset.y):  # a bug, not a user error
         raise AssertionError(f"{card.name}: {len(dataset.X)} features for {len(dataset.y)} labels")
     found = (len(dataset), len(dataset.classes))
     if found != (card.rows, card.num_classes):

@@ -33,7 +33,7 @@ def fetch_original(card: Card, store: Store) -> Found | None:
             pooch.retrieve(file.url, f"sha256:{file.sha256}", file.name, folder, downloader=fetch)
             for file in version.files
         ]
-    except (OSError, ValueError):  # no network; or a file that is not the original: OpenML may have the right one
+    except (OSError, ValueError):  # no network, or a wrong file: OpenML may have the right one
         return None
     return Found(version, tuple(Path(path) for path in paths))
 

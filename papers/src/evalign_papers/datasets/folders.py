@@ -1,4 +1,4 @@
-"""Look for the files of a data set in `--data-dir`, then in `$EVALIGN_DATA`, and verify their checksums."""
+"""Find the files of a data set in `--data-dir`, then in `$EVALIGN_DATA`, and verify their checksums."""
 
 import hashlib
 import os
@@ -48,14 +48,14 @@ class Store:
         return None
 
     def check(self, card: Card, found: Found) -> None:
-        """Size and checksum of every file, where they are known."""
+        """Check size and checksum of every file, where known."""
         if self.verify:
             for path, file in zip(found.paths, found.version.files, strict=True):
                 with reading(path):
                     check_file(card, path, file, self.known)
 
     def get(self, card: Card) -> Found:
-        """Find and verify the files, or raise an error that says what to put where."""
+        """Find and verify the files, or raise an error that says which files to put where."""
         found = self.find(card)
         if found is None:
             raise DataError(self.missing(card))
@@ -63,7 +63,7 @@ class Store:
         return found
 
     def missing(self, card: Card, why: str = "") -> str:
-        """What is missing, where it was looked for, and what to do."""
+        """Message: what is missing, where it was searched, and what to do."""
         wanted = ", or ".join(_listed(version) for version in card.versions)
         folders = [f"{place.folder} ({place.named_by})" for place in self.places]
         looked = f"none in {' or '.join(folders)}" if folders else f"neither {OPTION} nor ${VARIABLE} names a folder"
@@ -81,7 +81,7 @@ class Store:
 
 
 def open_places(data_dir: str | Path | None = None) -> tuple[Place, ...]:
-    """The folders given; a missing one is an error, since a typing mistake would otherwise cause a download."""
+    """The given folders; a missing one is an error, since a typing error would otherwise cause a download."""
     named = [(data_dir, OPTION), (os.environ.get(VARIABLE) or None, f"${VARIABLE}")]
     places = [Place(Path(folder).expanduser(), by) for folder, by in named if folder is not None]
     for folder, by in places:
@@ -110,7 +110,7 @@ def check_file(card: Card, path: Path, file: File, known: tuple[File, ...] = ())
 
 def digest_of(path: Path, kind: str) -> str:
     with path.open("rb") as stream:
-        # Against accidents, not attackers: an md5 is all that CIFAR-10's authors published.
+        # Against accidents, not attackers: the authors of CIFAR-10 published only an md5.
         return hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 

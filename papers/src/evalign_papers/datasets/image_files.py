@@ -54,16 +54,16 @@ def _differences(plane: Pixels) -> Pixels:
 
 
 def read_folder(root: Path, size: int, order: Callable[[str], Any] = str) -> Pictures:
-    """Every picture below `root`, `size` x `size` (Lanczos, aspect ratio not kept), grey ones in three channels.
+    """Every image below `root`, `size` x `size` (Lanczos, aspect ratio not kept), grey ones in three channels.
 
-    Classes are folders in the order of `order`, a leading number and dot dropped from their names (001.ak47), pictures
-    in the order of their names. What is no picture by its suffix is skipped and listed; a picture that cannot be
+    Classes are folders in the order of `order`, a leading number and dot dropped from their names (001.ak47), images
+    in the order of their names. What is no image by its suffix is skipped and listed; an image that cannot be
     read is an error.
     """
     try:
         from PIL import Image
     except ImportError:
-        raise DataError(f"pictures in {root} need Pillow to be read; install it with pip install pillow") from None
+        raise DataError(f"images in {root} need Pillow to be read; install it with pip install pillow") from None
     folders = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: order(path.name))
     skipped = [path.name for path in root.iterdir() if not path.is_dir()]
     files: list[Path] = []
@@ -73,11 +73,11 @@ def read_folder(root: Path, size: int, order: Callable[[str], Any] = str) -> Pic
         chosen = [path for path in inside if path.is_file() and path.suffix.lower() in SUFFIXES]
         skipped += [f"{folder.name}/{path.name}" for path in inside if path not in set(chosen)]
         if not chosen:
-            raise DataError(f"{folder} must hold pictures ({', '.join(SUFFIXES)}), it has none; remove or fill it")
+            raise DataError(f"{folder} must hold images ({', '.join(SUFFIXES)}), it has none; remove or fill it")
         files += chosen
         labels += [label] * len(chosen)
     if not files:
-        raise DataError(f"{root} must hold one folder of pictures for every class, it has no folder")
+        raise DataError(f"{root} must hold one folder of images for every class, it has no folder")
     X = np.empty((len(files), size, size, 3), dtype=np.uint8)
     for i, path in enumerate(files):
         with reading(path), Image.open(path) as image:
@@ -90,4 +90,4 @@ def skipped_note(pictures: Pictures) -> Iterator[str]:
     """A note that lists skipped files, if there were any."""
     if pictures.skipped:
         listed = ", ".join(pictures.skipped[:3]) + (", …" if len(pictures.skipped) > 3 else "")
-        yield f"{len(pictures.skipped)} entries that are no pictures were skipped: {listed}"
+        yield f"{len(pictures.skipped)} entries that are no images were skipped: {listed}"

@@ -77,8 +77,8 @@ def load(
 ) -> Dataset:
     """A data set from `data_dir`, else from $EVALIGN_DATA, else from OpenML (tables only, `fetch=False` forbids it).
 
-    `protocol` "honest" has text for categories (to be one-hot encoded), groups to split by and the positive class that
-    the task asks for; "paper" what the printed numbers were measured on. `verify=False` accepts any files, with
+    `protocol` "honest" has text for categories (to be one-hot encoded), groups to split by and the positive class of
+    the task; "paper" is the data behind the printed numbers. `verify=False` accepts any files, with
     neither checksums nor counts compared. `options` are the data set's own: `positive` and `block` of cocktailparty,
     `parts` of the cifar10 sets, `size` of the caltech ones, `background` of caltech101.
 

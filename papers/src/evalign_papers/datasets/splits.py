@@ -15,7 +15,7 @@ from evalign.checks import check_choice, check_number
 from evalign_papers.datasets.dataset import PROTOCOLS, DataError, Dataset, Protocol
 
 FIFTH = 0.2
-SMALLEST_CLASS = 5  # rows of a class that leave one for each part
+SMALLEST_CLASS = 5  # rows of a class that suffice for one in each part
 SMALLEST_STRATUM = 10  # groups that are stratified together
 Rows = NDArray[np.int64]
 
@@ -121,7 +121,7 @@ def check_split(dataset: Dataset, split: Split, protocol: Protocol) -> None:
     official = protocol == "paper" and dataset.card.paper_test == "official" and dataset.official_test is not None
     test = float(dataset.official_test.mean()) if official and dataset.official_test is not None else FIFTH
     groups = dataset.groups if protocol == "honest" else None
-    # Groups are dealt whole: where they differ in size, so do the parts.
+    # Groups stay whole: if they differ in size, so do the parts.
     slack = 2.0 / n if groups is None else 0.02 + 2.0 * float(np.unique(groups, return_counts=True)[1].max()) / n
     for part, share in zip(split, ((1 - test) * (1 - FIFTH), (1 - test) * FIFTH, test), strict=True):
         if abs(len(part) / n - share) > slack:

@@ -29,7 +29,7 @@ class Raw(NamedTuple):
 
 @dataclass(frozen=True)
 class TableSource:
-    """How a table is read. `labels` maps what stands in the file to the class's name, in the order of the codes.
+    """How to read a table. `labels` maps labels in the file to class names, in the order of the codes.
 
     `columns` are all features, in the order in which OpenML and the original files have them; `text` those that hold
     categories, where "?" stands for no value; `ignored` what OpenML may have besides. A reader gives the columns,
@@ -98,7 +98,7 @@ class TableSource:
             raise DataError(f"{where} must have numbers in column {name!r} ({error}); it is damaged") from None
         if not np.isfinite(numbers).all():
             raise DataError(f"{where} lacks numbers in column {name!r}; it is damaged: download it again")
-        # Files differ in how they store 3; loaded tables must not.
+        # Files store 3 in different ways; loaded tables must not differ.
         return numbers.astype(np.int64) if (numbers == np.rint(numbers)).all() else numbers
 
     def _check_content(self, raw: Raw, where: str) -> None:
@@ -145,7 +145,7 @@ def _rows(path: Path, columns: tuple[str, ...], delimiter: str | None) -> list[l
             raise DataError(
                 f"{path}, line {number} must have {len(columns)} fields, it has {len(fields)}; it is damaged"
             )
-        if number == 1 and fields[0] == columns[0]:  # a header after all
+        if number == 1 and fields[0] == columns[0]:  # the file has a header after all
             continue
         rows.append(fields)
     if not rows:

@@ -1,4 +1,4 @@
-"""Cells on disk: <paper>/<table>/<protocol>/<dataset>.<cell>.json with the report beside it."""
+"""Cells on disk: <paper>/<table>/<protocol>/<dataset>.<cell>.json with the report next to it."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from evalign_papers.engine.settings import PRINTED_BUDGET, RELEASED_BUDGET
 
 @dataclass(frozen=True)
 class Cell:
-    """A config on disk and the report beside it, if there is one."""
+    """A config on disk and the report next to it, if any."""
 
     path: Path
 
@@ -29,7 +29,7 @@ class Cell:
 
     @property
     def row(self) -> str:
-        """The name that rows of a table give their cell, without the mark of a budget."""
+        """The name of a cell in the rows of its table, without the mark of a budget."""
         return self.path.name.split(".")[1].partition("@")[0]
 
     @property
@@ -44,7 +44,7 @@ class Cell:
     def twin_report(self) -> Report | None:
         """The report of another table's cell with the same config: equal seeds give equal trials, so they run once.
 
-        Of several, the one with the most trials; the environment names its cell.
+        Among several, the one with the most trials; the environment names its cell.
         """
         own = self.config
         found: list[Report] = []
@@ -63,7 +63,7 @@ class Cell:
 def cells_of(papers: Path, table: Table, protocols: Sequence[str] = ("honest", "paper")) -> list[Cell]:
     """Cells of a table that have a config, including those borrowed from other tables.
 
-    Data set by data set, so that one is loaded once.
+    Grouped by data set, so that each is loaded once.
     """
     paths = [
         papers / row.folder / protocol / f"{dataset}.{row.cell}.json"
@@ -75,7 +75,7 @@ def cells_of(papers: Path, table: Table, protocols: Sequence[str] = ("honest", "
 
 
 def at_printed_budget(cell: Cell) -> Cell:
-    """The same cell at the printed (BtG: released) budget, or itself where there is none."""
+    """The same cell at the printed (BtG: released) budget, or itself if there is none."""
     for budget in (PRINTED_BUDGET, RELEASED_BUDGET):
         beside = Cell(cell.path.with_name(cell.path.name.removesuffix(".json") + f"{budget}.json"))
         if beside.path.exists():
@@ -85,9 +85,9 @@ def at_printed_budget(cell: Cell) -> Cell:
 
 @contextlib.contextmanager
 def held(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold the lock of a file: yields True, or False where another process has it and `wait` is not set.
+    """Hold the lock of a file: yields True, or False if another process has it and `wait` is not set.
 
-    The operating system releases the lock of a process that dies. The lock file lies beside the file and is removed
+    The operating system releases the lock of a process that dies. The lock file is next to the file and is removed
     while the lock is held; filelock retries a lock whose file is gone, so no process holds a stale one.
     """
     lock = FileLock(path.with_name(f".{path.name}.lock"))

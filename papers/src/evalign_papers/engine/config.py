@@ -1,7 +1,7 @@
 """Config of a cell: everything that determines its numbers, and nothing else.
 
 Unknown and missing keys are errors (only stages have defaults, those of `training.recipes.Stage`). A report holds the
-checksum of its config and is refused beside any other.
+checksum of its config and is refused next to any other.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from evalign_papers.datasets.dataset import Protocol
 VERSION = 1
 T = TypeVar("T")
 
-# Where the authors' released code departs from the papers' text; off unless a config names them.
+# Deviations of the authors' released code from the papers' text; off unless a config names them.
 QUIRKS: dict[str, str] = {
     "released_soft_sets": "trained on the mean over thresholds 0.1 … 0.9 of soft sets that swap tau and 1 - tau",
     "cut_logits": "logits of networks without a sigmoid are cut at 0.1 … 0.9 as if they were probabilities",
@@ -41,7 +41,7 @@ class Data:
     """A data set of `evalign_papers.datasets` under a protocol; `ratio` thins the positives to 1 : ratio.
 
     `tail` thins the classes of the training part exponentially, the last to 1 : tail; the test part stays whole.
-    `inputs` of tables are scaled numbers ("standard") or these and their quantiles ("both"); of pictures, for methods
+    `inputs` of tables are scaled numbers ("standard") or these and their quantiles ("both"); of images, for methods
     other than networks, the principal components that hold 80 % of the variance ("components").
     """
 
@@ -55,7 +55,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Method:
-    """What is trained. `options` are those of the loss or estimator."""
+    """The trained method. `options` are those of the loss or estimator."""
 
     name: str
     options: dict[str, Any]
@@ -63,7 +63,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Network:
-    """`hidden` and `dropout` are those of "mlp" (of "graph" one width); `augment` shifts and mirrors pictures."""
+    """`hidden` and `dropout` are those of "mlp" (of "graph" one width); `augment` shifts and mirrors images."""
 
     hidden: tuple[int, ...]
     dropout: float
@@ -90,7 +90,7 @@ class Grid:
     batch_size: tuple[int, ...]
     select: Literal["score", "loss"]
     search: Literal["each", "once"]
-    offset: tuple[float, ...] = ()  # strengths of class offsets, for the stages that have any
+    offset: tuple[float, ...] = ()  # strengths of class offsets, for stages that have them
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def read_config(path: Path) -> Config:
 
 
 def strict(kind: type[T], content: Any, where: str) -> T:
-    """A dataclass from parsed JSON, nested ones too."""
+    """Build a dataclass from parsed JSON, including nested ones."""
     if not isinstance(content, dict):
         raise ValueError(f"{where} must be an object, got {type(content).__name__}")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]

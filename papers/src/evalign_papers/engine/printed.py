@@ -64,7 +64,7 @@ class Table:
         return self.name.replace("-", "/", 1)
 
     def comparable(self, row: Row, dataset: str, metric: str, protocol: str) -> bool:
-        """Whether what a protocol measures is what was printed."""
+        """Whether a protocol measures the printed quantity."""
         listed = [names.get(place, ()) for names in (self.incomparable, row.incomparable) for place in ("*", dataset)]
         return protocol == "paper" or not any(metric in names for names in listed)
 
@@ -93,7 +93,7 @@ def writable_papers(papers: str | Path | None = None) -> Path:
     place = OWN_COPY if papers is None else Path(papers)
     if place.is_dir() and any(place.iterdir()):
         find_papers(place)
-        if papers is not None:  # a folder of the user is not changed
+        if papers is not None:  # a user's folder is not changed
             return place
     for source in PACKAGED.rglob("*.json"):
         target = place / source.relative_to(PACKAGED)
@@ -130,7 +130,7 @@ def all_tables(papers: Path) -> Iterator[Table]:
 
 
 def parse_table(content: dict[str, Any], name: str) -> Table:
-    """A table from its JSON; a key, data set, metric or protocol that is unknown is refused."""
+    """Parse a table; unknown keys, data sets, metrics and protocols are refused."""
     _check_keys(content, Table, f"table {name}", left_out=())
     if content["name"] != name:
         raise ValueError(f"table {name} calls itself {content['name']!r}; its name must be that of its folder")

@@ -51,14 +51,14 @@ class RecordedStep:
             self.learning_rate = self.optimiser.param_groups[0]["lr"]
         self.total = torch.zeros((), dtype=torch.float64, device=device)
         changed: list[Tensor] = [self.total, *network.parameters(), *network.buffers()]
-        for parameter in network.parameters():  # made now: recording must find them, and put them back
+        for parameter in network.parameters():  # created now: recording must find and restore them
             state = self.optimiser.state[parameter]
             if not state:
                 averages = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 state |= {"step": torch.zeros((), device=device), **averages}
             changed += state.values()
         network.train()
-        # torch registers the device's own generator, which shifts and mirrors pictures, with every recording.
+        # torch registers the device's own generator, which shifts and mirrors images, with every recording.
         self.replay = Replay(changed, device)
 
     def __call__(self, index: Tensor) -> None:
@@ -84,7 +84,7 @@ class RecordedStep:
 
 
 class RecordedRows(InMemory):
-    """`InMemory` with recorded steps of one batch size, so that an epoch leaves out a few rows, each time others."""
+    """`InMemory` with recorded steps of one batch size, so that each epoch leaves out a few, different rows."""
 
     step: RecordedStep | None
 

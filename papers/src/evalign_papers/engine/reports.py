@@ -61,7 +61,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this runs from, marked where files differ from it; None for an installed package."""
+    """The commit of the checkout, marked if files differ from it; None for an installed package."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--exclude=*"],
@@ -93,9 +93,9 @@ def save_report(report: Report, path: Path) -> None:
 
 
 def load_report(path: Path, config: Config | None = None) -> Report:
-    """A report, checked against its config: the one beside it, unless given.
+    """A report, checked against its config: the one next to it, unless given.
 
-    A report that another config gave is refused: its numbers would stand in the wrong cell.
+    A report of another config is refused: its numbers would appear in the wrong cell.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -43,7 +43,7 @@ def run(
 ) -> Report:
     """Complete `report`, or start one; `trials` limits their number, `only` selects a single trial.
 
-    `save` gets the report after every step. Picture networks keep checkpoints in the folder `checkpoints` until their
+    `save` gets the report after every step. Image networks keep checkpoints in the folder `checkpoints` until their
     trial is in the report.
     """
     report = Report(config) if report is None else report
@@ -104,7 +104,7 @@ def _pictures(
     checkpoints: Path | None,
 ) -> None:
     dataset, points = dataset_of(config, data_dir), grid_points(config.grid)
-    torch.backends.cudnn.benchmark = True  # pictures of one size: the fastest algorithm is looked for once
+    torch.backends.cudnn.benchmark = True  # images of one size: the fastest algorithm is looked for once
     pixels = torch.from_numpy(np.ascontiguousarray(dataset.X)).to(device)
 
     def file_of(trial: int, point: Point) -> Path | None:
@@ -201,7 +201,7 @@ def _validation(one: Trained) -> dict[str, object]:
 
 
 def _best_point(config: Config, tried: list[dict[str, object]]) -> Point:
-    """The point of the best validation value; of equal ones the first."""
+    """The point of the best validation value; the first of equals."""
     assert config.grid is not None
     sign = -1.0 if config.grid.select == "score" else 1.0
     best = min(tried, key=lambda one: sign * float(one[config.grid.select]))  # type: ignore[union-attr, arg-type]
@@ -235,7 +235,7 @@ def _network_scores(
 
 
 def paper_scores(config: Config, trained: Trained, ranking: float) -> Scores:
-    """The released code's figures from the epochs that improved validation, with all quirks and without each one."""
+    """Scores of the released code from the epochs that improved validation, with all quirks and without each one."""
     kept = [epoch.watched for epoch in trained.history if epoch.best]
 
     def figures(quirks: set[str]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Run many cells: one after the other, in processes (joblib; they may share a GPU), or on a Ray cluster."""
+"""Run many cells: sequentially, in processes (joblib; they may share a GPU), or on a Ray cluster."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ Engine = Literal["joblib", "ray"]
 ENGINES: tuple[Engine, ...] = ("joblib", "ray")
 WAVE = 4
 BUSY = "another process is running it"
-ERRORS = (ValueError, OSError, RuntimeError, ImportError, FloatingPointError)  # the last: it diverged
+ERRORS = (ValueError, OSError, RuntimeError, ImportError, FloatingPointError)  # the last: the cell diverged
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def run_trial(path: Path, data_dir: str | None, device: str, trial: int) -> Done
 
 
 def _with_twin_trials(cell: Cell) -> Report | None:
-    """The report of a cell, or the report of the same config in another table if that has more trials."""
+    """The report of a cell, or that of the same config in another table if it has more trials."""
     before, twin = cell.report, cell.twin_report()
     if twin is not None and (before is None or len(before.trials) < len(twin.trials)):
         save_report(twin, report_path(cell.path))
@@ -105,7 +105,7 @@ def pieces_of(cells: Sequence[Cell], trials: int | None = None) -> list[Piece]:
             continue
         with held(cell.path) as free:
             report = _with_twin_trials(cell) if free else cell.report
-        # A cell whose twin has every trial still has to be reported as done.
+        # A cell whose twin has all trials must still be reported as done.
         single += [Piece(cell, trial) for trial in missing_trials(config, report, trials)] or [Piece(cell)]
     return single + whole
 
@@ -119,7 +119,7 @@ def run_cells(
     engine: Engine = "joblib",
     trials: int | None = None,
 ) -> Iterator[Done]:
-    """Run the cells that are not complete; yields each when it is done, in any order."""
+    """Run the incomplete cells; yields each when done, in any order."""
     todo = [cell for cell in cells if is_open(cell, trials)]
     if jobs == 1 and engine == "joblib":
         for cell in todo:

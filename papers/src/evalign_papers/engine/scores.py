@@ -46,7 +46,7 @@ CUTS = len(BTG_GRID)
 
 
 RARE = 3
-MOST_NAMED = 20  # with more classes a report leaves out the scores of each
+MOST_NAMED = 20  # with more classes a report leaves out the scores per class
 
 
 class Tail(NamedTuple):
@@ -59,7 +59,7 @@ class Tail(NamedTuple):
 def hard_scores(
     predicted: Ints, y: Ints, classes: int, names: Sequence[str] = (), tail: Tail | None = None
 ) -> dict[str, float]:
-    """Every metric of one decision; with class names also their precision and recall, with a tail its own scores.
+    """Every metric of one decision; with class names also precision and recall per class, with a tail its scores.
 
     >>> hard_scores(np.array([1, 1, 0]), np.array([1, 0, 0]), 2)["f1"]
     0.6666666666666666
@@ -130,7 +130,7 @@ def watch_cuts(squash: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
     def watch(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         p = logits.sigmoid()
-        cuts = torch.linspace(0.1, 0.9, CUTS, dtype=logits.dtype, device=logits.device)  # made there, not copied
+        cuts = torch.linspace(0.1, 0.9, CUTS, dtype=logits.dtype, device=logits.device)  # on the device, not copied
         outputs = torch.stack([p, p if squash else logits])
         above = (outputs.unsqueeze(1) > cuts.unsqueeze(1)).to(logits.dtype).flatten(0, 1)  # (2 x 9, n)
         true = y.to(logits.dtype) * weight

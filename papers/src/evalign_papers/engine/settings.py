@@ -1,4 +1,4 @@
-"""Training settings as the papers print them, and how far a config falls short of them.
+"""Training settings as printed in the papers, and how far a config falls short of them.
 
 `reductions` lists in which respects a run is below the printed budget; its numbers are then marked with a dagger.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from evalign_papers.engine.config import Config
 from evalign_papers.engine.reports import Report
 
-UNBOUNDED = 100_000  # more epochs than any run takes: the papers stop by patience only
+UNBOUNDED = 100_000  # more epochs than any run takes: the papers stop only by patience
 TRIALS = 10
 ESTIMATORS = ("random_forest", "ccs", "svm_perf")  # rivals of which only the number of trials is printed
 PRINTED_BUDGET, RELEASED_BUDGET = "@printed", "@released"
@@ -18,7 +18,7 @@ POSITIVE_BUDGET = "@printed-positive"  # of two classes: trained on the F1 of th
 
 
 class Settings(NamedTuple):
-    """What one paper says about one kind of data; a tuple is a grid that validation loss chooses from."""
+    """Settings of one paper for one kind of data; a tuple is a grid from which validation loss chooses."""
 
     source: str
     learning_rate: tuple[float, ...]  # () where the text gives none
@@ -55,7 +55,7 @@ PRINTED: dict[tuple[str, str], Settings] = {
 
 
 def printed_settings(config: Config) -> Settings | None:
-    """The settings that a paper prints for the data of a config; None for our own rows and for other than networks."""
+    """The printed settings for the data of a config; None for our own rows and for methods other than networks."""
     if config.training is None or config.network is None:
         return None
     paper, table = config.cell.split("/")[:2]
@@ -70,7 +70,7 @@ def printed_settings(config: Config) -> Settings | None:
 
 
 def reductions(config: Config, report: Report | None = None) -> list[str]:
-    """In which respects a run is below the printed protocol; empty where it is not.
+    """The respects in which a run is below the printed protocol.
 
     A bound on epochs only counts if a trial reached it, or if nothing has been run yet.
     """

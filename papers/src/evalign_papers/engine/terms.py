@@ -18,7 +18,7 @@ SMALL = 1e-7
 
 
 def build_term(method: Method, task: Any) -> Objective | Term:
-    """The loss of a method; cross-entropy is the anchor of its stages and needs none."""
+    """The loss of a method; cross-entropy is the anchor of its stages and needs no loss."""
     options = dict(method.options)
     if method.name == "cross_entropy":
         return Objective("accuracy", task, StepChoice("annealed"))  # never called: no stage has a metric
@@ -74,7 +74,7 @@ def _released(metric: str, step: str, beta: float | None) -> Term:
 
     def term(logits: Tensor, y: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
         p = logits.sigmoid()
-        grid = torch.linspace(0.1, 0.9, 9, dtype=p.dtype, device=p.device)  # made there: a copy cannot be recorded
+        grid = torch.linspace(0.1, 0.9, 9, dtype=p.dtype, device=p.device)  # a copy cannot be recorded
         tp, fn, fp, tn = vmap(lambda tau: released_counts(p, y, weight, tau.expand_as(p), shape))(grid)
         if metric == "accuracy":
             return 1 - ((tp + tn) / (tp + tn + fp + fn)).mean()
@@ -119,7 +119,7 @@ def _wmw(gamma: float, p: float, of_positives: bool) -> Term:
     def term(logits: Tensor, y: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
         n = logits.shape[0]
         z = logits.double()
-        z = z - (z.detach() * weight).sum() / weight.sum().clamp_min(1e-9)  # small numbers have small cubes
+        z = z - (z.detach() * weight).sum() / weight.sum().clamp_min(1e-9)  # keeps cubes of small numbers precise
         high = ((y > 0) * weight).double()
         low = high if of_positives else ((y == 0) * weight).double()
         a = z - gamma
@@ -136,7 +136,7 @@ def _wmw(gamma: float, p: float, of_positives: bool) -> Term:
 
 
 def metric_score(decide_for: str, classes: int) -> Any:
-    """The hard score that validation rows are judged by."""
+    """The hard score of validation rows."""
     from evalign.metrics import is_averaged
     from evalign.training.batches import argmax_score
 

@@ -1,4 +1,4 @@
-"""The rows of every trial, split and encoded as its config says."""
+"""The rows of every trial, split and encoded according to its config."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ def dataset_of(config: Config, data_dir: str | Path | None) -> Dataset:
 def absent_data(configs: Iterable[Config], data_dir: str | Path | None) -> dict[str, str]:
     """Data sets of configs that are neither here nor can be downloaded, each with the reason.
 
-    Each is looked for once, so that no cell waits for a download that has failed already.
+    Each is searched once, so that no cell waits for a download that has already failed.
     """
     store, reasons = open_store(data_dir), dict[str, str]()
     for name in dict.fromkeys(config.data.name for config in configs):
@@ -81,9 +81,9 @@ def many_blobs() -> Dataset:
 
 
 def thinned(dataset: Dataset, ratio: int, seed: int = 0) -> Dataset:
-    """Two classes at 1 : ratio: the larger part of positives or of negatives is left out, drawn once.
+    """Two classes at 1 : ratio: the surplus of positives or negatives is left out, drawn once.
 
-    Positives are thinned where they are too many, negatives where they are too few to thin.
+    Positives are subsampled if there are too many; otherwise negatives are.
     """
     positive, negative = (np.flatnonzero(dataset.y == label) for label in (1, 0))
     random = np.random.default_rng(seed)
@@ -119,11 +119,11 @@ def _part(dataset: Dataset, split: Split, config: Config, trial: int) -> Part:
         x = [whole[rows] for rows in split]
     elif isinstance(dataset.X, np.ndarray):
         if inputs != "components":
-            raise ValueError(f"pictures need a network for pictures or the inputs 'components', got {inputs!r}")
+            raise ValueError(f"images need a network for images or the inputs 'components', got {inputs!r}")
         x, names = components(dataset.X, split), dataset.classes
     else:
         if inputs == "components":
-            raise ValueError(f"inputs 'components' are those of pictures, {dataset.name} has none; use 'standard'")
+            raise ValueError(f"inputs 'components' are those of images, {dataset.name} has none; use 'standard'")
         encoder = TableEncoder(numeric=inputs).fit(dataset.X, rows=split.train)
         x = [encoder.transform(dataset.X, rows=rows) for rows in split]
     return Part(trial, x[0], y[0], x[1], y[1], x[2], y[2], names)
@@ -139,7 +139,7 @@ def graph_rows(graphs: Graphs, train: Ints) -> Matrix:
 
 
 def components(pictures: NDArray[np.uint8], split: Split, share: float = 0.8) -> list[Matrix]:
-    """The principal components of the training pictures that hold `share` of their variance (EAST, Table 2)."""
+    """The principal components of the training images that hold `share` of their variance (EAST, Table 2)."""
     from sklearn.decomposition import PCA
 
     x = [pictures[rows].reshape(len(rows), -1).astype(np.float32) / 255 for rows in split]

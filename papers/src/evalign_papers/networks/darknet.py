@@ -1,4 +1,4 @@
-"""Darknet-19 and Tiny Darknet, the papers' networks for pictures (Redmon and Farhadi 2017, Table 6; pjreddie.com).
+"""Darknet-19 and Tiny Darknet, the papers' networks for images (Redmon and Farhadi 2017, Table 6; pjreddie.com).
 
 Every convolution but the last has no bias, batch norm and a leaky ReLU of slope 0.1; convolutions of 1 x 1 compress.
 """
@@ -37,7 +37,7 @@ TINY: Blocks = (
 
 def darknet(blocks: Blocks, classes: int, channels: int = 3) -> nn.Sequential:
     """Blocks of convolutions, a linear 1 x 1 one with a bias for the classes, and the mean over what is left of a
-    picture: (N, channels, H, W) -> (N, classes).
+    image: (N, channels, H, W) -> (N, classes).
 
     >>> [type(layer).__name__ for layer in darknet(((Conv(4),),), classes=2)]
     ['Conv2d', 'BatchNorm2d', 'LeakyReLU', 'Conv2d', 'AdaptiveAvgPool2d', 'Flatten']
@@ -58,7 +58,7 @@ def darknet(blocks: Blocks, classes: int, channels: int = 3) -> nn.Sequential:
 
 
 def darknet19(classes: int) -> nn.Sequential:
-    """EAST's network for pictures: 19 convolutions, 20.8 million parameters at 1000 classes; 32 pixels a side at least.
+    """EAST's network for images: 19 convolutions, 20.8 million parameters at 1000 classes; 32 pixels a side at least.
 
     >>> sum(p.numel() for p in darknet19(1000).parameters())
     20842376
@@ -67,7 +67,7 @@ def darknet19(classes: int) -> nn.Sequential:
 
 
 def tiny_darknet(classes: int) -> nn.Sequential:
-    """BtG's network for pictures: 16 convolutions, a million parameters at 1000 classes; 16 pixels a side at least.
+    """BtG's network for images: 16 convolutions, a million parameters at 1000 classes; 16 pixels a side at least.
 
     >>> sum(p.numel() for p in tiny_darknet(1000).parameters())
     1042104

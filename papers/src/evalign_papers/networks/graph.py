@@ -1,4 +1,4 @@
-"""Message passing over complete graphs of few nodes: who talks with whom (BtG Sec. 5.3, CocktailParty).
+"""Message passing over complete graphs of a few nodes: who talks with whom (BtG Sec. 5.3, CocktailParty).
 
 With six people a graph has fifteen pairs, so everything is dense and no graph library is needed.
 """

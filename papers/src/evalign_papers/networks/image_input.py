@@ -1,4 +1,4 @@
-"""Input layer for pictures: bytes to normalised floats, shifted and mirrored in training."""
+"""Input layer for images: bytes to normalised floats, shifted and mirrored in training."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ BORDER = 4
 class Pictures(nn.Module):
     """uint8 (N, H, W, 3) -> float (N, 3, H, W), (x / 255 - mean) / std, channels last, by a permutation.
 
-    With `augment`, in training mode, every picture is moved by up to `border` pixels each way, its borders reflected,
+    With `augment`, in training mode, every image is moved by up to `border` pixels each way, its borders reflected,
     and mirrored half of the time: one gather of bytes for the whole batch, from torch's own random numbers.
 
     >>> layer = Pictures(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)).eval()
@@ -35,17 +35,17 @@ class Pictures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype != torch.uint8 or x.dim() != 4:
-            raise ValueError(f"pictures must be uint8 (N, H, W, 3), got {x.dtype} {tuple(x.shape)}")
+            raise ValueError(f"images must be uint8 (N, H, W, 3), got {x.dtype} {tuple(x.shape)}")
         if self.training and self.augment:
             x = moved(x, self.border)
         return torch.addcmul(self.shift, x.to(self.scale.dtype), self.scale).permute(0, 3, 1, 2)
 
 
 def moved(x: Tensor, border: int) -> Tensor:
-    """Every picture shifted by -border … border pixels along both sides and mirrored or not, independently."""
+    """Every image shifted by -border … border pixels along both sides and mirrored or not, independently."""
     n, height, width = x.shape[:3]
     if border >= min(height, width):
-        raise ValueError(f"pictures must be larger than the border of {border} pixels, got {height} x {width}")
+        raise ValueError(f"images must be larger than the border of {border} pixels, got {height} x {width}")
     down, right = torch.randint(-border, border + 1, (2, n, 1), device=x.device)
     mirrored = torch.rand(n, 1, device=x.device) < 0.5
     columns = torch.arange(width, device=x.device)
@@ -56,7 +56,7 @@ def moved(x: Tensor, border: int) -> Tensor:
 
 
 def _reflected(index: Tensor, size: int) -> Tensor:
-    """Places beyond either end, mirrored back: -1 is 1, and size is size - 2.
+    """Positions beyond either end, mirrored back: -1 becomes 1, and size becomes size - 2.
 
     >>> _reflected(torch.arange(-2, 6), 4).tolist()
     [2, 1, 0, 1, 2, 3, 2, 1]
@@ -67,7 +67,7 @@ def _reflected(index: Tensor, size: int) -> Tensor:
 def channel_statistics(x: Tensor) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel of uint8 (N, H, W, 3), of values scaled to [0, 1].
 
-    By counting bytes: exact for any number of pictures, and never a float copy of them. A constant channel gets the
+    By counting bytes: exact for any number of images, and never a float copy of them. A constant channel gets the
     deviation of one step of 1/255, so that it can be divided by.
 
     >>> mean, std = channel_statistics(torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1).expand(2, 4, 4, 3))

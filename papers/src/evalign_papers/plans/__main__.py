@@ -3,8 +3,7 @@
     python -m evalign_papers.plans            write what changed
     python -m evalign_papers.plans --check    list what would change
 
-Nothing here is read when a cell runs: `evalign reproduce` reads the configs. The report beside a config that changed no
-longer matches it and is refused.
+`evalign reproduce` reads only the configs. The report next to a changed config no longer matches it and is refused.
 """
 
 import argparse

@@ -31,7 +31,7 @@ STRENGTHS = {"balanced_accuracy": (1.0, 1.5, 2.0), "f1": (0.5, 1.0)}  # the best
 
 
 def yes_no(table: str, cell: str, name: str, protocol: str) -> dict[str, Any]:
-    """BtG on pictures: Tiny Darknet, learning rate 1e-4, batches of 128."""
+    """BtG on images: Tiny Darknet, learning rate 1e-4, batches of 128."""
     found = btg(table, cell, name, protocol)
     honest = protocol == "honest"
     changes: dict[str, Any] = {"learning_rate": 1e-4, "patience": 25}
@@ -50,7 +50,7 @@ def graph(table: str, cell: str, name: str, protocol: str) -> dict[str, Any]:
 
 
 def many(cell: str, name: str, protocol: str, *, anneals: bool) -> dict[str, Any]:
-    """EAST and MF on pictures: Darknet-19, or principal components for other methods."""
+    """EAST and MF on images: Darknet-19, or principal components for other methods."""
     paper = protocol == "paper"
     if cell in ("forest", "ccs", "boosting"):
         names = {"forest": "random_forest", "boosting": "gradient_boosting"}
@@ -154,7 +154,7 @@ def data_of(paper: str, name: str, protocol: Any, parts: dict[str, Any]) -> Data
 
 
 def plan_images(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
-    """The configs of a table's pictures and graphs, also of our own rows that it borrows."""
+    """The configs of a table's images and graphs, also of our own rows that it borrows."""
     content = json.loads((HERE / paper / table / "table.json").read_text())
     chosen = [name for name in content["datasets"] if name in (*YES_NO, *MANY, "cocktailparty_graph") or "-" in name]
     for row in content["rows"]:

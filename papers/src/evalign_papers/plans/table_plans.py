@@ -29,9 +29,9 @@ TABLES = {
     "mf": ["2"],
     "checks": ["ablation", "scratch", "imbalance", "cooling", "text", "slope", "points"],
 }
-IMAGES = ("cifar10", "caltech256", "caltech101")  # the third stands in for the second, which is not available
+IMAGES = ("cifar10", "caltech256", "caltech101")  # the third replaces the second, which is not available
 EXTRA = ("anchored", "ce", "forest", "boosting")
-# The papers stop by patience only; a bound limits the cost of a stack, which runs as long as its longest trial.
+# The papers stop only by patience; a bound limits the cost of a stack, which runs as long as its longest trial.
 BTG_EPOCHS = {
     "cocktailparty": 500,
     "adult": 300,
@@ -223,7 +223,7 @@ def ours(cell: str, rows: int, average: str, inputs: str = "both") -> dict[str, 
     return {"method": method, "network": OUR_NETWORK, "training": training, "quirks": (), "decide_for": "f1"}
 
 
-SCRATCH_EPOCHS = 500  # of schedules that cool whatever validation says
+SCRATCH_EPOCHS = 500  # for schedules that cool independent of validation
 
 
 def scratch(cell: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""docs/research/results.md: metric training against its rivals, from honest reports and rows of benchmarks.
+"""docs/research/results.md: metric training against its rivals, from honest reports and benchmark results.
 
 python -m evalign_papers.render.results            write results.md, reproduction.md, its numbers, and figures
 python -m evalign_papers.render.results --check    fail where they are not up to date
@@ -188,10 +188,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--papers", type=Path, help="the folder of tables and reports")
     parser.add_argument(
-        "--docs", type=Path, default=Path("docs/research"), help="the pages' folder; pictures lie in ../images"
+        "--docs", type=Path, default=Path("docs/research"), help="the pages' folder; images lie in ../images"
     )
     parser.add_argument("--benchmarks", type=Path, default=Path("benchmarks/results"), help="the folder of their rows")
-    parser.add_argument("--check", action="store_true", help="write nothing, fail where a document is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if a document is out of date")
     args = parser.parse_args(arguments)
     papers = find_papers(args.papers)
     blocks = {

@@ -1,7 +1,7 @@
 """Rival losses and estimators, one per file, each with its paper and equation.
 
 The losses are `nn.Module`s called as `loss(logits, target, sample_weight=None)`, with the shapes of `MetricLoss`;
-each has its functional twin beside it. `LOSSES` names them. SVM-perf and CCS are scikit-learn estimators, in
+each has a functional form. `LOSSES` names them. SVM-perf and CCS are scikit-learn estimators, in
 `svm_perf` and `ccs`; they are not imported here, so that a user of a loss never imports scikit-learn.
 """
 

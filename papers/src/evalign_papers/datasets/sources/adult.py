@@ -1,4 +1,4 @@
-"""Adult, census income: more than 50 000 dollars a year or not."""
+"""Adult, census income: more than 50,000 dollars a year or not."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ COLUMNS = (
     "race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country",
 )  # fmt: skip
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
-DROPPED = "fnlwgt"  # how many people a row stands for (BtG supplement 4.1.3); no paper uses it
+DROPPED = "fnlwgt"  # number of people that a row represents (BtG supplement 4.1.3); no paper uses it
 
 CARD = Card(
     name="adult",
@@ -108,5 +108,5 @@ def _age_codes(age: "pd.Series[Any]", test: NDArray[np.bool_]) -> "pd.Series[Any
 
 
 def _renamed(frame: pd.DataFrame) -> pd.DataFrame:
-    """In this file `target` is already 0 or 1; the label as it was is `income`."""
+    """In this file `target` is already 0 or 1; the original label is `income`."""
     return frame.drop(columns=TARGET).rename(columns={"income": TARGET})

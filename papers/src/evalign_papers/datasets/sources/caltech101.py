@@ -1,4 +1,4 @@
-"""Caltech-101: photographs of objects; a stand-in for Caltech-256."""
+"""Caltech-101: photographs of objects; used in place of Caltech-256."""
 
 from dataclasses import replace
 
@@ -46,15 +46,15 @@ CARD = Card(
     ),
     notes=(
         "Not in the papers.",
-        "The background class (467 pictures found by chance) is left out unless background=True.",
+        "The background class (467 images found by chance) is left out unless background=True.",
         "Faces and Faces_easy are crops of the same photographs, so the two classes are not independent.",
-        "There is no official split. The folder has no checksum; its pictures are counted.",
+        "There is no official split. The folder has no checksum; its images are counted.",
     ),
 )
 
 
 def load(store: Store, protocol: Protocol, *, size: int = SIDE, background: bool = False) -> Dataset:
-    """`size` in pixels; the npz file has 48, anything else needs the folder of pictures."""
+    """`size` in pixels; the npz file has 48, anything else needs the folder of images."""
     check_number("size", size, low=8, high=512)
     found = store.get(CARD if size == SIDE else replace(CARD, versions=CARD.versions[1:]))
     if found.version.form == "npz":

@@ -18,14 +18,14 @@ CARD = Card(
     refused={"256_ObjectCategories.tar": "it is packed: unpack it there with tar xf 256_ObjectCategories.tar"},
     notes=(
         "Codes are the folders' numbers less one, so Dog is 55 and Frog 79 as in EAST; the clutter class is 256.",
-        "md5 of the archive: 67b4f42ca05d46448c6bb8ecd2220f6d. The folder has no checksum; its pictures are counted.",
+        "md5 of the archive: 67b4f42ca05d46448c6bb8ecd2220f6d. The folder has no checksum; its images are counted.",
         "Rows per class are not known here, so neither is the imbalance; EAST gives an equitability of 0.87.",
     ),
 )
 
 
 def load(store: Store, protocol: Protocol, *, size: int = 48) -> Dataset:
-    """`size` in pixels, to which every picture is resized."""
+    """`size` in pixels, to which every image is resized."""
     check_number("size", size, low=8, high=512)
     pictures = read_folder(store.get(CARD).paths[0], size)
     return Dataset(CARD, pictures.X, pictures.y, pictures.classes, protocol, notes=tuple(skipped_note(pictures)))

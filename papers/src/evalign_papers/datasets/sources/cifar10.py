@@ -139,7 +139,7 @@ def _read_part(found: Found, path: Path) -> tuple[Pixels, NDArray[np.int64]]:
         X, y = records[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), records[:, 0].astype(np.int64)
     if X.shape != (PART_ROWS, SIDE, SIDE, 3) or y.shape != (PART_ROWS,) or y.max() >= len(CLASSES):
         raise DataError(
-            f"{path} must hold {PART_ROWS} pictures of {SIDE} x {SIDE} with labels 0 to 9, it has shape {X.shape}; "
+            f"{path} must hold {PART_ROWS} images of {SIDE} x {SIDE} with labels 0 to 9, it has shape {X.shape}; "
             "it is damaged: download it again"
         )
     return X, y

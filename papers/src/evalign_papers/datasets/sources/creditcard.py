@@ -1,4 +1,4 @@
-"""Credit card fraud, as Kaggle has it: 492 frauds in 284 807 payments."""
+"""Credit card fraud, from Kaggle: 492 frauds in 284,807 payments."""
 
 from pathlib import Path
 
@@ -72,7 +72,7 @@ SOURCE = TableSource(
 def load(store: Store, protocol: Protocol) -> Dataset:
     raw = SOURCE.load(store)
     X = raw.frame[list(COMPONENTS)].astype(np.float32)
-    # Cents, which float32 has blurred: without rounding the two files would differ in the 7th digit.
+    # Cents, rounded because of float32: otherwise the two files would differ in the 7th digit.
     cents = raw.frame["Amount"].to_numpy(dtype=np.float64).round(2)
     X["log_amount"] = np.log(cents + 0.001).astype(np.float32)
     return Dataset(CARD, X, raw.y, raw.classes, protocol)

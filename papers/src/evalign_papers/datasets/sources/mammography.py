@@ -1,4 +1,4 @@
-"""Mammography: microcalcifications among bright spots of X-ray pictures."""
+"""Mammography: microcalcifications among bright spots of X-ray images."""
 
 from evalign_papers.datasets.dataset import Card, File, Version
 from evalign_papers.datasets.table_source import TARGET, TableSource, parquet, plain

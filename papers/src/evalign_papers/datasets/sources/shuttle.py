@@ -1,4 +1,4 @@
-"""Shuttle, of the Statlog project: seven states of a radiator; the rarest has ten of 58 000 rows."""
+"""Shuttle, from the Statlog project: seven states of a radiator; the rarest has ten of 58,000 rows."""
 
 from evalign_papers.datasets.dataset import Card, File, Version
 from evalign_papers.datasets.table_source import TARGET, TableSource, parquet, plain
