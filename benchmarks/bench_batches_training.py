@@ -125,7 +125,7 @@ class Stack:
                 best[name] = torch.where(mask, value, best[name])
 
     def _batches(self, epoch: int) -> Sequence[Tensor]:
-        """Rows of every arm, the same for the arms of a split; a few rows, others each time, are left out."""
+        """Rows of every arm, the same for the arms of a split; each time a few different rows are left out."""
         rows = self.parts[0][0].shape[1]
         orders = {
             arm.split: torch.randperm(rows, generator=torch.Generator().manual_seed(1000 * epoch + arm.split))
@@ -156,7 +156,7 @@ class Stack:
             return stage.anchor * cross_entropy(z, y, ones, "binary"), (counts, seen)
         objective = replace(OBJECTIVE, anchor=stage.anchor)
         sums = objective.sums(z, y, ones, temperature)
-        # A memory of its own for every trial: the state comes in, and goes out, by the side.
+        # A separate memory per trial, whose state is passed in and out.
         memory = Memory()
         memory.state, memory.seen = counts.clone(), seen.clone()
         loss = torch.where(remembers, objective.of_sums(memory(sums)), objective.of_sums(sums))

@@ -67,7 +67,7 @@ def xgboost_runs(
 
 
 def derivative_seconds(y: Any, classes: int, rounds: int) -> float:
-    """Seconds that `rounds` calls of the objective take by themselves."""
+    """Seconds of `rounds` calls of the objective alone."""
     task: Any = "binary" if classes == 2 else "multiclass"
     rng = np.random.default_rng(0)
     scores = rng.normal(size=len(y) if classes == 2 else (len(y), classes)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""How often certified constraints are missed on test rows, beside what the noise of these rows alone would give.
+"""How often certified constraints are missed on test rows, compared with the noise of these rows alone.
 
     python benchmarks/bench_certified.py --data-dir DIR --splits 10   # adds splits to results/bench_certified.csv
     python benchmarks/bench_certified.py --summary
@@ -39,7 +39,7 @@ def hits(constraint: str, decided: Any, y: Any) -> tuple[int, int]:
 
 
 def cell(X: Any, y: Any, model: str, split: int) -> list[dict[str, Any]]:
-    """A row for each constraint and way of certifying."""
+    """A row for each constraint and method of certification."""
 
     def probabilities(train: Any, new: Any) -> Any:
         return bench.fitted_probabilities(bench.MODELS[model](split), X.iloc[train], y[train], X.iloc[new], 2)
@@ -73,7 +73,7 @@ def cell(X: Any, y: Any, model: str, split: int) -> list[dict[str, Any]]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Splits that are not stored yet; a split is appended when all its tables are done."""
+    """Run the splits that are not stored yet; a split is appended when all its tables are done."""
     bench.MOST = 4_000
     paths = sorted((args.data_dir / "suite").glob("*.parquet")) + [args.data_dir / f"{n}.parquet" for n in bench.PAPERS]
     tables = {path.stem: bench.load(path) for path in paths if path.exists()}

@@ -84,7 +84,7 @@ def load(path: Path) -> tuple[Any, Any]:
 
 
 def boosted(seed: int) -> Any:
-    """LightGBM, or scikit-learn's boosted trees where it is not installed."""
+    """LightGBM, or scikit-learn's boosted trees if it is not installed."""
     try:
         from lightgbm import LGBMClassifier
     except ImportError:
@@ -104,7 +104,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
 
 
 def fitted_probabilities(model: Any, X: Any, y: Any, new: Any, classes: int) -> Any:
-    """Probabilities of new rows, 0 for a class that was not there."""
+    """Probabilities of new rows, 0 for a class that was absent in training."""
     model.fit(X.to_numpy(), y)
     p = np.zeros((len(new), classes))
     p[:, model.classes_] = model.predict_proba(new.to_numpy())
@@ -112,7 +112,7 @@ def fitted_probabilities(model: Any, X: Any, y: Any, new: Any, classes: int) -> 
 
 
 class Cell:
-    """What all rules of a cell see."""
+    """Data of a cell, shared by all rules."""
 
     def __init__(self, path: Path, model: str, split: int) -> None:
         X, y = load(path)
@@ -145,7 +145,7 @@ def scored(metric: str, truth: Any, decided: Any, classes: int) -> float:
 
 
 def jointly(p: Any, y: Any, q: Any, metric: str) -> Any:
-    """The test rows decided together, as by `predict_jointly`."""
+    """Joint prediction of the test rows, as by `predict_jointly`."""
     return decision.joint_rule(decision.calibrated(p, y, metric), q, metric).predict(q)
 
 
@@ -167,7 +167,7 @@ SCORERS = {"f1": "f1", "mcc": "matthews_corrcoef", "balanced_accuracy": "balance
 
 
 def tuned_threshold(p: Any, y: Any, q: Any, metric: str) -> Any:
-    """scikit-learn's, for two classes."""
+    """scikit-learn's tuned threshold, for two classes."""
     if p.shape[1] != 2:
         return None
     tuner = TunedThresholdClassifierCV(Given(classes=2), scoring=SCORERS[metric], cv=StratifiedKFold(5), refit=True)
@@ -175,7 +175,7 @@ def tuned_threshold(p: Any, y: Any, q: Any, metric: str) -> Any:
 
 
 def one_against_rest(p: Any, y: Any, q: Any, metric: str) -> Any:
-    """TabPFN's: the best threshold of each class against the others, then the largest p / threshold."""
+    """TabPFN's rule: the best threshold of each class against the others, then the largest p / threshold."""
     if metric == "mcc":
         return None
     grid = np.linspace(0.01, 0.99, 99)
@@ -198,7 +198,7 @@ def one_against_rest(p: Any, y: Any, q: Any, metric: str) -> Any:
 
 @cache
 def xcolumns() -> Any:
-    """The peer's modules, or None. Its numba functions serve sparse matrices alone, and numba may be missing."""
+    """The modules of xcolumns, or None. Its numba functions are only for sparse matrices, and numba may be missing."""
     try:
         import numba  # noqa: F401
     except ImportError:
@@ -215,7 +215,7 @@ def xcolumns() -> Any:
 
 
 def _peer_metric(metric: str, classes: int, module: Any = np) -> Any:
-    """A metric of the peer's vectors tp, fp, fn, tn."""
+    """A metric of xcolumns' vectors tp, fp, fn, tn."""
 
     def f1(tp: Any, fp: Any, fn: Any, tn: Any) -> Any:
         values = 2 * tp / (2 * tp + fp + fn + 1e-9)
@@ -320,7 +320,7 @@ def shifted(kind: str, z: Any, new: Any, rng: Any) -> tuple[Any, Any]:
 
 
 def shift_rows(cell: Cell, known: dict[str, Any], split: int) -> Rows:
-    """F1 of the rule of training, of `adapt`, of EM without a test, and of the rule that knows the shares."""
+    """F1 of the rule learned in training, of `adapt`, of EM without a test, and of the rule that knows the shares."""
     out = []
     everything = pd.concat([cell.X, cell.new], ignore_index=True)
     given = Given(np.concatenate([cell.p, cell.q]), cell.classes).fit(None, None)
@@ -329,7 +329,7 @@ def shift_rows(cell: Cell, known: dict[str, Any], split: int) -> Rows:
     before = np.bincount(cell.y, minlength=cell.classes) / len(cell.y)
     for number, kind in enumerate(SHIFTS):
         rows, shares = shifted(kind, cell.z, cell.new, np.random.default_rng([split, number]))
-        if len(rows) < 50:  # too few to say anything about a shift
+        if len(rows) < 50:  # too few to detect a shift
             continue
         X, z, q = everything.iloc[len(cell.y) + rows], cell.z[rows], calibration(cell.q[rows])
 
@@ -397,7 +397,7 @@ COLUMNS = ["table", "model", "split", "classes", "train_rows", "test_rows", "sce
 
 
 def append(rows: Rows, out: Path) -> None:
-    """One write: a run that is killed leaves whole cells."""
+    """Append in one write, so that a killed run leaves complete cells."""
     table = pd.DataFrame(rows).reindex(columns=COLUMNS)
     out.parent.mkdir(parents=True, exist_ok=True)
     text = table.to_csv(index=False, header=not out.exists(), float_format="%.6g")
@@ -406,7 +406,7 @@ def append(rows: Rows, out: Path) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """The cells that are not stored, split by split, for as many minutes as given."""
+    """Run the cells that are not stored, split by split, for the given minutes."""
     paths = [*sorted((args.data_dir / "suite").glob("*.parquet")), *(args.data_dir / f"{n}.parquet" for n in PAPERS)]
     paths = [path for path in paths if path.exists() and (not args.tables or path.stem in args.tables)]
     done = set()
@@ -414,7 +414,7 @@ def run(args: argparse.Namespace) -> None:
         stored = pd.read_csv(args.out)
         stored = stored[stored.scenario == "done"]
         done = set(zip(stored.table, stored.model, stored.split, strict=True))
-    # The long ones first within a split, so that no core waits for one at the end.
+    # Long ones first within a split, so that no core waits at the end.
     paths.sort(key=lambda path: -path.stat().st_size)
     rows = {path: len(load(path)[1]) for path in paths}
     cells = [
@@ -485,7 +485,7 @@ def large(rows: int, classes: int, out: Path) -> None:
     def batches() -> Iterator[tuple[Any, Any]]:
         nonlocal passes
         passes += 1
-        for k in range(-(-rows // size)):  # every batch has class shares of its own
+        for k in range(-(-rows // size)):  # class shares differ between batches
             own = np.random.default_rng([1, k])
             p = base[: min(size, rows - k * size)] * np.exp(0.2 * own.normal(size=classes)).astype(np.float32)
             p /= p.sum(axis=1, keepdims=True)

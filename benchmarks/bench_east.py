@@ -50,7 +50,7 @@ RECIPES = {
     "cross-entropy": Recipe("cross-entropy", "", (replace(PRINTED, metric=False, anchor=1.0, rate=None),)),
     "EAST": Recipe("EAST", "", (PRINTED,)),
     "anchored": find_recipe("anchored"),
-    # From cross-entropy, since a ranking has no gradient to start from where all probabilities are equal.
+    # Start from cross-entropy, since a ranking has no gradient if all probabilities are equal.
     "average precision": Recipe(
         "average precision",
         "",

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_first_step.py --out benchmarks/results/bench_first_step.csv
 
-Every row is a process of its own: seconds to import, seconds of the first and of the second step (forward and
+Every row is a separate process: seconds to import, seconds of the first and of the second step (forward and
 backward), and, where the eager form serves first, seconds until compiled loops take over. `import` is without the
 loss; cross-entropy in the same process says how busy the machine is.
 """

@@ -1,4 +1,4 @@
-"""Seconds that `EASTBlend.fit` takes on tables of several sizes, beside other tools in the same run.
+"""Seconds of `EASTBlend.fit` on tables of several sizes, compared with other tools in the same run.
 
     python benchmarks/bench_fit.py --rounds 5            # writes benchmarks/results/bench_fit.csv
     python benchmarks/bench_fit.py --sizes 1500 5000     # some of the sizes
@@ -11,7 +11,7 @@ is to take on two quiet cores. Tables are drawn from a mixture, with a tenth of 
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait fight over busy cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads compete for busy cores
 
 import argparse
 import platform

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory profiler reports its own start and stop
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait fight over busy cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads compete for busy cores
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +74,7 @@ class Size(NamedTuple):
         return cls(shape, kind or ("binary" if shape[1] == 1 else "dense" if len(shape) > 2 else "multiclass"))
 
     def batch(self, device: str) -> tuple[Tensor, Tensor]:
-        """Logits, and targets as every contender takes them, floats for binary problems: none converts."""
+        """Logits, and targets in a type that no contender converts: floats for binary problems."""
         shape = self.shape[:1] if self.kind == "binary" else self.shape
         logits = torch.randn(shape, device=device, requires_grad=True)
         if self.kind in ("binary", "multilabel"):
@@ -85,7 +85,7 @@ class Size(NamedTuple):
 
 
 def contenders(size: Size) -> dict[str, Loss]:
-    """The first is what the others are measured against."""
+    """The contenders, starting with the reference."""
     n, d = size.shape[:2]
     if size.kind == "binary":
         return binary_contenders(n)
@@ -213,7 +213,7 @@ def recorded(loss: Loss, logits: Tensor, target: Tensor) -> torch.cuda.CUDAGraph
     try:
         with torch.cuda.graph(graph):
             step()
-    except RuntimeError:  # a rival that looks at a value
+    except RuntimeError:  # a rival that reads a value
         torch.cuda.synchronize()
         return None
     return graph
@@ -245,7 +245,7 @@ def bytes_kept(loss: Loss, logits: Tensor, target: Tensor) -> int:
 
 
 def peak_bytes(loss: Loss, logits: Tensor, target: Tensor) -> int:
-    """Most bytes allocated at once during forward and backward, beyond what was there before."""
+    """Peak bytes allocated during forward and backward, beyond the initial ones."""
     run(loss, logits, target)
     logits.grad = None
     if logits.is_cuda:
@@ -286,13 +286,13 @@ def measure(
             losses["ours compiled"] = torch.compile(ours)
             eager = MetricLoss(ours.metric, task=ours.task, backend="eager").to(device)
             losses["eager compiled"] = torch.compile(eager)
-    # Two first runs: compilers and allocators do theirs.
+    # Two warm-up runs for compilers and allocators.
     warm = {name: min(seconds(loss, logits, target, 1).wall for _ in range(3)) for name, loss in losses.items()}
     repeats = {name: max(1, round(0.01 / once)) for name, once in warm.items()}
     found: dict[str, list[Seconds]] = {name: [] for name in losses}
     copies, dice = [], random.Random(0)
     for _ in range(rounds):
-        # In another order every round: whoever comes after a copy, or after a slow loss, finds clocks and caches so.
+        # In a new order every round, since the previous contender affects clocks and caches.
         for name in dice.sample(list(losses), len(losses)):
             found[name].append(seconds(losses[name], logits, target, repeats[name]))
         copies.append(copy_seconds(logits))

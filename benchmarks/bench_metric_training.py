@@ -1,4 +1,4 @@
-"""Where training on the metric pays: networks trained on it and on cross-entropy, equally long, on the same folds.
+"""Where training on the metric helps: networks trained on it and on cross-entropy, equally long, on the same folds.
 
     python benchmarks/bench_metric_training.py --data-dir DIR --jobs 14 --minutes 8   # resumable
     python benchmarks/bench_metric_training.py --summary                              # tables, and a figure
@@ -63,7 +63,7 @@ def drawn(setting: dict[str, Any], seed: int) -> tuple[Any, Any, Any, Any]:
     )  # fmt: skip
     rng = np.random.default_rng(seed)
     train, truth = y[:rows].copy(), y[rows:]
-    # As many positives become negative as the other way round, so that the share stays.
+    # As many positives become negative as vice versa, which keeps the share.
     flipped = rng.random(rows) < float(setting["noise"])
     train[flipped] = rng.permutation(train[flipped])
     if train.sum() < 5:
@@ -132,7 +132,7 @@ def mean_error(gains: Any) -> tuple[float, float]:
 
 
 def of_tables(rows: pd.DataFrame) -> pd.Series:
-    """One gain a table: its splits overlap and are no draws of their own."""
+    """One gain per table, since its splits overlap and are not independent draws."""
     return rows.groupby("source")["gain"].mean()
 
 

@@ -126,7 +126,7 @@ def _try(name: str, make: Any, logits: Tensor, target: Tensor, found: dict[str, 
     try:
         loss = make(importlib.import_module)
         loss(logits, target).backward()
-    except Exception as error:  # whatever keeps somebody else's package from running is the finding
+    except Exception as error:  # any failure of another package is the finding
         REASONS[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
     else:
         found[name] = loss

@@ -1,4 +1,4 @@
-"""Quality with defaults: evalign's blend beside the tools people use, each with a tuned decision, on many tables.
+"""Quality with defaults: evalign's blend and common tools, each with a tuned decision, on many tables.
 
     python benchmarks/bench_quality.py --data-dir DIR --jobs 16     # every table of DIR and DIR/suite, resumable
     python benchmarks/bench_quality.py --summary                    # ranks and paired differences of the stored rows
@@ -52,7 +52,7 @@ RESULTS = Path(__file__).parent / "results" / "bench_suite.csv"
 TEST = 0.25
 OURS = "evalign"
 AUTOGLUON_SECONDS = 60
-SMALL = 600  # rows of tables that are summed up on their own
+SMALL = 600  # rows of tables that are summarised separately
 MAX_ROWS = 12_000
 METRICS = ("f1", "mcc", "balanced_accuracy")
 KEY = ["table", "split", "method", "metric", "max_rows"]
@@ -186,7 +186,7 @@ METHODS: dict[str, Method] = {
     "RealMLP": framed(realmlp),
     "AutoGluon": autogluon,
     "random forest": rival(random_forest),
-    "histogram boosting": rival(histogram_boosting, partial(TreeTable, max_categories=250)),  # it takes 255
+    "histogram boosting": rival(histogram_boosting, partial(TreeTable, max_categories=250)),  # its maximum is 255
     "logistic regression": rival(logistic_regression, TableEncoder),
 }
 NEEDS = {"LightGBM": "lightgbm", "XGBoost": "xgboost", "CatBoost": "catboost", "AutoGluon": "autogluon"}
@@ -235,7 +235,7 @@ def scored(metric: str, truth: Ints, predicted: Ints, classes: int) -> float:
 
 
 def cell(folder: Path, name: str, split: int, method: str, metric: str, max_rows: int) -> dict[str, Any]:
-    """One method on one split of one table."""
+    """Run one method on one split of one table."""
     warnings.simplefilter("ignore")
     X, y = load(name, folder)
     if len(y) > max_rows and name != PAIRS:
@@ -367,7 +367,7 @@ def missing(options: argparse.Namespace, stored: pd.DataFrame) -> Iterator[tuple
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Stored rows; none where there is no file."""
+    """Stored rows; empty without a file."""
     return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, "score", "error"])
 
 

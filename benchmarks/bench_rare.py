@@ -2,7 +2,7 @@
 
     python benchmarks/bench_rare.py absent | ranking [--seeds 5] [--steps 3000]
 
-Ten features, of which four tell the classes apart; a network 10-32-1, Adam; scores on 20,000 fresh rows, mean and
+Ten features, of which four are informative; a network 10-32-1, Adam; scores on 20,000 new rows, mean and
 standard error over seeds. No choice is made on the test rows: learning rates are shown side by side.
 """
 

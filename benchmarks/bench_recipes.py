@@ -48,7 +48,7 @@ NETWORKS: dict[str, dict[str, Any]] = {  # options of EASTClassifier
     "cross-entropy": {"recipe": "cross_entropy"},
     "EAST as printed": {"recipe": replace(PAPER, stages=tuple(replace(stage, epochs=200) for stage in PAPER.stages))},
 }
-LARGER: dict[str, dict[str, Any]] = {  # asked for by name; unless that says folds, of one division
+LARGER: dict[str, dict[str, Any]] = {  # run on request; with a single validation set unless named otherwise
     "anchored, one division": {"folds": 1},
     "anchored, 5 folds": {"folds": 5},
     "cross-entropy, one division": {"recipe": "cross_entropy", "folds": 1},
@@ -74,8 +74,8 @@ TREES: dict[str, Callable[[int, int], Any]] = {  # of a seed and a number of thr
         random_state=seed, early_stopping=True
     ),
 }
-BOOSTED = ("booster", "booster, cross-entropy", "stock LightGBM", "stock XGBoost")  # on the table as it is
-BLENDS: dict[str, dict[str, Any]] = {  # options of EASTBlend; asked for by name, also on the table as it is
+BOOSTED = ("booster", "booster, cross-entropy", "stock LightGBM", "stock XGBoost")  # on the unencoded table
+BLENDS: dict[str, dict[str, Any]] = {  # options of EASTBlend; run on request, on the unencoded table
     "blend": {},
     "blend, equal weights": {"weights": "equal"},
     "blend of trees": {"members": ("boost", "forest")},
@@ -128,7 +128,7 @@ def tree_probabilities(
 
 
 def decided(valid: Any, test: Any, part: Part, classes: int) -> dict[str, float]:
-    """Test F1 of argmax, tuned and plug-in decisions, learned on the rows held out, and of rows decided together."""
+    """Test F1 of argmax, tuned and plug-in decisions, learned on held-out rows, and of joint prediction."""
     return decided_by(
         HeldOutPredictions(valid, part.y[part.held_out], part.held_out_weight), test, part.test_y, classes
     )
@@ -168,7 +168,7 @@ def boosted_scores(
     scores = decided_by(model.held_out_predictions_, model.predict_proba(X.iloc[test]), y[test], int(y.max()) + 1)
     if method in BLENDS:
         more = {"seconds": round(time.perf_counter() - clock, 1), "weights": _words(model.weights_)}
-    if not method.startswith("stock"):  # what it decides by itself
+    if not method.startswith("stock"):  # its own decision
         average, labels = average_and_labels(int(y.max()) + 1)
         own = f1_score(y[test], model.predict(X.iloc[test]), average=average, labels=labels, zero_division=0.0)
         scores["own"] = float(own)

@@ -31,7 +31,7 @@ from bench_recipes import BOOSTED, RESULTS, SETS, TREES, boosted_scores, decided
 from stacked_splits import parts
 
 OWN = RESULTS.with_name("bench_quality_boost.csv")
-# CPU seconds of a split, for the order alone.
+# CPU seconds of a split, only for ordering.
 SECONDS = {
     "booster": {"yeast": 4, "mammography": 3, "letter": 300, "shuttle": 250, "adult": 10, "creditcard": 120},
     "booster, cross-entropy": {
@@ -105,7 +105,7 @@ def run(todo: Sequence[Cell], folder: Path, out: Path, *, processes: int, minute
     """Run cells in parallel processes and store each when done, until time is up."""
     end = time.monotonic() + 60 * minutes
     rows = pd.read_csv(out) if out.exists() else pd.DataFrame()
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:  # leaving it ends what still runs
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:  # leaving the context ends running cells
         results = pool.imap_unordered(scores, [Job(cell, folder) for cell in todo])
         for left in range(len(todo), 0, -1):
             try:

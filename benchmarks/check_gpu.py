@@ -289,7 +289,7 @@ def main() -> None:
                 found[f"{name}: {case}"] = {"errors": error, "right": right}
                 if not right:
                     print("WRONG", name, case, error, flush=True)
-        except Exception as error:  # the others are still worth knowing
+        except Exception as error:  # still report the others
             failed += 1
             found[name] = {"error": f"{type(error).__name__}: {error}"[:2000], "right": False}
             print("FAILED", name, found[name]["error"], flush=True)

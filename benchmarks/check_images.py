@@ -137,7 +137,7 @@ def main() -> None:
     for check in CHECKS:
         try:
             check(device)
-        except Exception as error:  # the others still have something to say
+        except Exception as error:  # still report the others
             failed += 1
             print(f"{check.__name__}: FAILED on {device}: {type(error).__name__}: {error}", flush=True)
         else:

@@ -56,7 +56,7 @@ MEMBERS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 
 
 class Told(NamedTuple):
-    """What one member says of held-out and of selection rows."""
+    """Probabilities of one member for held-out and selection rows."""
 
     held_out: NDArray[np.float64]
     labels: NDArray[np.int64]
@@ -128,7 +128,7 @@ def fill(
     folder: Path, data: Path, sets: Sequence[str], splits: Sequence[int], members: Sequence[str],
     fit: Callable[[str, Any, NDArray[np.int64], int], Told],
 ) -> None:  # fmt: skip
-    """What every member tells of every set and split, a file each; what is there is not fitted again."""
+    """Fit every member on every set and split, with a file each; existing files are not fitted again."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     for name in sets:

@@ -102,7 +102,7 @@ def fit(variant: str, X: Any, y: NDArray[np.int64], number: int) -> Told:
 
 
 def told_by(model: EASTBooster, aside: Any, labels: NDArray[np.int64]) -> Told:
-    """What a model says; held-out rows in the order of the table, which is the same for all folds."""
+    """Probabilities of a model; held-out rows in the order of the table, which is the same for all folds."""
     order = np.argsort(model.held_out_predictions_.rows, kind="stable")
     valid = model.held_out_predictions_
     return Told(

@@ -1,4 +1,4 @@
-"""The candidates that search_recipe.py compares: one grid for every question that was asked, in that order."""
+"""The candidates that search_recipe.py compares: one grid per question, in chronological order."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ class Config:
     inputs: Inputs = "standard"
     stratified: bool = False
     watch: Literal["argmax", "plug_in"] = "argmax"  # the decision behind a stage's monitor "score"
-    updates: int | None = None  # a number of updates that bounds the epochs, but not below 40
-    sets: tuple[str, ...] | None = None  # the data sets that it is for; None for all
+    updates: int | None = None  # maximum number of updates, but at least 40 epochs
+    sets: tuple[str, ...] | None = None  # data sets of the candidate; None for all
     network: Network = "mlp"
     ensemble: int = 1
     sharing: Sharing = "none"
@@ -38,7 +38,7 @@ class Config:
         return Recipe(self.name, "", self.stages, self.updates).for_rows(rows, self.batch_size(rows))
 
     def stack(self, rows: int) -> tuple[Any, ...]:
-        """Configurations that agree in this train as one stacked network."""
+        """Configurations with equal keys train as one stacked network."""
         epochs = self.recipe(rows).epochs
         shape = (self.hidden, self.network, self.ensemble, self.sharing, self.embedding)
         return (self.batch_size(rows), shape, self.inputs, self.stratified, self.watch, round(epochs, -1))
@@ -116,7 +116,7 @@ def factors() -> Iterator[Config]:
 
 
 def inputs() -> Iterator[Config]:
-    """Kinds of input side by side, then one factor at a time with `both`, for the control and for `anchored`."""
+    """Kinds of input, then one factor at a time with `both`, for the control and for `anchored`."""
     slow = {"learning_rate": 2e-4}
     kinds: tuple[Inputs, ...] = ("standard", "both", "clip", "bins")
     for kind in kinds:
@@ -164,7 +164,7 @@ def inputs() -> Iterator[Config]:
 
 
 def large() -> Iterator[Config]:
-    """For a set of many rows: how few epochs and how large batches will do."""
+    """For a set of many rows: how few epochs and how large batches suffice."""
     kinds: tuple[Inputs, ...] = ("standard", "both")
     for kind in kinds:
         for epochs in (20, 40, 100):
@@ -261,7 +261,7 @@ def networks() -> Iterator[Config]:
 
 
 def embeddings() -> Iterator[Config]:
-    """What an embedding is made of, by cross-entropy in a few epochs: small enough for a CPU; log-loss tells most."""
+    """Parts of an embedding, by cross-entropy in a few epochs, small enough for a CPU; log-loss is most informative."""
 
     def candidate(name: str, **changes: Any) -> Config:
         stage = entropy_stage(epochs=20, learning_rate=1e-3)

@@ -50,11 +50,11 @@ def load(name: str, folder: Path) -> tuple[NDArray[np.float64], NDArray[np.float
 
 
 def levels(name: str, folder: Path) -> list[int]:
-    """How many of the indicators belong to each column of categories."""
+    """Number of indicators of each categorical column."""
     with np.load(folder / f"{name}.npz") as arrays:
         if "levels" in arrays or not arrays["c"].shape[1]:
             return [int(count) for count in arrays.get("levels", ())]
-    return _read(name, folder)[2]  # kept before they were asked for
+    return _read(name, folder)[2]  # cached by an earlier call
 
 
 def _read(name: str, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.int8], list[int], NDArray[np.int64]]:
@@ -75,7 +75,7 @@ def _read(name: str, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.int8
 
 
 def encoded(x: NDArray[np.float64], train: NDArray[np.int64], inputs: Inputs) -> NDArray[np.float64]:
-    """Columns of numbers as the network gets them, by what the training rows tell of each."""
+    """Numeric columns as the network's input, scaled by the training rows."""
     columns = []
     for column in x.T:
         if inputs in ("standard", "both", "bins"):
@@ -108,7 +108,7 @@ def _smoothly_clipped(column: NDArray[np.float64], train: NDArray[np.int64]) -> 
 
 
 def _ramps(column: NDArray[np.float64], edges: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
-    """Piecewise linear encoding (Gorishniy et al. 2022): how far the value has come through each bin."""
+    """Piecewise linear encoding (Gorishniy et al. 2022): the progress of the value through each bin."""
     for low, high in pairwise(edges):
         yield ((column - low) / (high - low)).clip(0, 1) if high > low else np.zeros_like(column)
 

@@ -1,4 +1,4 @@
-"""Is a plug-in rule better learned on rows held out, or on the very rows it decides (`predict_jointly`)?
+"""Is a plug-in rule better learned on held-out rows, or on the rows it decides (`predict_jointly`)?
 
     python benchmarks/search_together.py --data-dir DIR                                  # Yeast and Mammography
     python benchmarks/search_together.py --data-dir DIR --sets adult --methods booster --divisions 5

@@ -71,7 +71,7 @@ def use(kernel: str, candidate: tuple[int, ...]) -> None:
 
 
 def candidates(kernel: str, d: int) -> list[tuple[int, ...]]:
-    """The current settings, then others."""
+    """The current settings, followed by others."""
     scattered = (d >= loss_plans.SCATTERED,) if kernel == "tile" else ()
     first = IN_USE[kernel](d, d % 4 == 0, *scattered)[3:] if kernel in TILES else IN_USE[kernel](d)
     first = tuple(map(int, first))
@@ -106,7 +106,7 @@ def tuned(size: Size, kernels: list[str], until: float) -> list[dict[str, Any]]:
             use(kernel, candidate)
             try:
                 times[candidate] = 1e3 * replayed(MetricLoss("f1").cuda(), logits, target)
-            except Exception as error:  # too many registers, say: the others are still worth knowing
+            except Exception as error:  # for example too many registers; still report the others
                 print(kernel, candidate, type(error).__name__, str(error)[:200], flush=True)
                 continue
             ms = round(times[candidate], 4)

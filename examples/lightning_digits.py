@@ -28,7 +28,7 @@ class Digits(pl.LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
         x, y = batch
-        self.loss(self.network(x), y)  # the callback sees it, and adds up its counts
+        self.loss(self.network(x), y)  # the callback sees the call and sums its counts
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=3e-3)

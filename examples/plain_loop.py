@@ -15,7 +15,7 @@ from evalign import MetricLoss
 
 
 def imbalanced_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten classes from 100 zeros down to 10 nines, in training and test alike."""
+    """Ten classes from 100 zeros down to 10 nines, in both training and test."""
     X, y = load_digits(return_X_y=True)
     rng = np.random.default_rng(0)
     keep = np.concatenate([rng.permutation(np.flatnonzero(y == k))[: round(100 * 0.1 ** (k / 9))] for k in range(10)])

@@ -1,4 +1,4 @@
-"""MetricLoss under DDP: every rank has a part of each batch, the loss is that of the whole batch.
+"""MetricLoss under DDP: every rank has a part of each batch, and the loss is that of the whole batch.
 
 torchrun --nproc-per-node 2 examples/torchrun_loop.py
 """

@@ -25,7 +25,7 @@ VOCABULARY = ["[PAD]", *FILLING, *(word for words in WORDS.values() for word in 
 
 
 class Reviews(Dataset[dict[str, torch.Tensor]]):
-    """Sentences of eight words; two of them tell the class, and questions are rare."""
+    """Sentences of eight words, two of which determine the class; questions are rare."""
 
     def __init__(self, n: int, seed: int) -> None:
         draw = random.Random(seed)

@@ -120,7 +120,7 @@ def said(words: list[str]) -> tuple[int, list[str]]:
 
 
 def notes(column: list[str]) -> list[str]:
-    """The notes on a table with this column beside good ones."""
+    """The notes on a table with this column among good ones."""
     from evalign.cli.run_files import InputFiles, load
 
     lines = GOOD.splitlines()

@@ -1,4 +1,4 @@
-"""mkdocs hook: the files of benchmarks/results as tables on the page of benchmarks, and as downloads."""
+"""mkdocs hook: the files of benchmarks/results as tables on the benchmarks page, and as downloads."""
 
 import csv
 from pathlib import Path
@@ -8,11 +8,11 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = "research/benchmarks.md"
 MARK = "<!-- results -->"
-MOST_ROWS = 100  # of a table that a reader would look at; more are for a program
+MOST_ROWS = 100  # longest table to show; longer files are only linked
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add each file to the site, beside the page of benchmarks."""
+    """Add each file to the site, next to the benchmarks page."""
     from mkdocs.structure.files import File
 
     for path in sorted(RESULTS.glob("*.csv")):
@@ -25,7 +25,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def section(path: Path) -> str:
-    """Heading, what wrote the file, and its rows where a reader can take them in."""
+    """Heading, the script that wrote the file, and its rows unless there are too many."""
     with path.open(newline="") as file:
         header, *rows = list(csv.reader(file))
     script = next((name for name in _scripts() if path.stem.startswith(name)), None)
@@ -39,7 +39,7 @@ def section(path: Path) -> str:
 
 
 def _scripts() -> list[str]:
-    """Names of scripts, the longest first: bench_batches_value is of bench_batches."""
+    """Names of scripts, longest first: bench_batches_value belongs to bench_batches."""
     return sorted((path.stem for path in (ROOT / "benchmarks").glob("*.py")), key=len, reverse=True)
 
 

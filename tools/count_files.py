@@ -27,7 +27,7 @@ def entered(action: Callable[[], object]) -> list[str]:
     seen: set[str] = set()
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function, no body of a module or class
+        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # not the body of a module or class
             seen.add(frame.f_code.co_filename)
 
     sys.setprofile(look)
@@ -109,7 +109,7 @@ if __name__ == "__main__":
     parser.add_argument("use", choices=USES)
     parser.add_argument("--list", action="store_true", help="name the files too")
     chosen = parser.parse_args()
-    os.environ["EVALIGN_COMPILE"] = "wait"  # or the eager form would serve until the loops are compiled
+    os.environ["EVALIGN_COMPILE"] = "wait"  # otherwise the eager form would be used until the loops are compiled
     files = USES[chosen.use]()
     print(len(files))
     if chosen.list:

@@ -14,11 +14,11 @@ def as_markdown(text: str) -> str:
     >>> as_markdown("Parameters\\n----------\\nbeta: b < 2 * c,\\n    above 0")
     '**Parameters**\\n\\n- `beta`: b &lt; 2 &#42; c,\\n    above 0'
     """
-    parts = EXAMPLE.split(text)  # prose and examples by turns
+    parts = EXAMPLE.split(text)  # alternating prose and examples
     return "".join(f"```pycon\n{part}\n```" if i % 2 else _prose(part) for i, part in enumerate(parts))
 
 
 def _prose(text: str) -> str:
-    # In a formula a product is no emphasis, and what is less than something opens no tag.
+    # In formulas, * is not emphasis and < does not open a tag.
     text = CODE_OR_SIGN.sub(lambda match: match[1] or {"<": "&lt;", "*": "&#42;"}[match[0]], text)
     return SECTION.sub(lambda match: f"**{match[1]}**\n\n" + ENTRY.sub(r"- `\1`: ", match[2]), text)

@@ -1,4 +1,4 @@
-"""Run the gallery's pages and write their pictures: `python tools/gallery.py [PAGE ...]`."""
+"""Run the gallery's pages and write their figures: `python tools/gallery.py [PAGE ...]`."""
 
 import os
 import re
@@ -11,7 +11,7 @@ GALLERY = Path(__file__).parent.parent / "docs" / "gallery"
 
 
 def run_page(page: Path) -> Path:
-    """Run a page's code in the current folder; returns the picture it saves there."""
+    """Run a page's code in the current folder; return the figure it saves there."""
     names: dict[str, object] = {"__name__": page.stem}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         exec(compile(block, page.name, "exec"), names)

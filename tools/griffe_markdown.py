@@ -7,7 +7,7 @@ from tools.docstring_markdown import as_markdown
 
 
 class DocstringMarkdown(griffe.Extension):
-    """Found by mkdocstrings through mkdocs.yml."""
+    """The extension, loaded by mkdocstrings through mkdocs.yml."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
