@@ -1,7 +1,7 @@
 """docs/research/results.md: metric training against its rivals, from honest reports and benchmark results.
 
 python -m evalign_papers.render.results            write results.md, reproduction.md, its numbers, and figures
-python -m evalign_papers.render.results --check    fail where they are not up to date
+python -m evalign_papers.render.results --check    fail if they are not up to date
 """
 
 import argparse
