@@ -134,10 +134,8 @@ def _describe(rule: Rule) -> str:
     return f"Labels{aim}{limits} from probabilities of {rule.columns} columns.".replace('"', "'").replace("\\", "")
 
 
-def onnx_decision(
-    rule: Rule, labels: Any, *, probabilities: str = "probabilities", order: Any = None, dtype: Any = np.float32
-) -> "onnx.ModelProto":
-    """ONNX graph: `probabilities` (n, C) -> "label" (n,), one of `labels`; (n, L) of 0/1 for a multilabel rule.
+def onnx_decision(rule: Rule, labels: Any, *, order: Any = None, dtype: Any = np.float32) -> "onnx.ModelProto":
+    """ONNX graph: "probabilities" (n, C) -> "label" (n,), one of `labels`; (n, L) of 0/1 for a multilabel rule.
 
     `order` are the columns in the order of the rule. Rejected rows have label -1, or "" if labels are text; if -1
     is a label, all labels become text.
@@ -158,7 +156,7 @@ def onnx_decision(
         nodes.append(helper.make_node(operator, list(inputs), [f"rule_{len(nodes)}"], **attributes))
         return str(nodes[-1].output[0])
 
-    p = node("Cast", probabilities, to=TensorProto.DOUBLE)
+    p = node("Cast", "probabilities", to=TensorProto.DOUBLE)
     names = np.asarray(labels)
     if order is not None:
         p = node("Gather", p, constant(order, np.int64), axis=1)
@@ -177,7 +175,7 @@ def onnx_decision(
         q = node("Sigmoid", z) if rule.multilabel else node("Softmax", z, axis=1)
     if rule.multilabel:
         decided = node("Cast", node("GreaterOrEqual", q, constant(rule.thresholds)), to=TensorProto.INT64)
-        return _onnx_model(nodes, constants, decided, probabilities, rule, TensorProto.INT64, dtype)
+        return _onnx_model(nodes, constants, decided, rule, TensorProto.INT64, dtype)
     scores = q
     if rule.kind == "threshold":
         positive = node("Gather", q, constant(1, np.int64), axis=1)
@@ -199,7 +197,7 @@ def onnx_decision(
         low = node("Less", best, constant(rule.reject - TIE))
         label = node("Where", low, _names(constants, np.array("" if text else -1)), label)
     kind = TensorProto.STRING if text else TensorProto.INT64
-    return _onnx_model(nodes, constants, label, probabilities, rule, kind, dtype)
+    return _onnx_model(nodes, constants, label, rule, kind, dtype)
 
 
 def with_decision(model: "onnx.ModelProto", rule: Rule, labels: Any, *, order: Any = None) -> "onnx.ModelProto":
@@ -231,7 +229,7 @@ def _names(constants: list[Any], names: Any) -> str:
 
 
 def _onnx_model(
-    nodes: list[Any], constants: list[Any], last: str, source: str, rule: Rule, kind: int, dtype: Any
+    nodes: list[Any], constants: list[Any], last: str, rule: Rule, kind: int, dtype: Any
 ) -> "onnx.ModelProto":
     import json
 
@@ -242,7 +240,7 @@ def _onnx_model(
     width = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     shape: list[Any] = ["n", rule.columns] if rule.multilabel else ["n"]
     graph = helper.make_graph(
-        nodes, "decision", [helper.make_tensor_value_info(source, width, ["n", rule.columns])],
+        nodes, "decision", [helper.make_tensor_value_info("probabilities", width, ["n", rule.columns])],
         [helper.make_tensor_value_info("label", kind, shape)], constants,
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])

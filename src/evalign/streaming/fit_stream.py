@@ -29,6 +29,7 @@ from evalign.training.offsets import next_offset, of_matrix, with_offset
 from evalign.training.recipes import UPDATES, Recipe, Stage
 
 BUFFER = 65_536  # rows shuffled together
+VALIDATION = 0.2  # share of the rows that are not for testing
 LANES = 8  # row groups read at a time, because neighbouring rows of a file are often similar
 
 Encode = Callable[[pd.DataFrame], Rows]
@@ -227,11 +228,9 @@ class Stream:
     survey: Survey
 
     @classmethod
-    def open(
-        cls, source: ParquetRows, *, test_size: float = 0.2, validation_fraction: float = 0.2, seed: int
-    ) -> "Stream":
+    def open(cls, source: ParquetRows, *, test_size: float = 0.2, seed: int) -> "Stream":
         """Read all rows once; under torchrun every rank reads its share."""
-        parts = Parts.for_rows(source.rows, test_size, validation_fraction, seed)
+        parts = Parts.for_rows(source.rows, test_size, VALIDATION, seed)
         return cls(source, parts, survey(source, source.share(own_rank(), rank_count()), parts))
 
 
