@@ -108,7 +108,7 @@ def test_a_report_of_another_config_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a config other"):
         load_report(report_path(path))
     report_path(path).write_text("{")
-    with pytest.raises(ValueError, match="no report"):
+    with pytest.raises(ValueError, match="is not a report"):
         load_report(report_path(path))
 
 
