@@ -18,7 +18,7 @@ import pytest
 import sklearn.datasets
 import typer
 
-from evalign_papers.commands.reproduce import command
+from evalign_papers.commands.reproduce import command, state
 from evalign_papers.engine.cells import Cell, at_printed_budget, cells_of, held
 from evalign_papers.engine.config import Grid, read_config, to_json
 from evalign_papers.engine.printed import find_papers, load_table
@@ -278,6 +278,9 @@ def test_the_printed_budget_is_a_config_of_its_own(tiny):
     beside.write_text(to_json(replace(cell.config, cell=f"{cell.config.cell}@printed")))
     assert at_printed_budget(cell).path == beside
     assert at_printed_budget(cell).row == "f1"
+    assert [done.error for done in run_cells([cell])] == [None]
+    table = load_table(tiny, "btg-tiny")
+    assert [state(tiny, table, printed=printed)["complete"] for printed in (False, True)] == [1, 0]
 
 
 def test_a_grid_that_was_interrupted_goes_on_with_the_next_batch_size(tiny):

@@ -29,7 +29,9 @@ def command(
     ] = None,
     list_tables: Annotated[
         bool,
-        typer.Option("--list", help="List the tables with their state and running time.", rich_help_panel=SHOWN),
+        typer.Option(
+            "--list", help="List the tables with their state at --budget, and running time.", rich_help_panel=SHOWN
+        ),
     ] = False,
     report: Annotated[
         bool,
@@ -128,7 +130,7 @@ def command(
             text = f"evalign: interrupted; finished trials are kept in {home}, the same command runs the rest"
             output.stderr.print(text, markup=False, soft_wrap=True)
             raise SystemExit(EXIT_INTERRUPTED) from None
-    _show(output, home, named, list_tables, data_dir)
+    _show(output, home, named, list_tables, data_dir, budget)
     if report:
         from evalign_papers.render.html_page import write_page
 
@@ -216,13 +218,17 @@ def _bar(output: "Output", total: int) -> Iterator[Any]:
         yield lambda done: bar.update(task, advance=1, description=done.cell)
 
 
-def _show(output: "Output", papers: Path, named: "list[Table]", list_tables: bool, data_dir: Path | None) -> None:
+def _show(
+    output: "Output", papers: Path, named: "list[Table]", list_tables: bool, data_dir: Path | None, budget: str
+) -> None:
     from evalign_papers.analysis.facts import count_facts
     from evalign_papers.analysis.filled import fill
     from evalign_papers.engine.printed import all_tables
     from evalign_papers.render.terminal import show
 
-    rows = [state(papers, table) for table in (all_tables(papers) if list_tables else named)]
+    rows = [
+        state(papers, table, printed=budget == "printed") for table in (all_tables(papers) if list_tables else named)
+    ]
     output.json({"tables": rows})
     if list_tables:
         output.show(_overview(rows))
@@ -230,11 +236,11 @@ def _show(output: "Output", papers: Path, named: "list[Table]", list_tables: boo
         show(fill(papers, table), output.console, count_facts(table, data_dir) if table.kind == "facts" else ())
 
 
-def state(papers: Path, table: "Table") -> dict[str, Any]:
-    """Number of complete cells of a table, and the seconds they took."""
-    from evalign_papers.engine.cells import cells_of
+def state(papers: Path, table: "Table", *, printed: bool = False) -> dict[str, Any]:
+    """Number of complete cells of a table, and the seconds they took; with `printed` at the printed budget."""
+    from evalign_papers.engine.cells import at_printed_budget, cells_of
 
-    cells = cells_of(papers, table)
+    cells = [at_printed_budget(cell) if printed else cell for cell in cells_of(papers, table)]
     reports = [report for report in (cell.report for cell in cells) if report is not None]
     planned = len({(row.cell, dataset) for row in table.rows for dataset in table.datasets})
     complete = sum(report.complete for report in reports)
