@@ -467,6 +467,30 @@ def test_wrong_goals_are_refused_before_training(options, message, four_classes)
         MetricDecision(Untouched(), **options).fit(*four_classes)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "inner", [LogisticRegression(), DecisionTreeClassifier(max_depth=4, min_samples_leaf=20, random_state=0)]
+)
+def test_certificates_hold_for_the_model_of_all_rows(inner):
+    """The truth is that of 200,000 rows and of the probability that each is positive; 150 repetitions."""
+
+    def draw(rng, n):
+        X = rng.normal(size=(n, 4))
+        p = 1 / (1 + np.exp(3.0 - 1.8 * X[:, 0] - X[:, 1] * X[:, 2]))
+        return X, (rng.random(n) < p).astype(int), p
+
+    new, _, p = draw(np.random.default_rng(10**6), 200_000)
+    wrong = np.zeros(2)
+    for seed in range(150):
+        X, y, _ = draw(np.random.default_rng(seed), 1000)
+        for k, (metric, limit) in enumerate([("precision", "recall >= 0.8"), ("recall", "flagged <= 10%")]):
+            model = MetricDecision(inner, metric, subject_to=limit, confidence=0.9).fit(X, y)
+            positive = model.predict(new) == 1
+            missed = p[positive].sum() < 0.8 * p.sum() if k == 0 else positive.mean() > 0.1
+            wrong[k] += model.decision_.feasible and missed
+    assert wrong.max() <= 15 + 3 * np.sqrt(150 * 0.1 * 0.9)
+
+
 def test_numbers_in_constraints_are_labels_where_labels_are_numbers(two_classes):
     X, y = two_classes
     for labels in (10 * (y + 1), np.where(y == 1, "20", "10")):
