@@ -250,6 +250,11 @@ def test_dice_and_the_graph_network_end_at_one_class() -> None:
     numbers = Numbers(PACKAGED)
     for dataset in ("mammography", "cocktailparty", "adult", "creditcard"):
         assert numbers.range(f"east/1/paper/{dataset}.dice@*", "recall") == "1.00", dataset
+    assert "On CocktailParty so does every point of the printed grid" in page("reproduction.md")
+    report = numbers._report("east/1/paper/cocktailparty.dice@printed")
+    assert report is not None
+    assert len(report.grid) == 30
+    assert len({point["loss"] for point in report.grid}) == 1  # the trials, at one of the points, are all positive
     assert "Trained on F1 it calls every pair positive" in page("reproduction.md")
     assert numbers.range("btg/3/paper/cocktailparty_graph.f1", "recall") == "1.00"
 
