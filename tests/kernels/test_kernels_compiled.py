@@ -102,16 +102,24 @@ def test_at_the_edges_of_blocks_of_rows(n, d):
 def test_the_two_largest_are_those_of_a_sort(d, seed):
     """Whole numbers, so that many are equal."""
     from evalign.kernels.cpu.block_loops import ROWS, two_largest
-    from evalign.kernels.cpu.row_loops import largest_of, second_of
+    from evalign.kernels.cpu.row_loops import exponentials, second_largest
 
     z = np.random.default_rng(seed).integers(-2, 3, (d, ROWS)).astype(np.float32)
     largest, below = np.empty((2, ROWS), np.float32)
     two_largest(z, largest, below)
     assert np.array_equal(largest, np.sort(z, axis=0)[-1])
     assert np.array_equal(below, np.sort(z, axis=0)[-2])
-    for row, top, second in zip(z.T.copy(), largest, below, strict=True):
-        assert largest_of(row.view(np.int32)) == top
-        assert second_of(np.exp(row - top).view(np.int32)) == np.exp(second - top)
+    rows, found, second, x = (
+        z.T.copy(),
+        np.empty(ROWS, np.float32),
+        np.empty(ROWS, np.float32),
+        np.empty_like(z.T, order="C"),
+    )
+    exponentials(rows, found, x)
+    assert np.array_equal(found, largest)
+    np.testing.assert_allclose(x, np.exp(rows - largest[:, None]), rtol=1e-6)
+    second_largest(x, second)
+    np.testing.assert_allclose(second, np.exp(below - largest), rtol=1e-6)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

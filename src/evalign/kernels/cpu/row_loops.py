@@ -1,7 +1,8 @@
 """Compiled loops along single rows of many classes: soft counts and cross-entropy forward, dL/dz backward.
 
 Like `block_loops`, for rows that fill vector registers by themselves. The backward pass finds x in the buffer of the
-gradient, and in `stats` (4, M) x of a row's two largest entries, the sum of x, and the weight.
+gradient, and in `stats` (4, M) x of a row's two largest entries, the sum of x, and the weight. Entries are mostly
+indexed as x[r, j]: numba counts references to every view of a row, which takes as long as ten entries.
 """
 
 import numpy as np
@@ -16,7 +17,6 @@ from evalign.kernels.cpu.block_loops import (
     Doubles,
     F,
     Floats,
-    Ints,
     Labels,
     entropies,
     exp,
@@ -39,37 +39,33 @@ def ordered(bits: INT) -> INT:
 
 
 @loop()
-def largest_of(bits: Ints) -> F:
-    """The largest entry of a row, given as bits."""
-    top = LOWEST
-    for j in range(bits.shape[0]):
-        top = max(top, ordered(bits[j]))
-    return INT(ordered(top)).view(np.float32)
-
-
-@loop()
-def second_of(bits: Ints) -> F:
-    """The second largest entry of a row of numbers from 0 to 1, given as bits; the largest is 1."""
-    ones, top = INT(0), LOWEST
-    for j in range(bits.shape[0]):
-        key = bits[j]
-        ones += INT(1) if key == BITS_OF_ONE else INT(0)
-        top = max(top, LOWEST if key == BITS_OF_ONE else key)
-    return ONE if ones > INT(1) else INT(top).view(np.float32)
-
-
-@loop()
 def exponentials(z: Floats, largest: Floats, out: Floats) -> None:
     """exp(z - largest) of several rows together, so that vectors are filled."""
+    bits, d = z.view(np.int32), z.shape[1]
     for r in range(z.shape[0]):
-        row, into = z[r], out[r]
-        top = largest_of(row.view(np.int32))
+        key = LOWEST
+        for j in range(d):
+            key = max(key, ordered(bits[r, j]))
+        top = INT(ordered(key)).view(np.float32)
         largest[r] = top
-        for j in range(row.shape[0]):
-            into[j] = row[j] - top
+        for j in range(d):
+            out[r, j] = z[r, j] - top
     entries = out.reshape(-1)
     for k in range(entries.shape[0]):
         entries[k] = exp(entries[k])
+
+
+@loop()
+def second_largest(x: Floats, second: Floats) -> None:
+    """The second largest entries of rows of numbers from 0 to 1; the largest is 1."""
+    bits = x.view(np.int32)
+    for r in range(x.shape[0]):
+        ones, top = INT(0), LOWEST
+        for j in range(x.shape[1]):
+            key = bits[r, j]
+            ones += INT(1) if key == BITS_OF_ONE else INT(0)
+            top = max(top, LOWEST if key == BITS_OF_ONE else key)
+        second[r] = ONE if ones > INT(1) else INT(top).view(np.float32)
 
 
 @loop()
@@ -78,18 +74,17 @@ def expected_logits(
 ) -> None:
     """As in `block_loops`; the mass of shares is `weight` over w."""
     for r in range(z.shape[0]):
-        row, top, value, mean = z[r], largest[r], ZERO, ZERO
+        top, value, mean = largest[r], ZERO, ZERO
         if y.ndim == 1:
-            value = row[y[r]] - top
+            value = z[r, y[r]] - top
         else:
-            own = y[r]
-            for j in range(row.shape[0]):
-                value += own[j] * (row[j] - top)
+            for j in range(z.shape[1]):
+                value += y[r, j] * (z[r, j] - top)
             value *= w[r] / weight[r] if weight[r] != ZERO else ZERO
         if smoothing != ZERO:
-            for j in range(row.shape[0]):
-                mean += row[j] - top
-        target[r] = value + smoothing * (mean / F(row.shape[0]) - value)
+            for j in range(z.shape[1]):
+                mean += z[r, j] - top
+        target[r] = value + smoothing * (mean / F(z.shape[1]) - value)
 
 
 @loop()
@@ -111,25 +106,24 @@ def row_forward(
         scale, second, total = stats[0, begin:end], stats[1, begin:end], stats[2, begin:end]
         weight, share, at_top, target, largest = stats[3, begin:end], s[0, :n], s[1, :n], s[2, :n], s[3, :n]
         exponentials(z[begin:end], largest, x)
-        for r in range(n):
-            second[r] = second_of(x[r].view(np.int32))
+        second_largest(x, second)
         for r in range(n):
             weight[r] = w[begin + r]
             scale[r] = TWO / (ONE + second[r])
             second[r] *= scale[r]
         for r in range(n):
-            row, top, added_x, added_h = x[r], scale[r], ZERO, ZERO
+            top, added_x, added_h = scale[r], ZERO, ZERO
             for j in range(d):
-                over = row[j] * top
+                over = x[r, j] * top
                 added_x += over
                 added_h += HALF + b * (over - ONE) if over >= cut else a * over
-                row[j] = over
+                x[r, j] = over
             total[r], share[r] = added_x, added_h
         if y.ndim == 2:
             for r in range(n):
-                own, mass = y[begin + r], ZERO
+                mass = ZERO
                 for j in range(d):
-                    mass += own[j]
+                    mass += y[begin + r, j]
                 weight[r] *= mass
         if with_losses:
             expected_logits(z[begin:end], y[begin:end], w[begin:end], weight, largest, smoothing, target)
@@ -138,24 +132,23 @@ def row_forward(
         for r in range(n):
             if weight[r] == ZERO:
                 continue
-            row, each, top, first = x[r], share[r], scale[r], at_top[r]
+            each, top, first = share[r], scale[r], at_top[r]
+            i = begin + r
+            counts, over_mass = w[i], w[i] / weight[r]
             for j in range(d):
-                over = row[j]
+                over = x[r, j]
                 h = each * (HALF + b * (over - ONE) if over >= cut else a * over)
-                column[j] += first if over == top else h
+                h = first if over == top else h
+                column[j] += h
+                if y.ndim == 2:
+                    by_label[j] += y[i, j] * over_mass * h
+                    labels[j] += y[i, j] * counts
             if y.ndim == 1:
-                label = y[begin + r]
-                over = row[label]
+                own = y[i]
+                over = x[r, own]
                 h = each * (HALF + b * (over - ONE) if over >= cut else a * over)
-                sums[0, label] += first if over == top else h
-                sums[1, label] += weight[r]
-            else:
-                own, over_mass = y[begin + r], w[begin + r] / weight[r]
-                for j in range(d):
-                    over = row[j]
-                    h = each * (HALF + b * (over - ONE) if over >= cut else a * over)
-                    by_label[j] += own[j] * over_mass * (first if over == top else h)
-                    labels[j] += own[j] * w[begin + r]
+                sums[0, own] += first if over == top else h
+                sums[1, own] += weight[r]
         if end - flushed >= FLUSH_ROWS:
             sums += added
             added[:] = ZERO
@@ -172,22 +165,19 @@ def row_backward(
     by_tp, by_predicted, by_losses = by
     a, b, cut, d, together = points[0], points[1], points[3], out.shape[1], max(1, ENTRIES // out.shape[1])
     flat, of = HALF - b, np.empty((8, together), np.float32)
-    slopes = np.empty((1 if y.ndim == 1 else together, d), np.float32)  # the same for all labels, or by shares
-    slopes[0] = by_predicted
     for begin in range(start, stop, together):
         end = min(begin + together, stop)
         n = end - begin
         scale, second, total = stats[0, begin:end], stats[1, begin:end], stats[2, begin:end]
         weight = stats[3, begin:end]
         for r in range(n):
-            row, by_class, top, then = out[begin + r], slopes[min(r, slopes.shape[0] - 1)], scale[r], second[r]
-            if y.ndim == 2:
-                own, over_mass = y[begin + r], w[begin + r] / weight[r] if weight[r] != ZERO else ZERO
-                for j in range(d):
-                    by_class[j] = by_predicted[j] + by_tp[j] * own[j] * over_mass
+            i, row, top, then = begin + r, out[begin + r], scale[r], second[r]
+            over_mass = w[i] / weight[r] if weight[r] != ZERO else ZERO
             sum_scaled, sum_flat, dot_scaled, dot_flat, tops, seconds = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
             for j in range(d):
-                over, slope = row[j], by_class[j]
+                over, slope = row[j], by_predicted[j]
+                if y.ndim == 2:
+                    slope += by_tp[j] * (y[i, j] * over_mass)
                 scaled = b * over if over >= cut else a * over
                 beside = flat if over >= cut else ZERO
                 sum_scaled += scaled
@@ -197,7 +187,8 @@ def row_backward(
                 tops += slope if over == top else ZERO
                 seconds += ONE if over == then else ZERO
             if y.ndim == 1:
-                over, slope = row[y[begin + r]], by_tp[y[begin + r]]
+                own = y[i]
+                over, slope = row[own], by_tp[own]
                 dot_scaled += slope * (b * over if over >= cut else a * over)
                 dot_flat += slope * flat if over >= cut else ZERO
                 tops += slope if over == top else ZERO
@@ -205,27 +196,28 @@ def row_backward(
             of[3, r], of[4, r], of[5, r] = dot_flat, tops, seconds
         row_slopes(weight, scale, second, total, of[:, :n], points, by_losses, d)
         for r in range(n):
-            row, by_class, top, then = out[begin + r], slopes[min(r, slopes.shape[0] - 1)], scale[r], second[r]
+            i, row, top, then = begin + r, out[begin + r], scale[r], second[r]
             if weight[r] == ZERO:
                 row[:] = ZERO
                 continue
             factor, mean, top_scaled, of_x = of[0, r], of[1, r], of[2, r], of[3, r]
             at_top, at_second, entropy, spread = of[4, r], of[5, r], of[6, r], of[7, r]
-            own_slope = -entropy
+            over_mass, own_slope = w[i] / weight[r], -entropy
             if y.ndim == 1:
-                over = row[y[begin + r]]
+                own = y[i]
+                over = row[own]
                 scaled = b * over if over >= cut else a * over
-                own_slope += by_tp[y[begin + r]] * factor * (top_scaled if over == top else scaled)
+                own_slope += by_tp[own] * factor * (top_scaled if over == top else scaled)
             for j in range(d):
-                over = row[j]
+                over, slope, subtracted = row[j], by_predicted[j], spread
+                if y.ndim == 2:
+                    share = y[i, j] * over_mass
+                    slope += by_tp[j] * share
+                    subtracted += entropy * share
                 scaled = b * over if over >= cut else a * over
                 scaled = top_scaled if over == top else scaled
                 rest = at_top if over == top else ZERO
                 rest += at_second if over == then else ZERO
-                row[j] = (by_class[j] * factor - mean) * scaled + over * of_x + rest - spread
+                row[j] = (slope * factor - mean) * scaled + over * of_x + rest - subtracted
             if y.ndim == 1:
-                row[y[begin + r]] += own_slope
-            else:
-                own, by_share = y[begin + r], entropy * w[begin + r] / weight[r]
-                for j in range(d):
-                    row[j] -= by_share * own[j]
+                row[y[i]] += own_slope
