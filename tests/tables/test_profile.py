@@ -45,7 +45,7 @@ def test_constants_ids_and_conflicts_are_noted():
     assert any(note.startswith("nearly every row has a different text in 'name'") for note in notes)
     same = pd.DataFrame({"x": [1.0] * 10, "z": [2.0, 3.0] * 5})
     notes = profile_table(same, np.array(["a", "a", "b", "b", "a"] * 2)).notes()
-    assert "10 rows equal another row that has another label" in notes
+    assert "10 rows equal another row with a different label" in notes
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def _explain(error: Exception) -> NoReturn:
     if isinstance(error, ModuleNotFoundError):
         _fail(f"this needs {error.name}, which is not installed; pip install 'evalign[cli]'", EXIT_WRONG_INPUT)
     if isinstance(error, MemoryError):
-        _fail("the table does not fit into memory; drop columns, or take a sample of its rows", EXIT_WRONG_INPUT)
+        _fail("the table does not fit in memory; drop columns, or take a sample of its rows", EXIT_WRONG_INPUT)
     # Raised by checks, ours or scikit-learn's; a diverging loss is a FloatingPointError with advice.
     if isinstance(error, OSError) or (isinstance(error, ValueError | FloatingPointError) and _is_checked(error)):
         _fail(str(error), EXIT_WRONG_INPUT)

@@ -143,5 +143,5 @@ def stock_libraries(judge: Any, note: Any) -> list[Any]:
 
     here = {name: is_installed(name) for name in c.BOOSTED}
     if lacking := [name for name, found in here.items() if not found]:
-        note(f"{' and '.join(lacking)} not installed and left out; run pip install 'evalign[boost]'")
+        note(f"{' and '.join(lacking)} left out, because not installed; run pip install 'evalign[boost]'")
     return [make(judge) for name, make in c.BOOSTED.items() if here[name]]

@@ -62,7 +62,7 @@ def _train(
 ) -> tuple[Stream, Judge, list[FittedContender]]:
     output.say(f"{source.rows} rows in {len(source.files)} files: reading them once")
     stream = Stream.open(source, test_size=test_size, seed=settings.seed)
-    output.say(f"first pass: {stream.survey.statistics.rows} rows to train on")
+    output.say(f"first pass: {stream.survey.statistics.rows} training rows")
     judge = Judge(settings.aim(), stream.survey.classes)
     data.note_positive(judge, _counts(stream), output.note)
     own, options = settings.rule, settings.options_of("network")

@@ -187,13 +187,13 @@ def find_shift(
         kind = "other"
         reason = (
             f"The new rows are not a mixture of the held-out classes (p = {p_fit:.3g}; {worst}), so a change of class "
-            "shares alone cannot be corrected: decisions stay as they were. Label some new rows, or train again."
+            "shares alone cannot be corrected: decisions stay the same. Label some new rows, or train again."
         )
     elif changed and (few or total < EACH * size):
         kind = "other"
-        rests = f"{effective:.0f} held-out rows" if few else f"{total} new rows, less than {EACH} a class"
+        rests = f"{effective:.0f} held-out rows" if few else f"{total} new rows, fewer than {EACH} per class"
         reason = (
-            f"Class shares seem to have changed, but their estimate rests on {rests}: decisions stay as they were. "
+            f"Class shares seem to have changed, but their estimate rests on {rests}: decisions stay the same. "
             "Use more rows, or pass the shares as prevalence=."
         )
     elif changed:
@@ -201,7 +201,7 @@ def find_shift(
     elif disputed:
         reason = (
             f"The mean probabilities changed (p = {p_shares:.2g}, {total} rows), but the features do not confirm the "
-            "class shares that this would mean: decisions stay as they were."
+            "implied class shares: decisions stay the same."
         )
     else:
         reason = f"No evidence that class shares changed (p = {p_shares:.3g}, {total} rows)."
@@ -230,7 +230,7 @@ def find_label_shifts(
     reasons = [f"Label {name}: {one.reason}" for name, one in zip(names, found, strict=True) if one.kind != "none"]
     p_shares = min(one.p_shares or 0.0 for one in found)
     if whole:
-        unchanged = f"No evidence that the share of a label changed (least p = {p_shares:.3g}, {len(p)} rows)."
+        unchanged = f"No evidence that the share of a label changed (smallest p = {p_shares:.3g}, {len(p)} rows)."
         reasons = [unchanged if whole.kind == "none" else whole.reason]
     return Shift(
         kind, names, tuple(one.before[1] for one in found),

@@ -298,7 +298,7 @@ def verdict(result: dict[str, Any]) -> str:
         values = ", ".join(f"{text}: {score(value)}" for text, value in ours["limits"].items())
         begin += f" and {'misses' if ours['missed'] else 'meets'} its constraints on the test rows ({values})"
     if not rivals:
-        return f"{begin}; no rival was trained to compare it with."
+        return f"{begin}; no rival was trained for comparison."
     # A rival that misses a constraint does not compete.
     competing = [row for row in rivals if not row["missed"]]
     if not competing:
@@ -385,13 +385,13 @@ def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
     rejects = "reject" in (result["settings"].get("costs") or {})  # rules that reject rows are not points of a curve
     if result["curves"] and not rejects:
         cross = " The cross is our 95 % interval." if one else first
-        caption = f"Test rows. Curves are what any threshold could reach, marks where each rule stands.{cross}"
+        caption = f"Test rows. Curves show all thresholds, marks the decision rules.{cross}"
         found.append(("Precision against recall", plots.precision_recall(result), caption))
     if result["task"] != "binary":
         caption = "Precision and recall of every class, rare classes first; test rows in brackets, 95 % intervals."
         found.append(("The trade-off, class by class", plots.class_scores(result), caption))
     if result["calibration"]:
-        caption = f"Test rows in bins of equal size; honest probabilities lie on the dashed line.{first}"
+        caption = f"Test rows in bins of equal size; calibrated probabilities lie on the dashed line.{first}"
         found.append(("Calibration", plots.calibration(result), caption))
     if result.get("importance"):
         caption = "Mean and standard error over shuffles of one column at a time, on a sample of held-out rows."

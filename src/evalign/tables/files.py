@@ -132,7 +132,7 @@ def name_columns(header: Sequence[str]) -> list[str]:
 
 def _no_such_file(path: Path) -> str:
     if re.match(r"[a-z0-9]{2,}:/", str(path)):
-        return f"{str(path).replace(':/', '://')} is an address, a file on this machine is expected; download it first"
+        return f"{str(path).replace(':/', '://')} is a URL, but a local file is expected; download it first"
     if not path.parent.is_dir():
         return f"{path} does not exist, nor does its folder {path.parent}; check the path"
     hint = did_you_mean(path.name, _names_in(path.parent))

@@ -204,9 +204,9 @@ def detect_number(
                 f"categories; if that means missing, add --na {others[0]!r}"
             )
     elif len(symbols) > 1:
-        unclear = f"mixes units ({', '.join(sorted(symbols))}), and is used as categories; convert it to one"
+        unclear = f"mixes units ({', '.join(sorted(symbols))}), and is used as categories; convert it to a single unit"
     elif symbols == {"%"} and not all(map(unit_of, found)):
-        unclear = "mixes units (% and none), and is used as categories; convert it to one"
+        unclear = "mixes units (% and none), and is used as categories; convert it to a single unit"
     else:
         fits = _formats_of(bodies, decimal, delimiter)
         if len(fits) == 1:

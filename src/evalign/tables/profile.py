@@ -97,7 +97,7 @@ class TableProfile:
                 "with --drop"
             )
         if self.conflicting_rows:
-            said.append(f"{self.conflicting_rows} rows equal another row that has another label")
+            said.append(f"{self.conflicting_rows} rows equal another row with a different label")
         return said
 
 

@@ -94,7 +94,7 @@ def _compile_in_background() -> None:
         _state = "ready"
     except Exception as error:  # a loss must not fail because compilation does
         _state = "never"
-        logging.getLogger("evalign").warning("compiling the loss's loops failed, the eager form stays: %s", error)
+        logging.getLogger("evalign").warning("compiling the loops failed, so the eager form is used: %s", error)
 
 
 @atexit.register
