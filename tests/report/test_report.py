@@ -88,7 +88,7 @@ def test_curve_and_points_are_scikit_learns(binary: tuple[Comparison, dict[str, 
 def test_every_part_is_on_the_page(binary: tuple[Comparison, dict[str, Any]], multiclass: dict[str, Any]) -> None:
     for result, own in ((binary[1], "Precision against recall"), (multiclass, "The trade-off, class by class")):
         page = render(result)
-        for heading in ("The comparison", own, "Training", "Confusion matrices", "Class by class", "To repeat it"):
+        for heading in ("Comparison", own, "Training", "Confusion matrices", "Class by class", "Reproduce"):
             assert heading in page
         for row in result["table"]:
             assert re.search(rf"<td>{re.escape(html.escape(row['title']))}</td>\s*<td>{row['score']:.3f}<small>", page)
@@ -126,11 +126,11 @@ def test_shift_is_shown_as_it_was_found(binary: tuple[Comparison, dict[str, Any]
     assert HOSTILE not in page
     refused = {**SHIFT, "kind": "other", "reason": "Something else changed."}
     page = render(binary[1] | {"shift": refused})
-    assert "Decisions stay as they were" in page
+    assert "Decisions stay the same" in page
     assert "which was refuted" in page
     assert "30 → 55" not in page
     unchanged = {name: value for name, value in SHIFT.items() if name not in ("low", "high")} | {"kind": "none"}
-    assert "Decisions stay as they were" in render(binary[1] | {"shift": unchanged})
+    assert "Decisions stay the same" in render(binary[1] | {"shift": unchanged})
 
 
 def test_ids_of_drawings_do_not_meet(binary: tuple[Comparison, dict[str, Any]]) -> None:
@@ -187,7 +187,7 @@ def test_many_classes_are_kept_readable() -> None:
     result = complete(build_result(comparison, ("majority", "argmax"), repeats=20))
     assert max(sum(line) for line in result["table"][0]["confusion"]) == 2
     page = render(result | {"reference": ["majority", "argmax"]})
-    assert "taken for" in page  # a list of confusions instead of 1600 cells
+    assert "predicted as" in page  # a list of confusions instead of 1600 cells
     assert page.count("<svg") == 2
 
 
