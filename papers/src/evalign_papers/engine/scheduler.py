@@ -56,7 +56,7 @@ def run_cell(path: Path, data_dir: str | None, device: str, trials: int | None) 
                 return Done(cell.name, len(report.trials), report.seconds - known)
             missing = missing_trials(cell.config, before, trials)
         except ERRORS as error:
-            return Done(cell.name, 0, 0.0, f"{type(error).__name__}: {error}")
+            return Done(cell.name, 0, 0.0, _reason(error))
     if not missing:
         return Done(cell.name, 0 if before is None else len(before.trials), 0.0)
     return _summed([run_trial(path, data_dir, device, trial) for trial in missing])
@@ -77,7 +77,7 @@ def run_trial(path: Path, data_dir: str | None, device: str, trial: int) -> Done
                     report.environment, report.seconds = alone.environment, report.seconds + alone.seconds
                     save_report(report, report_path(path))
         except ERRORS as error:
-            return Done(cell.name, 0, 0.0, f"{type(error).__name__}: {error}")
+            return Done(cell.name, 0, 0.0, _reason(error))
     return Done(cell.name, len(report.trials), alone.seconds)
 
 
@@ -150,6 +150,15 @@ def _run_pieces(
         # Ray's backend returns a whole call at once, so each call has few pieces.
         for start in range(0, len(tasks), WAVE * jobs):
             yield from joblib.Parallel(n_jobs=jobs, batch_size=1)(tasks[start : start + WAVE * jobs])
+
+
+def _reason(error: Exception) -> str:
+    """The message of an error; errors that are not ours need their class to be understood.
+
+    >>> _reason(ValueError("x must be positive, got 0")), _reason(RuntimeError("-1"))
+    ('x must be positive, got 0', 'RuntimeError: -1')
+    """
+    return str(error) if isinstance(error, ValueError | FloatingPointError) else f"{type(error).__name__}: {error}"
 
 
 def _summed(parts: Sequence[Done]) -> Done:
