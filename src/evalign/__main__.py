@@ -11,6 +11,9 @@ def main() -> None:
         wanted = f"the command line needs {error.name}, which is not installed; pip install 'evalign[cli]'"
         print(f"evalign: {wanted}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("evalign: interrupted; nothing was written", file=sys.stderr)
+        raise SystemExit(130) from None
     run()
 
 

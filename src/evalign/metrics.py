@@ -314,9 +314,12 @@ def _average(c: Confusion, top: Tensor, bottom: Tensor, average: Average | None,
         return scores
     if average == "binary":
         if c.num_classes != 2 or c.multilabel:
-            raise ValueError(
-                f"average='binary' needs two classes, got {c.num_classes}; use 'macro', 'micro' or 'weighted'"
+            wanted = (
+                "one target of two classes, got several targets"
+                if c.multilabel
+                else f"two classes, got {c.num_classes}"
             )
+            raise ValueError(f"average='binary' needs {wanted}; use 'macro', 'micro' or 'weighted'")
         return scores[..., 1]
     defined = zero_division == zero_division
     if average == "weighted":

@@ -186,3 +186,144 @@ def test_two_splits_have_no_p_values(tmp_path: Path) -> None:
     header = next(line for line in said.out.splitlines() if "training + decision" in line)
     assert header.split()[-1] != "p"
     assert all(row["p"] is None for row in result(tmp_path)["table"])
+
+
+def test_notes_and_errors_name_the_columns_of_the_file(tmp_path: Path) -> None:
+    """A date becomes several columns, but --drop and the messages know the one that is in the file."""
+    frame = animals().assign(day=lambda f: np.where(f["kind"] == "cat", "2024-01-31", "2024-02-20"))
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    said = fit(tmp_path / "train.csv")
+    assert said.code == 0, said.err
+    assert said.err.count("determines the target") == 1
+    assert "ignore it with --drop 'day'\n" in said.err
+    assert fit(tmp_path / "train.csv", "-q", "--force", "--drop", "day").code == 0
+    frame.assign(day=[f"2024-01-{i % 28 + 1:02d}" for i in range(120)]).to_csv(tmp_path / "train.csv", index=False)
+    assert fit(tmp_path / "train.csv", "-q", "--force").code == 0
+    new = frame.drop(columns="kind")
+    for odd, words in {
+        "weight": "no column 'weight', only", "weight height": "no column 'weight', 'height', only",
+        "day": "has no column 'day', which held dates in training",
+    }.items():  # fmt: skip
+        new.drop(columns=odd.split()).to_csv(tmp_path / "new.csv", index=False)
+        said = call("predict", tmp_path / "run", tmp_path / "new.csv")
+        assert_refused(said, words)
+        assert ":days" not in said.err
+    new.assign(day="soon").to_csv(tmp_path / "new.csv", index=False)
+    said = call("predict", tmp_path / "run", tmp_path / "new.csv")
+    assert_refused(said, "column 'day' held dates in training, but holds 'soon' here")
+    new.assign(day="").to_csv(tmp_path / "new.csv", index=False)
+    assert call("predict", tmp_path / "run", tmp_path / "new.csv").code == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["-1", "+1"], {"-1", "+1"}),
+        (["99999999999999999999", "12345678901234567890"], {"99999999999999999999", "12345678901234567890"}),
+        (["1.0", "2.0"], {"1.0", "2.0"}),
+        (["1", "2"], {"1", "2"}),
+    ],
+)
+def test_whole_numbers_as_labels_are_kept_as_written(tmp_path: Path, labels: list[str], classes: set[str]) -> None:
+    frame = animals()
+    frame["kind"] = frame["kind"].map(dict(zip(["cat", "dog"], labels, strict=True)))
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    said = fit(tmp_path / "train.csv", "-q")
+    assert said.code == 0, said.err
+    assert set(result(tmp_path)["data"]["classes"]) == classes
+    said = call("predict", tmp_path / "run", tmp_path / "train.csv", "-t", "kind", "--no-proba")
+    assert set(said.out.split()[1:]) <= classes, said
+
+
+def test_a_target_without_any_label_is_refused(tmp_path: Path) -> None:
+    animals().assign(kind="").to_csv(tmp_path / "train.csv", index=False)
+    for option in ([], ["--drop-unlabelled"]):
+        said = fit(tmp_path / "train.csv", *option)
+        assert_refused(said, "the target 'kind' has no label in any row; is it the right column?")
+
+
+def test_a_class_too_small_to_test_on_is_refused(tmp_path: Path) -> None:
+    animals().assign(kind=[f"c{i % 60}" for i in range(120)]).to_csv(tmp_path / "train.csv", index=False)
+    assert_refused(
+        fit(tmp_path / "train.csv"), "holding out 0.2 of each class, the largest of 2 rows, leaves no test rows"
+    )
+
+
+def test_a_positive_class_without_test_rows_is_noted(tmp_path: Path) -> None:
+    animals().assign(kind=["a"] * 118 + ["b"] * 2).to_csv(tmp_path / "train.csv", index=False)
+    said = fit(tmp_path / "train.csv")
+    assert "note: no test row has the class 'b', the positive one, so F1 of 'b' cannot be measured" in said.err
+    assert "macro" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--average", "binary"], "average='binary' needs one target of two classes, got several targets"),
+        (["--metric", "quadratic_kappa"], "quadratic_kappa compares the classes of one target, got several targets"),
+        (["--subject-to", "quadratic_kappa>=0.5"], "quadratic_kappa compares the classes of one target"),
+        (["--task", "classification"], "--task classification needs a single target"),
+    ],
+)
+def test_options_that_go_with_one_target_are_refused(tmp_path: Path, options: list[str], words: str) -> None:
+    frame = animals().assign(kind=lambda f: (f["kind"] == "cat").astype(int), other=[0, 1] * 60)
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    said = call("fit", tmp_path / "train.csv", "-t", "kind,other", "-o", tmp_path / "run", *FAST, *options)
+    assert_refused(said, words)
+
+
+@pytest.mark.parametrize("costs", ["fn=0,fp=0", "tn=1,fp=1,fn=2,tp=2"])
+def test_costs_that_prefer_no_decision_are_refused(tmp_path: Path, costs: str) -> None:
+    animals().to_csv(tmp_path / "train.csv", index=False)
+    assert_refused(fit(tmp_path / "train.csv", "--costs", costs), "costs must differ between decisions")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("train.parquet", ["--encoding", "cp1252"]), ("train.parquet", ["--decimal", ","]),
+        ("train.parquet", ["--na", "grey"]), ("train.parquet", ["--stream", "--na", "grey"]),
+        ("train.feather", ["--na", "grey"]), ("train.jsonl", ["--encoding", "cp1252"]),
+        ("parts", ["--decimal", ","]),
+    ],
+)  # fmt: skip
+def test_options_of_reading_that_a_format_does_not_have_are_refused(
+    tmp_path: Path, name: str, options: list[str]
+) -> None:
+    (tmp_path / "parts").mkdir()
+    animals().to_parquet(tmp_path / "parts" / "a.parquet")
+    animals().to_parquet(tmp_path / "train.parquet")
+    animals().to_feather(tmp_path / "train.feather")
+    animals().to_json(tmp_path / "train.jsonl", orient="records", lines=True)
+    option = options[-2]
+    assert_refused(fit(tmp_path / name, *options), f"{option} is an option of text files")
+    animals().to_csv(tmp_path / "train.csv", index=False)
+    assert fit(tmp_path / "train.csv", "-q", *(["--na", "x", "--decimal", "."])).code == 0
+    assert_refused(call("predict", tmp_path / "run", tmp_path / name, *options[-2:]), f"{option} is an option of text")
+    assert call("predict", tmp_path / "run", tmp_path / name).code == 0  # options of training do not count
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("t.csv", b"PK\x03\x04" + bytes(30), "is a zip archive or a workbook, not text; unpack it, or rename it"),
+        ("t.csv", b"\x1f\x8b\x08\x00" + bytes(30), "is compressed with gzip; rename it to t.csv.gz"),
+        ("t.csv", b"PAR1" + bytes(30), "is a Parquet file, not text; rename it to t.parquet"),
+        ("t.csv", b"%PDF-1.7\n\xff", "is a PDF document, not text"),
+        ("t.csv", "a,kind\n1,ü\n".encode("utf-16-le") * 20, "or name its encoding: --encoding utf-16-le"),
+        ("t.zip", b"PK", "got .zip; unpack it"),
+        ("t.csv.bz2", b"BZ", "got .bz2; unpack it"),
+        ("t.json", b"[]", "got .json; save it as .jsonl, one object a line"),
+        ("t.xlsm", b"PK", "got .xlsm; save it as .xlsx"),
+    ],
+)  # fmt: skip
+def test_files_that_are_no_text_are_told_apart(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert_refused(fit(tmp_path / name), words)
+
+
+def test_a_folder_without_parquet_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    for words in ("holds no Parquet file", "holds no Parquet file but 'a.csv'"):
+        assert_refused(fit(tmp_path / "parts"), words)
+        animals().to_csv(tmp_path / "parts" / "a.csv", index=False)

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from rich.table import Table as RichTable
 
-from commands import FAST, animals, assert_refused, call, command
+from commands import FAST, Said, animals, assert_refused, call, command
 from evalign.cli.console import Output
 from evalign.storage import atomic
 
@@ -167,6 +167,57 @@ def test_a_kill_at_any_moment_leaves_whole_files(folder: Path, tmp_path: Path, n
             assert call("predict", out, folder / "new.csv", "-q").code == 0
     assert call(*arguments, "-q").code == 0  # and the next run is none the worse
     assert not list(tmp_path.rglob(".writing-*"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_standard_output_is_named(folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "evalign", "predict", folder / "run", folder / "new.csv"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    said = Said(done.returncode, "", done.stderr)
+    assert_refused(said, "standard output cannot be written (No space left on device); redirect it elsewhere")
+
+
+def test_a_path_that_no_file_can_have_is_named(folder: Path, tmp_path: Path) -> None:
+    name = "x" * 300 + ".csv"
+    for words in (["fit", tmp_path / name, "-t", "kind", "-o", tmp_path / "run"], ["predict", folder / "run", name]):
+        assert_refused(call(*words), f"{name} cannot be used (File name too long); check the path")
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EROFS])
+def test_advice_fits_what_a_disk_failed_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
+    def fail(handle: int) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(atomic.os, "fsync", fail)
+    advice = "; free some space, or choose another place" if reason == errno.ENOSPC else "; choose another place"
+    with pytest.raises(OSError, match=rf"a.txt cannot be written \({os.strerror(reason)}\){advice}$"):
+        atomic.write_atomically(tmp_path / "a.txt", "content")
+    with (
+        pytest.raises(OSError, match=rf"run cannot be written \({os.strerror(reason)}\){advice}$"),
+        atomic.staged_folder(tmp_path / "run", last="a.txt") as stage,
+    ):
+        atomic.write_atomically(stage / "a.txt", "content")
+
+
+def test_ctrl_c_while_the_command_is_being_imported() -> None:
+    """Ctrl-C in the first tenths of a second says the same as later."""
+    code = (
+        "import builtins, evalign.__main__ as command\nreal = builtins.__import__\n"
+        "def stopped(name, *rest, **more):\n    if name == 'evalign.cli.app': raise KeyboardInterrupt\n"
+        "    return real(name, *rest, **more)\nbuiltins.__import__ = stopped\ncommand.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "evalign: interrupted; nothing was written\n")
+
+
+def test_names_that_our_font_lacks_cause_no_warning(tmp_path: Path) -> None:
+    frame = animals().replace({"kind": {"cat": "日本", "dog": "中国"}})
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    said = command("fit", tmp_path / "train.csv", "-t", "kind", "-o", tmp_path / "run", "-q", *FAST)
+    assert said == (0, "", "")
 
 
 # -- files of the user ------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def test_a_constraint_that_a_stream_cannot_meet_exits_with_3(tmp_path):
         (lambda folder: write(folder, people(50)), ["--model", "boost"], "requires --model network"),
         (lambda folder: write(folder, people(50)), ["--model", "blend"], "requires --model network"),
         (lambda folder: write(folder, people(50)), ["--test-size", "1"], "--test-size must lie between 0 and 1"),
-        (lambda folder: folder.mkdir(), [], "is a folder, not a file"),
+        (lambda folder: folder.mkdir(), [], "is a folder that holds no Parquet file"),
         (lambda folder: folder.write_text("a,b"), ["--stream"], "must end in .csv"),
     ],
 )

@@ -54,6 +54,14 @@ def test_numbers_are_converted_with_a_note(tmp_path, entries, numbers, said):
         ("a,b\n$5,x\n€6,x\n", "mixes units"),
         ("a,b\n5%,x\n6,x\n", "mixes units"),
         ("a,b\n01/02/2024,x\n03/04/2024,x\n", "day and month are ambiguous"),
+        ("a,b\n01/02/24,x\n03/04/24,x\n", "day and month are ambiguous"),
+        (
+            "a,b\n" + "2024-01-31,x\n" * 9 + "0000-00-00,x\n",
+            "dates in 90% of its rows but also text such as '0000-00-00'",
+        ),
+        ("a,b\n" + "31.01.2024,x\n" * 9 + "soon,x\n", "dates in 90% of its rows but also text such as 'soon'"),
+        ('a,b\n"1,5",x\n2.5,x\n', "writes numbers in several ways, such as '1,5' and '2.5'"),
+        ("a,b\n1,x\n2,x\n3,x\n<5,x\n>9,x\n", "numbers in 60% of its rows but also text such as '<5'"),
     ],
 )
 def test_what_is_not_certain_stays_text_with_a_note(tmp_path, text, said):
@@ -63,7 +71,16 @@ def test_what_is_not_certain_stays_text_with_a_note(tmp_path, text, said):
 
 
 @pytest.mark.parametrize(
-    "entries", [["red", "blue"], ["1-2", "3-4"], ["1.2.3", "2.0.1"], ["A1", "B2"], ["1st", "2nd"], ["12A", "7"]]
+    "entries",
+    [
+        ["red", "blue"],
+        ["1-2", "3-4"],
+        ["1.2.3", "2.0.1"],
+        ["A1", "B2"],
+        ["1st", "2nd"],
+        ["12A", "7"],
+        ["10.0.0.1", "10.0.0.2"],
+    ],
 )
 def test_categories_stay_categories_without_a_note(tmp_path, entries):
     frame, notes = read(tmp_path, "a,b\n" + "".join(f"{entry},x\n" for entry in entries))
@@ -112,11 +129,22 @@ def test_another_unit_than_in_training_is_refused(tmp_path):
         (["Feb 1, 2024", "March 28, 2024"], None),  # two formats
         (["February 1, 2024", "March 28, 2024"], "2024-02-01"),
         (["02/01/2024 01:30 PM", "03/28/2024 02:30 AM"], "2024-02-01 13:30"),
+        (["2/1/24", "3/28/24"], "2024-02-01"),
+        (["28/3/24", "1/2/24"], "2024-03-28"),
+        (["2024-02", "2023-11"], "2024-02-01"),
     ],
 )
 def test_dates_as_people_write_them(tmp_path, dates, first):
     frame, _ = read(tmp_path, "a,b\n" + "".join(f'"{date}",x\n' for date in dates))
     assert frame["a"].tolist()[0] == (dates[0] if first is None else pd.Timestamp(first))
+
+
+def test_words_among_dates_are_missing_values(tmp_path):
+    frame, notes = read(tmp_path, "day,b\n31.01.2024,x\nunknown,x\n29.02.2024,x\n-,x\n")
+    assert frame["day"].tolist() == [pd.Timestamp("2024-01-31"), pd.NaT, pd.Timestamp("2024-02-29"), pd.NaT]
+    assert notes == ["column 'day' was read as dates with 'unknown', '-' for missing values in 2 rows"]
+    alone, _ = read(tmp_path, "day,b\n01.02.2024,x\nn/a?,x\n", formats=frame.attrs["formats"])
+    assert alone["day"].tolist() == [pd.Timestamp("2024-02-01"), pd.NaT]
 
 
 def test_dates_as_labels_are_classes(tmp_path):
@@ -143,6 +171,20 @@ def test_dates_become_numbers():
     assert list(as_trained) == ["when:days", "when:month"]
     plain = pd.DataFrame({"n": [1]})
     assert expand_dates(plain) is plain
+    monthly = pd.DataFrame({"when": pd.to_datetime(["2024-02-01", "2024-03-01"])})  # the day tells nothing
+    assert list(expand_dates(monthly)) == ["when:days", "when:month"]
+
+
+def test_columns_that_held_dates_in_training():
+    features = ["when:days", "when:month", "n"]
+    unknown = expand_dates(pd.DataFrame({"when": [None, None], "n": [1, 2]}), features=features)
+    assert list(unknown) == features
+    assert unknown[["when:days", "when:month"]].isna().all(axis=None)
+    with pytest.raises(TableError, match="'when' held dates in training, but holds 'soon' here; write dates as YYYY"):
+        expand_dates(pd.DataFrame({"when": [None, "soon"], "n": [1, 2]}), features=features)
+    with pytest.raises(TableError, match="has no column 'when'"):
+        expand_dates(pd.DataFrame({"n": [1, 2]}), features=features)
+    assert list(expand_dates(pd.DataFrame({"when:days": [1], "when:month": [2]}), features=features)) == features[:2]
 
 
 def test_times_of_day_and_time_spans_become_seconds(tmp_path):

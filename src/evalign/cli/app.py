@@ -1,5 +1,6 @@
 """The `evalign` command: registers the commands and turns wrong input into one line and exit code 2."""
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import typer
 
 from evalign.cli import advise, bench, compare, demo, fit, predict
 from evalign.cli.console import EXIT_INTERRUPTED, until_pipe_closes
+from evalign.storage.atomic import DISK_FULL
 
 EXIT_WRONG_INPUT, EXIT_BUG = 2, 1
 PAPER_COMMANDS = ("datasets", "reproduce")
@@ -78,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # Read by torch's thread pool on import. Threads that spin while waiting slow a fit from seconds to minutes on a
     # busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where the home folder is read-only
     try:
         # The arguments travel as the context's `obj`: result.json records how to repeat the run.
         with until_pipe_closes():
@@ -103,6 +106,10 @@ def _explain(error: Exception) -> NoReturn:
         _fail(f"this needs {error.name}, which is not installed; pip install 'evalign[cli]'", EXIT_WRONG_INPUT)
     if isinstance(error, MemoryError):
         _fail("the table does not fit in memory; drop columns, or take a sample of its rows", EXIT_WRONG_INPUT)
+    if isinstance(error, OSError) and error.filename is not None:
+        _fail(f"{error.filename} cannot be used ({error.strerror}); check the path", EXIT_WRONG_INPUT)
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        _fail(f"standard output cannot be written ({error.strerror}); redirect it elsewhere", EXIT_WRONG_INPUT)
     # Raised by checks, ours or scikit-learn's; a diverging loss is a FloatingPointError with advice.
     if isinstance(error, OSError) or (isinstance(error, ValueError | FloatingPointError) and _is_checked(error)):
         _fail(str(error), EXIT_WRONG_INPUT)

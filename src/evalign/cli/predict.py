@@ -62,8 +62,8 @@ def command(
     """
     device, force, json = given["device"], given["force"], given["json"]
     trained = read_result(folder if folder.is_dir() else folder.parent) or {}
+    Reading.of(given).check(data)
     reading = Reading.of(given).otherwise(trained.get("reading") or {})
-    reading.check()
     targets = split_names(target) if target else []
     if not data.is_dir():
         check_source(data, [*(keep or []), *targets], reading.encoding)
@@ -89,8 +89,9 @@ def command(
     formats = (trained.get("reading") or {}).get("formats")
     frame = read(data, model, targets, answers, keep or [], reading, formats, output.note)
     features = frame.drop(columns=[name for name in answers if name in frame])
+    named = list(features.columns)
     features = expand_dates(features, features=known)
-    check_header(str(data), list(features.columns), list(known))
+    check_header(str(data), named, [name for name in known if name not in features])
     features, extra = encoder(model).select(features)
     if extra := [name for name in extra if name not in (keep or [])]:
         output.note(f"columns unknown to the model were ignored: {quoted(extra)}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalign.cli.options import Settings
 from evalign.storage.atomic import check_writable, remove_staged, staged_folder, write_atomically
-from evalign.tables.files import TableError, check_header, check_source, quoted
+from evalign.tables.files import TableError, check_header, check_source, file_format, quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,9 +50,15 @@ class Reading:
             self.encoding or other.get("encoding"),
         )  # fmt: skip
 
-    def check(self) -> None:
+    def check(self, *paths: Path) -> None:
+        """Raise for a value that is not allowed, and for an option that the format of no file has."""
         if self.decimal not in (None, ".", ","):
             raise ValueError(f"--decimal must be . or , got {self.decimal!r}")
+        known = {"encoding": ("text",), "decimal": ("text", "excel", "json lines"), "na": ("text", "excel")}
+        kinds = {"parquet" if path.is_dir() else file_format(path)[0] for path in paths}
+        for name, formats in known.items():
+            if getattr(self, name) and not kinds & {*formats}:
+                raise ValueError(f"--{name} is an option of text files, got {paths[0]}; leave it out")
 
     def options(self, drop_unlabelled: bool = False) -> dict[str, Any]:
         """Arguments of `read_table`."""
@@ -96,9 +102,11 @@ class InputFiles:
 
     def check(self) -> None:
         """Run the checks that do not read the files; needs neither pandas nor torch."""
-        self.reading.check()
+        self.reading.check(*(path for path in (self.path, self.test) if path is not None))
         if self.task not in (None, "classification"):
             raise ValueError(f"--task must be classification, got {self.task!r}; evalign does not support regression")
+        if self.task and len(self.targets) > 1:
+            raise ValueError("--task classification needs a single target, got several of 0 and 1; leave it out")
         for kind, names in (("the target", self.targets), ("the costs", self.costs)):
             if both := [name for name in names if name in self.drop]:
                 raise ValueError(f"--drop names {kind} {quoted(both)}; drop another column")
@@ -171,14 +179,12 @@ def load(source: InputFiles, note: Note) -> Loaded:
     formats, decimal = frame.attrs[FORMATS], frame.attrs.get(DECIMAL)
     options["decimal"] = decimal
     reading = source.reading.to_json() | {"decimal": decimal, "formats": formats}
-    frame = frame.drop(columns=list(source.drop))
+    frame, dropped = frame.drop(columns=list(source.drop)), source.drop_unlabelled
     y: Any
     if labels is None:
-        X, y = check_indicators(frame, targets, drop_unlabelled=source.drop_unlabelled, note=note)
+        X, y = check_indicators(frame, targets, drop_unlabelled=dropped, note=note)
     else:
-        X, y = check_target(
-            frame, labels, classification=bool(fractions), drop_unlabelled=source.drop_unlabelled, note=note
-        )
+        X, y = check_target(frame, labels, classification=bool(fractions), drop_unlabelled=dropped, note=note)
     for name in source.costs:
         if not pd.api.types.is_numeric_dtype(X[name]):
             raise TableError(f"--costs names the column {name!r}, which must hold numbers, got {X[name].dtype}")
@@ -244,7 +250,7 @@ def check_labels(columns: "pd.DataFrame", known: Any, path: Path) -> Any:
     labels, seen = column.infer_objects().to_numpy(), set(np.unique(known).tolist())
     if unknown := [label for label in pd.unique(labels).tolist() if label not in seen]:
         raise TableError(
-            f"{path} has the label {quoted(unknown)} in {column.name!r}, but training has "
+            f"{path} has the label{'s' * (len(unknown) > 1)} {quoted(unknown)} in {column.name!r}, but training has "
             f"{quoted(sorted(seen, key=str))}; drop these rows, or add such rows to the training file"
         )
     return labels.astype(np.asarray(known).dtype)
@@ -271,13 +277,17 @@ def note_classes(judge: "Judge", truth: Any, note: Note) -> None:
     """Note classes with too few test rows."""
     import numpy as np
 
+    from evalign.report.page import metric_title
+
     counts = truth.sum(0) if judge.multilabel else np.bincount(truth, minlength=len(judge.classes))
     rows = dict(zip(judge.names, counts, strict=True))
     if absent := [name for name, count in rows.items() if count == 0]:
-        note(f"no test row has the class {quoted(absent)}, which counts as 0 in a macro average")
+        lost = ", which counts as 0 in a macro average" if judge.average == "macro" and judge.costs is None else ""
+        if judge.binary and judge.costs is None and absent == judge.names[1:]:
+            lost = f", the positive one, so {metric_title(judge)} cannot be measured"
+        note(f"no test row has the class {quoted(absent)}{lost}")
     if few := [name for name, count in rows.items() if 0 < count < 10]:
-        which = "the class" if len(few) == 1 else "each of the classes"
-        note(f"fewer than 10 test rows have {which} {quoted(few)}; their scores are unreliable")
+        note(f"fewer than 10 test rows have each of these classes, so their scores are unreliable: {quoted(few)}")
 
 
 def note_batches(judge: "Judge", counts: dict[str, int], batch_size: int, note: Note) -> None:

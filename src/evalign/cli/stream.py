@@ -38,6 +38,8 @@ def run(
         raise TableError("data read in passes requires --model network and does not support --test")
     if len(source.targets) > 1 or settings.costs is not None:
         raise TableError("data read in passes requires a single --target and does not support --costs; remove --stream")
+    if source.drop_unlabelled or source.task is not None:
+        raise TableError("data read in passes does not support --drop-unlabelled and --task; prepare the labels first")
     if settings.folds not in (1, "auto"):
         raise TableError(f"data read in passes is not split into folds; remove --folds {settings.folds}")
     with process_group(settings.device):

@@ -75,6 +75,8 @@ class Judge:
         self.subject_to = list(aim.subject_to)
         self.constraints = decision.parse_constraints(self.subject_to, self.classes.tolist())
         self.costs = None if aim.costs is None else Costs.of(aim.costs, self.classes.tolist())
+        if self.multilabel and "quadratic_kappa" in (aim.name, *(limit.metric for limit in self.constraints)):
+            raise ValueError("quadratic_kappa compares the classes of one target, got several targets; choose another")
         if self.costs is not None and self.multilabel:
             raise ValueError("costs require a single target, got several; remove one of them")
         if self.costs is not None and self.subject_to and (self.costs.per_row or self.costs.reject is not None):

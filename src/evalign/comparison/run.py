@@ -160,8 +160,10 @@ def split(table: Table, test_size: float, seed: int) -> tuple[Table, Table]:
     codes = rarest_label(indicator(table.y)) if several else np.unique(table.y, return_inverse=True)[1].astype(np.int64)
     development, test = split_rows(codes, test_size, seed)
     if not len(test):
+        most = int(np.bincount(codes).max())
         raise ValueError(
-            f"holding out {test_size:g} of {len(table)} rows leaves no test rows; add rows, or test on another file"
+            f"holding out {test_size:g} of each class, the largest of {most} rows, leaves no test rows; add rows, or "
+            "test on another file"
         )
     return table.take(development), table.take(test)
 

@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -63,7 +64,9 @@ def drawing(name: str, width: float, height: float) -> Iterator[Figure]:
 def to_svg(figure: Figure, description: str) -> str:
     """The drawing as an <svg> element that scales with its container."""
     text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # the reader's browser has more fonts
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = text.getvalue()[text.getvalue().index("<svg") :]
     for stand_in, css in _CSS.items():
         svg = svg.replace(stand_in, css)

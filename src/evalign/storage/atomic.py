@@ -1,11 +1,14 @@
 """Write files atomically: a reader sees the old file or the new one, never a part."""
 
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_atomically(path: Path, content: bytes | str) -> Path:
@@ -95,8 +98,9 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = getattr(error.__cause__, "strerror", None) or error.strerror or error
-        raise OSError(f"{path} cannot be written ({reason}); free some space, or choose another place") from error
+        first = error.__cause__ if isinstance(error.__cause__, OSError) else error  # which was named already
+        advice = "free some space, or choose another place" if first.errno in DISK_FULL else "choose another place"
+        raise OSError(f"{path} cannot be written ({first.strerror or first}); {advice}") from first
 
 
 def _umask() -> int:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from evalign.distributed import is_up
-from evalign.tables.files import PARQUET, TableError, check_file, check_header, quoted
+from evalign.tables.files import PARQUET, SUFFIXES, TableError, check_header, quoted
 from evalign.tables.read import INDEX, to_pandas
 
 Numbers = NDArray[np.uint64]
@@ -168,8 +168,8 @@ class ParquetRows:
         for file in self.files:
             with _opened(file) as opened:
                 self._add(file, opened)
+        check_header(str(path), self.columns, [target, *drop])
         self.columns = [name for name in self.columns if name not in drop and not INDEX.fullmatch(name)]
-        check_header(str(path), self.columns, [target])
         self.features = [name for name in self.columns if name != target]
         if not self.features:
             raise TableError(f"{path} has no column except the target {target!r}; add feature columns")
@@ -240,7 +240,8 @@ def parquet_files(path: Path) -> list[Path]:
         and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
     )
     if not files:
-        check_file(path)  # raises an error that names the files of the folder
+        others = sorted(file.name for file in path.iterdir() if file.name.lower().endswith(SUFFIXES))
+        raise TableError(f"{path} is a folder that holds no Parquet file{f' but {quoted(others)}' if others else ''}")
     return files
 
 

@@ -18,6 +18,18 @@ PARQUET = (".parquet", ".pq")
 EXCEL, FEATHER, JSON_LINES = (".xlsx",), (".feather", ".arrow"), (".jsonl", ".ndjson")
 TABS = (".tsv", ".tab")
 SUFFIXES = (*TEXT, *PARQUET, *EXCEL, *FEATHER, *JSON_LINES)
+HINTS = {
+    **dict.fromkeys((".xls", ".xlsm", ".xlsb", ".ods"), "save it as .xlsx"),
+    **dict.fromkeys((".zip", ".bz2", ".xz", ".zst", ".7z", ".tar"), "unpack it"),
+    ".json": "save it as .jsonl, one object a line",
+}
+# What a file that is no text begins with.
+BEGINNINGS = {
+    b"PK\x03\x04": "is a zip archive or a workbook, not text; unpack it, or rename it to {path.stem}.xlsx",
+    b"\x1f\x8b": "is compressed with gzip; rename it to {path.name}.gz",
+    b"PAR1": "is a Parquet file, not text; rename it to {path.stem}.parquet",
+    b"%PDF": "is a PDF document, not text; save the table in it as CSV",
+}
 Format = Literal["text", "parquet", "excel", "feather", "json lines"]
 UTF8 = "utf-8-sig"  # with or without a byte order mark
 
@@ -48,10 +60,9 @@ def check_header(where: str, names: Sequence[str], wanted: Iterable[str] | None)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise TableError(f"{where} has the column {quoted(twice)} more than once; rename or drop one")
     present = set(names)
-    for name in wanted or ():
-        if name not in present:
-            hint = did_you_mean(str(name), map(str, names))
-            raise TableError(f"{where} has no column {name!r}, only {quoted(names)}{hint or '; check the name'}")
+    if lacking := [name for name in dict.fromkeys(wanted or ()) if name not in present]:
+        hint = did_you_mean(str(lacking[0]), map(str, names)) if len(lacking) == 1 else "; check the names"
+        raise TableError(f"{where} has no column {quoted(lacking)}, only {quoted(names)}{hint or '; check the name'}")
 
 
 def file_format(path: Path) -> tuple[Format, str]:
@@ -70,10 +81,10 @@ def file_format(path: Path) -> tuple[Format, str]:
     for name, suffixes in formats.items():
         if last in suffixes:
             return name, last
-    hint = "; save it as .xlsx" if last == ".xls" else "; rename or convert it"
+    hint = HINTS.get(last, "rename or convert it")
     raise TableError(
         f"{path} must end in {', '.join(SUFFIXES)} or one of the first four followed by .gz, got "
-        f"{last or 'no suffix'}{hint}"
+        f"{last or 'no suffix'}; {hint}"
     )
 
 
@@ -96,6 +107,20 @@ def check_file(path: Path) -> None:
         raise TableError(f"{path} is empty; a header and rows are expected")
 
 
+def check_is_text(path: Path, encoding: str | None = None) -> None:
+    """Raise if a file begins like one of another format, or has the zero bytes of UTF-16 that nobody announced."""
+    with text_errors(path), open_bytes(path) as file:
+        begin = file.read(1000)
+    if hint := next((hint for start, hint in BEGINNINGS.items() if begin.startswith(start)), None):
+        raise TableError(f"{path} {hint.format(path=path)}")
+    if encoding is None and not begin.startswith((b"\xff\xfe", b"\xfe\xff")) and 4 * begin.count(0) > len(begin):
+        order = "utf-16-le" if begin[1::2].count(0) > begin[::2].count(0) else "utf-16-be"
+        raise TableError(
+            f"{path} must be UTF-8 text, but looks like UTF-16; save it as UTF-8, or name its encoding: "
+            f"--encoding {order}"
+        )
+
+
 def check_encoding(encoding: str | None) -> None:
     """Raise unless Python has this text encoding."""
     try:
@@ -110,6 +135,7 @@ def check_source(path: Path, wanted: Iterable[str], encoding: str | None = None)
     check_file(path)
     kind, suffix = file_format(path)
     if kind == "text":
+        check_is_text(path, encoding)
         encoding = encoding or detect_encoding(path)
         with text_errors(path):
             delimiter = "\t" if suffix in TABS else header_delimiter(path, encoding)

@@ -4,7 +4,7 @@ A column is converted only if every entry fits one format. Otherwise it stays te
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -25,17 +25,19 @@ MISSING_WORDS = {
     "", "na", "nan", "null", "none", "nil", "missing", "unknown", "notavailable", "notapplicable", "nodata", "tbd",
     "div", "ref", "value", "name", "num",
 }  # fmt: skip
+BOUNDS = "<>=~≈≤≥ "  # before a number, as laboratories write it
 MOSTLY = 0.8  # share of numbers above which a categorical column was probably meant to be numeric
 SAMPLE = 500
 MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 DATE = re.compile(
-    rf"(\d{{1,4}}[-./]\d{{1,2}}[-./]\d{{1,4}}|\d{{1,2}}[- ]{MONTH}[- ]\d{{2,4}}|{MONTH} \d{{1,2}}, \d{{4}})"
+    rf"(\d{{1,4}}[-./]\d{{1,2}}[-./]\d{{1,4}}|\d{{4}}-\d\d|\d{{1,2}}[- ]{MONTH}[- ]\d{{2,4}}|"
+    rf"{MONTH} \d{{1,2}}, \d{{4}})"
     r"([ T]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?[ap]m|Z|[+-]\d{2}:?\d{2})?)?",
     re.IGNORECASE,
 )
 DATES = (
-    "ISO8601", "%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d %b %Y",
-    "%d-%b-%Y", "%d-%b-%y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
+    "ISO8601", "%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%Y",
+    "%m-%d-%Y", "%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
 )  # fmt: skip
 TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 PARTS = ("days", "month", "day", "weekday", "hour")
@@ -85,6 +87,9 @@ class NumberFormat:
         return -number if "-" in (match["sign"], match["sign2"]) else number
 
 
+FORMATS = [NumberFormat("."), NumberFormat(","), *(NumberFormat(d, t) for d in ".," for t in ",. '" if d != t)]
+
+
 @dataclass(frozen=True)
 class DateFormat:
     """How a column writes dates, as `strptime` reads it."""
@@ -93,7 +98,8 @@ class DateFormat:
     kind: str = "date"
 
     def parse(self, column: "pd.Series[Any]") -> "pd.Series[Any]":
-        text = column.astype(object).where(column.notna(), None)
+        words = [text for text in column.dropna().unique() if is_missing_word(text)]
+        text = column.astype(object).where(column.notna() & ~column.isin(words), None)
         return pd.to_datetime(text.str.strip(), format=self.pattern, utc=True).dt.tz_localize(None)
 
 
@@ -133,8 +139,10 @@ def is_missing_word(text: str) -> bool:
     >>> [is_missing_word(text) for text in ("n/a?", "--", "#DIV/0!", "low")]
     [True, True, True, False]
     """
-    return not re.search(r"\d", text.replace("#DIV/0!", "")) and (
-        re.sub(r"[\W\d_]", "", text).casefold() in MISSING_WORDS
+    return (
+        len(text) < 40
+        and not re.search(r"\d", text.replace("#DIV/0!", ""))
+        and (re.sub(r"[\W\d_]", "", text).casefold() in MISSING_WORDS)
     )
 
 
@@ -171,8 +179,8 @@ def convert(
         if found is not None:
             if before is not None and getattr(found, "unit", "") != unit:
                 raise TableError(
-                    f"column {name!r} had the unit {unit or 'none'} in training, but has {getattr(found, 'unit', '')} "
-                    "here; convert it"
+                    f"column {name!r} had the unit {unit or 'none'} in training, but has "
+                    f"{getattr(found, 'unit', '') or 'none'} here; convert it"
                 )
             frame[name], formats[name] = found.parse(column), found
     return formats
@@ -184,7 +192,8 @@ def detect_number(
     """The only format in which every entry is a number or a word for a missing value; None if there is none."""
     counts = column.value_counts()
     texts = [str(text) for text in counts.index]
-    if sum(NUMBER.fullmatch(clean(text)) is not None for text in texts[:SAMPLE]) < 0.5 * len(texts[:SAMPLE]):
+    sample = texts[:SAMPLE]
+    if sum(NUMBER.fullmatch(clean(text.lstrip(BOUNDS))) is not None for text in sample) < max(1, 0.5 * len(sample)):
         return None
     numbers = {text: match for text in texts if (match := NUMBER.fullmatch(clean(text)))}
     units = {unit_of(match) for match in numbers.values()}
@@ -196,13 +205,12 @@ def detect_number(
     symbols = {unit for match in found if (unit := unit_of(match))}
     bodies = [match["body"].strip() for match in found]
     unclear = None
+    if not all(any(one.matches(body) for one in FORMATS) for body in bodies):  # dates such as 31.1.2024, addresses
+        return None
     if others:
-        share = 1 - counts[others].sum() / counts.sum()
-        if share >= MOSTLY:
-            unclear = (
-                f"holds numbers in {share:.0%} of its rows but also text such as {others[0]!r}, and is used as "
-                f"categories; if that means missing, add --na {others[0]!r}"
-            )
+        bounds = [text for text in others if text[0] in BOUNDS and NUMBER.fullmatch(clean(text.lstrip(BOUNDS)))]
+        if found and counts[[*numbers, *bounds]].sum() >= MOSTLY * counts.sum():
+            unclear = _mixture("numbers", 1 - counts[others].sum() / counts.sum(), others[0])
     elif len(symbols) > 1:
         unclear = f"mixes units ({', '.join(sorted(symbols))}), and is used as categories; convert it to a single unit"
     elif symbols == {"%"} and not all(map(unit_of, found)):
@@ -212,21 +220,29 @@ def detect_number(
         if len(fits) == 1:
             _tell(name, column, fits[0], words, symbols, bodies, note)
             return replace(fits[0], unit="".join(symbols))
-        if fits:
-            example = next(body for body in bodies if "," in body)
-            unclear = (
-                f"writes numbers as {example!r}, which may be a decimal or a thousands separator, and is used as "
-                "categories; pass --decimal , or --decimal ."
-            )
+        comma, point = (next((body for body in bodies if sign in body), "") for sign in ",.")
+        unclear = (
+            f"writes numbers as {comma!r}, which may be a decimal or a thousands separator, and is used as "
+            "categories; pass --decimal , or --decimal ."
+            if fits
+            else f"writes numbers in several ways, such as {comma!r} and {point!r}, and is used as categories; "
+            "write them in one"
+        )
     if unclear is not None:
         note(f"column {name!r} {unclear}")
     return None
 
 
+def _mixture(kind: str, share: float, other: str) -> str:
+    return (
+        f"holds {kind} in {share:.0%} of its rows but also text such as {other!r}, and is used as categories; "
+        f"if that means missing, add --na {other!r}"
+    )
+
+
 def _formats_of(bodies: list[str], decimal: str | None, delimiter: str) -> list[NumberFormat]:
     """All formats that fit, without redundant ones."""
-    pairs = [(".", ""), (",", "")] + [(d, t) for d in ".," for t in ",. '" if d != t]
-    fits = [NumberFormat(d, t) for d, t in pairs if all(NumberFormat(d, t).matches(body) for body in bodies)]
+    fits = [one for one in FORMATS if all(one.matches(body) for body in bodies)]
     fits = [one for one in fits if not one.thousands or any(one.thousands in body for body in bodies)]
     if decimal is not None:
         return ([one for one in fits if one.decimal == decimal] or fits)[:1]
@@ -251,29 +267,50 @@ def _tell(
     if symbols:
         said.append(f"the unit {symbols.copy().pop()}")
     if words:
-        rows = int(column.isin(words).sum())
-        said.append(f"{', '.join(map(repr, words[:3]))} for missing values in {rows} row{'s' * (rows > 1)}")
+        said.append(_missing_in(column, words))
     note(f"column {name!r} was read as numbers with {' and '.join(said)}")
 
 
 def detect_date(column: "pd.Series[Any]", name: str, note: Note) -> DateFormat | None:
-    """The only date format that fits every entry; None if there is none, or if day and month are ambiguous."""
-    texts = pd.Series([str(text).strip() for text in column.dropna().unique()])
-    if not texts.iloc[:SAMPLE].map(lambda text: DATE.fullmatch(text) is not None).all():
+    """The only date format that fits every entry but words for a missing value; None if there is none, or several."""
+    counts = column.value_counts(sort=False)
+    texts = pd.Series([str(text).strip() for text in counts.index], dtype=object)
+    missing = texts.map(is_missing_word).to_numpy(dtype=bool)
+    words, texts, rows = counts.index[missing].tolist(), texts[~missing], counts.to_numpy()[~missing]
+    sample, of_sample = texts[:SAMPLE], rows[:SAMPLE]
+    like_dates = sample.map(lambda text: DATE.fullmatch(text) is not None).to_numpy(dtype=bool)
+    if of_sample[like_dates].sum() < max(1, MOSTLY * of_sample.sum()):
         return None
     fits: list[tuple[str, pd.Series[Any]]] = []
+    share, other = 0.0, ""  # of the format that fits most rows, and an entry that it does not fit
     for pattern in (date + time for date in DATES for time in (TIMES if "%" in date else ("",))):
-        if pd.to_datetime(texts[:SAMPLE], format=pattern, errors="coerce", utc=True).isna().any():
+        fitting = pd.to_datetime(sample, format=pattern, errors="coerce", utc=True).notna().to_numpy()
+        if of_sample[fitting].sum() < MOSTLY * of_sample.sum():
             continue
         parsed = pd.to_datetime(texts, format=pattern, errors="coerce", utc=True)
-        if parsed.notna().all() and not any(parsed.equals(other) for _, other in fits):
-            fits.append((pattern, parsed))
-    if len(fits) > 1:
+        known = parsed.notna().to_numpy()
+        if known.all():
+            if not any(parsed.equals(same) for _, same in fits):
+                fits.append((pattern, parsed))
+        elif (found := rows[known].sum() / rows.sum()) > share:
+            share, other = found, texts[~known].iloc[0]
+    if len(fits) == 1:
+        if words:
+            note(f"column {name!r} was read as dates with {_missing_in(column, words)}")
+        return DateFormat(fits[0][0])
+    if fits:
         note(
-            f"column {name!r} holds dates such as {texts[0]!r} in which day and month are ambiguous, and is "
-            "used as categories; write them as YYYY-MM-DD"
+            f"column {name!r} holds dates such as {texts.iloc[0]!r} in which day and month are ambiguous, "
+            "and is used as categories; write them as YYYY-MM-DD"
         )
-    return DateFormat(fits[0][0]) if len(fits) == 1 else None
+    elif share >= MOSTLY:
+        note(f"column {name!r} {_mixture('dates', share, other)}")
+    return None
+
+
+def _missing_in(column: "pd.Series[Any]", words: Sequence[object]) -> str:
+    rows = int(column.isin(words).sum())
+    return f"{', '.join(map(repr, words[:3]))} for missing values in {rows} row{'s' * (rows > 1)}"
 
 
 def expand_dates(frame: pd.DataFrame, *, features: Any = (), note: Note = lambda text: None) -> pd.DataFrame:
@@ -290,6 +327,8 @@ def expand_dates(frame: pd.DataFrame, *, features: Any = (), note: Note = lambda
     known = set(features)
     found: list[str] = []
     changed = False
+    if lacking := _held_dates(known, frame):
+        frame = frame.astype(dict.fromkeys(lacking, "datetime64[us]"))
     for name in frame.columns:
         column = frame[name]
         kind = _time_kind(column)
@@ -302,6 +341,8 @@ def expand_dates(frame: pd.DataFrame, *, features: Any = (), note: Note = lambda
                 parts = {part: values for part, values in parts.items() if f"{name}:{part}" in known}
             elif not (parts["hour"].fillna(0) != 0).any():
                 del parts["hour"]
+            if not known and (parts["day"].dropna() == 1).all():  # months
+                del parts["day"], parts["weekday"]
             expanded |= {f"{name}:{part}": values for part, values in parts.items()}
             found.append(str(name))
         else:
@@ -314,6 +355,33 @@ def expand_dates(frame: pd.DataFrame, *, features: Any = (), note: Note = lambda
     result = pd.DataFrame(expanded, index=frame.index)
     result.attrs = frame.attrs
     return result
+
+
+def column_of_file(name: str, names: Collection[str]) -> str:
+    """The column that a column was made from by `expand_dates`; `names` are all columns.
+
+    >>> column_of_file("born:month", ["born:days", "born:month", "sex"])
+    'born'
+    """
+    stem, _, part = name.rpartition(":")
+    return stem if part in PARTS and {f"{stem}:days", f"{stem}:month"} <= {*names} else name
+
+
+def _held_dates(known: set[str], frame: pd.DataFrame) -> list[str]:
+    """Columns without any value that held dates in training; raises if one is missing or holds something else."""
+    parts = (feature.rpartition(":") for feature in known if feature not in frame)
+    lacking = []
+    for name in sorted({name for name, _, part in parts if name and part in PARTS}):
+        if name not in frame:
+            raise TableError(f"the table has no column {name!r}, which held dates in training; add it")
+        if frame[name].isna().all():
+            lacking.append(name)
+        elif _time_kind(frame[name]) != "date":
+            other = frame[name].dropna().iloc[0]
+            raise TableError(
+                f"column {name!r} held dates in training, but holds {str(other)!r} here; write dates as YYYY-MM-DD"
+            )
+    return lacking
 
 
 def _time_kind(column: "pd.Series[Any]") -> str | None:

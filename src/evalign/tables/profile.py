@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from evalign.tables.columns import column_kind, factorized, floats
 from evalign.tables.files import quoted
+from evalign.tables.formats import column_of_file
 
 ID_VALUES = 64  # a text column with more distinct values than this, and in over half the rows, identifies the rows
 KINDS = {"number": "numeric", "bool": "true/false", "text": "categorical", "empty": "empty"}
@@ -82,8 +83,13 @@ class TableProfile:
 
     def notes(self) -> list[str]:
         """Notes for the user, one sentence each."""
-        said = [f"{column.leak}; if it is not known at prediction time, ignore it with --drop {column.name!r}"
-                for column in self.columns if column.leak]  # fmt: skip
+        leaks: dict[str, str] = {}
+        names = {column.name for column in self.columns}
+        for column in self.columns:
+            if column.leak:
+                leaks.setdefault(column_of_file(column.name, names), column.leak)
+        said = [f"{leak}; if it is not known at prediction time, ignore it with --drop {name!r}"
+                for name, leak in leaks.items()]  # fmt: skip
         if constant := [column.name for column in self.columns if column.constant]:
             said.append(f"constant columns carry no information: {quoted(constant)}")
         ids = {

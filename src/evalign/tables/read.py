@@ -24,6 +24,7 @@ from evalign.tables.files import (
     check_encoding,
     check_file,
     check_header,
+    check_is_text,
     check_rows,
     detect_encoding,
     file_format,
@@ -54,6 +55,7 @@ def read_text(
     note: Note,
 ) -> tuple[pd.DataFrame, dict[str, ColumnFormat]]:
     """The table, and the formats of the columns that were converted; see `evalign.tables.read.read_table`."""
+    check_is_text(path, encoding)
     encoding = encoding or detect_encoding(path)
     with text_errors(path):
         delimiter = "\t" if suffix in TABS else header_delimiter(path, encoding)
@@ -81,8 +83,9 @@ def read_text(
         note(one)
     if labels in wanted and labels not in text and not is_text(frame[labels]) and frame[labels].dtype.kind != "b":
         as_written = reader.read([labels], [labels], ".")[labels].str.strip()
-        # Dates may be classes, and 01 and 1 different ones.
-        if frame[labels].dtype.kind not in "iuf" or as_written.nunique() > frame[labels].nunique():
+        # Dates may be classes, and 01 and 1 different ones; so may +1, and whole numbers beyond 64 bits.
+        numbers = frame[labels].dtype.kind in "iuf" and as_written.nunique() == frame[labels].nunique()
+        if not numbers or as_written.str.fullmatch(r"\+\d+|-?\d{16,}").any():
             frame[labels] = as_written
     if labels in wanted and _may_name_classes(frame[labels]):
         again = TextReader(path, delimiter, encoding, header, named, missing_labels)
@@ -344,11 +347,13 @@ def check_target(
     check_header("the table", list(frame.columns), [column])
     if frame.shape[1] == 1:
         raise TableError(f"the table has no column except the target {column!r}; add feature columns")
-    if drop_unlabelled and frame[column].isna().any():
+    if drop_unlabelled and frame[column].isna().any() and frame[column].notna().any():
         note(f"{int(frame[column].isna().sum())} of {len(frame)} rows have no label and were dropped")
         frame = frame[frame[column].notna()].reset_index(drop=True)
     labels = frame[column]
     kind = column_kind(labels, column)
+    if labels.isna().all():
+        raise TableError(f"the target {column!r} has no label in any row; is it the right column?")
     if lacking := int(labels.isna().sum()):
         rows = "1 row has" if lacking == 1 else f"{lacking} of {len(labels)} rows have"
         raise TableError(
