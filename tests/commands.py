@@ -34,7 +34,7 @@ def call(*arguments: object) -> Said:
 
 
 def command(*arguments: object, cwd: Path | None = None) -> Said:
-    """Run the real command in a process of its own."""
+    """Run the real command in a separate process."""
     done = subprocess.run(
         [sys.executable, "-m", "evalign", *map(str, arguments)],
         capture_output=True, text=True, cwd=cwd, timeout=600, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -43,7 +43,7 @@ def command(*arguments: object, cwd: Path | None = None) -> Said:
 
 
 def assert_refused(said: Said, words: str = "") -> None:
-    """One line on stderr that says so, exit code 2, nothing on stdout."""
+    """One line on stderr with this text, exit code 2, nothing on stdout."""
     assert said.code == 2, said
     assert said.err.startswith("evalign: "), said.err
     assert said.err.count("\n") == 1, said.err

@@ -1,4 +1,4 @@
-"""Real processes that talk through gloo: run a function on every rank, and bring its results back."""
+"""Run a function on every rank of real gloo processes, and return its results."""
 
 import os
 import traceback

@@ -1,4 +1,4 @@
-"""A small data set of Parquet files, with what makes tables hard: gaps, text, flags, categories, a rare class."""
+"""A small data set of Parquet files with missing values, text, flags, categories and a rare class."""
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ def people(n, seed=0):
 
 
 def write(folder, frame, files=3, row_group=100):
-    """The frame in files of neighbouring rows, named in their order."""
+    """Write the frame as files of consecutive rows, named in order."""
     folder.mkdir(exist_ok=True)
     for i, part in enumerate(np.array_split(np.arange(len(frame)), files)):
         table = pa.Table.from_pandas(frame.iloc[part], preserve_index=False)

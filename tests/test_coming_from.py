@@ -1,4 +1,4 @@
-"""Values of torchmetrics, which comes with Lightning, where its meaning is ours."""
+"""Values against torchmetrics, which comes with Lightning, where definitions agree."""
 
 import pytest
 import torch

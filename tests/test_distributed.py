@@ -1,4 +1,4 @@
-"""Many ranks: 2 and 4 real gloo processes give the gradient, the loss and the memory of one process with all rows."""
+"""Ranks: 2 and 4 real gloo processes give the gradient, the loss and the memory of one process with all rows."""
 
 import os
 import time

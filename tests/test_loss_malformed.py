@@ -1,4 +1,4 @@
-"""Options of a loss that are refused, or read as what they stand for."""
+"""Options of a loss that are refused or normalised."""
 
 import math
 

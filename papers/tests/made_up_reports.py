@@ -1,4 +1,4 @@
-"""Reports that nobody ran, for tests of what is shown: a copy of the tables with made-up scores in them."""
+"""Made-up reports for tests of the output: a copy of the tables with made-up scores."""
 
 import shutil
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ PAPERS = find_papers()
 
 
 def copy_tables(to: Path, *names: str) -> Path:
-    """The tables without any report of the real ones."""
+    """The tables without the real reports."""
     for name in names or [f"{path.parent.parent.name}-{path.parent.name}" for path in PAPERS.glob("*/*/table.json")]:
         folder = to / name.replace("-", "/", 1)
         folder.mkdir(parents=True, exist_ok=True)

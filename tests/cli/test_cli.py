@@ -1,4 +1,4 @@
-"""The command line as a user meets it: results, files, notes, and one line for whatever is wrong."""
+"""The command line from a user's view: results, files, notes, and one line for every error."""
 
 import html
 import io
@@ -512,7 +512,7 @@ def test_demo_from_end_to_end(call: Call, tmp_path: Path) -> None:
 
 
 def assert_wrong(said: Said, words: str) -> None:
-    """One line on stderr that says so, exit code 2, nothing on stdout."""
+    """One line on stderr with this text, exit code 2, nothing on stdout."""
     assert said.code == 2, said
     assert said.err.startswith("evalign: "), said.err
     assert said.err.count("\n") == 1, said.err

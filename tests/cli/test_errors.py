@@ -1,4 +1,4 @@
-"""Wrong input: a ValueError or TypeError in one sentence that names what came and what would be right."""
+"""Wrong input: a ValueError or TypeError in one sentence that names what was found and what is expected."""
 
 import pytest
 import torch

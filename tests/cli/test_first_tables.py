@@ -1,4 +1,4 @@
-"""Tables as people have them, through fit and predict: formats, dates, labels, leaks, folders of Parquet files."""
+"""Realistic tables through fit and predict: formats, dates, labels, leaks, folders of Parquet files."""
 
 import json
 from pathlib import Path

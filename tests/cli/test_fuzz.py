@@ -1,4 +1,4 @@
-"""Malformed tables and wrong options at random: exit code 0, 2 or 3, one line, no traceback, no file lost."""
+"""Random malformed tables and wrong options: exit code 0, 2 or 3, one line, no traceback, no file lost."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Costs and several targets on the command line, from fit to predict, held against scikit-learn and plain loops."""
+"""Costs and several targets on the command line, from fit to predict, against scikit-learn and plain loops."""
 
 import json
 import re

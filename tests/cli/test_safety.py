@@ -1,4 +1,4 @@
-"""Nothing is overwritten, lost or half-written; what is wrong is refused in one sentence before training."""
+"""Nothing is overwritten, lost or half-written; errors are reported in one sentence before training."""
 
 import errno
 import io

@@ -107,7 +107,7 @@ def draw_labels(rng, n):
 def violations_of_candidates(draw, problem, searches, tests, rows):
     """Share of tests with a wrong certificate, and of those with any, over `searches` sets of candidates.
 
-    Candidates are learned on rows of their own, so every test on fresh rows is a repetition of the whole for its
+    Candidates are learned on separate rows, so every test on new rows is a complete repetition for its
     candidates; the truth is that of 100,000 rows.
     """
     p_new, y_new = draw(np.random.default_rng(10**6), 100_000)

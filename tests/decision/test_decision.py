@@ -275,7 +275,7 @@ def test_guard_on_small_multiclass_sets_beats_the_raw_optimum_and_argmax(distort
 
 
 def test_many_labels_overrule_a_calibration_that_does_not_fit():
-    """Probabilities that no slope and offset can mend."""
+    """Probabilities that no slope and offset can correct."""
     rng = np.random.default_rng(0)
     truth = rng.beta(0.5, 3.0, size=20_000)
     y = (rng.random(len(truth)) < truth).astype(int)

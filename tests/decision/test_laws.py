@@ -74,7 +74,7 @@ CONSTRAINTS = ["recall >= 0.6", "precision >= 0.6", "specificity >= 0.5", "flagg
 @pytest.mark.parametrize("metric", [m for m in metrics.METRICS if m != "fbeta"])
 @pytest.mark.parametrize("subject_to", CONSTRAINTS, ids=str)
 def test_two_classes_with_constraints_against_all_decisions(metric, subject_to):
-    """On 9 rows the tuned rule is the best of all decisions that some threshold makes, and meets what they can."""
+    """On 9 rows the tuned rule is the best of all threshold decisions, and meets the constraints if one does."""
     rng = np.random.default_rng(5)
     p = np.round(rng.random(9), 2)
     y = (rng.random(9) < p).astype(int)

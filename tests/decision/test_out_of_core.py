@@ -1,4 +1,4 @@
-"""Rules learned in batches are the rules of the whole."""
+"""Rules learned in batches equal the rules learned from all rows."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""What a rule is worth: intervals against repeated samples, scikit-learn's scores, and the pages."""
+"""Reports of rules: intervals against repeated samples, scores against scikit-learn's, and the pages."""
 
 import json
 import re

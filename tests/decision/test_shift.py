@@ -1,4 +1,4 @@
-"""Changed class shares: found where they are, not where they are not, and refused where something else changed."""
+"""Changed class shares: detected if present, not detected if absent, and refused if something else changed."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md that import-linter does not know: names, sizes, private members."""
+"""The rules of docs/architecture.md that import-linter does not check: names, sizes, private members."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""docs/guides/bad_inputs.md says what the command says."""
+"""docs/guides/bad_inputs.md has the messages of the command."""
 
 import importlib.util
 from pathlib import Path

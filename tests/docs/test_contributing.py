@@ -1,4 +1,4 @@
-"""The worked examples of CONTRIBUTING.md run, and do what they say."""
+"""The worked examples of CONTRIBUTING.md run and do what they claim."""
 
 import re
 from pathlib import Path

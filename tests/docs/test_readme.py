@@ -42,7 +42,7 @@ def test_python_of_the_readme_runs(block, tmp_path, monkeypatch):
 
 
 def check_words(words):
-    """Raise unless a shell command can be run as it is written, by its names and options."""
+    """Raise unless the names and options of a shell command exist."""
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif words[0] == "source":
@@ -115,7 +115,7 @@ def test_the_loss_alone_imports_neither_pandas_nor_scikit_learn():
 
 
 def without(package, *words):
-    """Run a Python command line where a package is not installed."""
+    """Run a Python command line without a package."""
     hide = f"import sys, runpy; sys.modules[{package!r}] = None; sys.argv[:] = {list(words)}; "
     run = "runpy.run_module('evalign', run_name='__main__')" if words[0] == "evalign" else words[0]
     return subprocess.run([sys.executable, "-c", hide + run], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Fitting a blend: held-out rows stay unseen, time limits hold, odd tables work, seeds and weights count."""
+"""Fitting a blend: held-out rows stay unseen, time limits hold, unusual tables work, seeds and weights matter."""
 
 import math
 import threading

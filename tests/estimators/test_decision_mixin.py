@@ -121,7 +121,7 @@ def test_errors(model):
 
 
 def label_rows(rng, n, shares):
-    """Two labels, each seen in a feature of its own, and a feature that says nothing."""
+    """Two labels, each with an informative feature, and an uninformative feature."""
     y = (rng.random((n, 2)) < shares).astype(int)
     return np.column_stack([rng.normal(size=(n, 2)) + 2 * y, rng.normal(size=n)]), y
 

@@ -1,4 +1,4 @@
-"""EASTClassifier in the company it keeps: data frames, pipelines, grid searches, odd labels."""
+"""EASTClassifier with data frames, pipelines, grid searches and unusual labels."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Rows that are decided together: the best labels of their own probabilities, found by trying all."""
+"""Joint prediction: the labels of the best expected metric, found by brute force."""
 
 import itertools
 
@@ -59,7 +59,7 @@ def test_two_classes_get_the_labels_of_largest_expected_f1(two, positive):
 
 
 def test_a_rare_class_is_found_by_the_rows_that_it_may_be(three):
-    """Of ten rows one may be a cow, and no other is anything like it; held-out rows never said so."""
+    """One of ten rows may be a cow and no other resembles it, a case that held-out rows never showed."""
     p = np.full((10, 3), [0.55, 0.44, 0.01])
     p[3:7] = [0.2, 0.79, 0.01]
     p[9] = [0.35, 0.3, 0.35 - 1e-6]

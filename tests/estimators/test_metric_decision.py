@@ -1,4 +1,4 @@
-"""MetricDecision: scikit-learn's own checks, its tools around it, and its two-class counterpart beside it."""
+"""MetricDecision: scikit-learn's checks, its tools, and its counterpart for two classes."""
 
 from functools import partial
 
@@ -50,7 +50,7 @@ def test_scikit_learns_checks(estimator, check):
 
 @pytest.fixture(scope="module")
 def two_classes():
-    """Labels drawn from a logistic model, a tenth of them positive: the classifier can be honest."""
+    """Labels drawn from a logistic model, a tenth of them positive: the classifier can be calibrated."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 6))
     z = X @ np.array([1.5, -1.0, 0.5, 0.5, 0.0, 0.0]) - 3.5
@@ -259,7 +259,7 @@ def test_more_errors(two_classes):
     "inner", [RandomForestClassifier(30, random_state=0), OneVsRestClassifier(LogisticRegression())]
 )
 def test_multilabel(inner):
-    """One array a label or one for all; thresholds beat 1/2, and constraints hold on held-out rows."""
+    """One array per label or one for all; thresholds beat 1/2, and constraints hold on held-out rows."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(900, 4))
     y = (X @ rng.normal(size=(4, 3)) + rng.logistic(size=(900, 3)) > [1.0, 2.0, 3.0]).astype(int)

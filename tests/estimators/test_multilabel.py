@@ -1,4 +1,4 @@
-"""Multilabel y (n, L): a model for each label on common folds, thresholds decided together."""
+"""Multilabel y (n, L): a model per label on the same folds, and thresholds chosen jointly."""
 
 import numpy as np
 import pytest

@@ -143,7 +143,7 @@ def test_skorchs_binary_classifier_takes_the_loss():
 
 @pytest.mark.parametrize("kind", [NeuralNetClassifier, NeuralNetBinaryClassifier])
 def test_skorchs_classifiers_may_not_return_logits_as_probabilities(kind):
-    """Without a nonlinearity, `NeuralNetClassifier` with one output predicts 0 for every row, and says nothing."""
+    """Without a nonlinearity, `NeuralNetClassifier` with one output predicts 0 for every row, without a warning."""
     options = {"criterion__task": "binary", "callbacks": [MetricCallback()], "max_epochs": 1}
     target = RARE.astype(np.float32)
     with pytest.raises(TypeError, match="would return logits as probabilities: use MetricNetClassifier"):

@@ -1,4 +1,4 @@
-"""When compiled loops are used: never a wait for the compiler, unless asked for."""
+"""When compiled loops are used: a loss never waits for the compiler unless requested."""
 
 import os
 import subprocess

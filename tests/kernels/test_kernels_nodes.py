@@ -1,4 +1,4 @@
-"""What the host does around two Triton kernels: what it tells them, and what autograd may ask of their node."""
+"""The host side of two Triton kernels: their arguments, and the requests of autograd to their node."""
 
 import types
 
@@ -166,7 +166,7 @@ def test_a_part_that_is_computed_again_on_the_way_back(fused):
 
 @pytest.fixture
 def told(monkeypatch):
-    """What programs are told, each by the time of its launch, on a device 0 that is made up."""
+    """Arguments of programs at the time of their launch, on a simulated device 0."""
     all_told, stands = [], types.SimpleNamespace(device=0, stream=99, recording=False)
 
     class Kernel:

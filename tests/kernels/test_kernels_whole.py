@@ -231,7 +231,7 @@ def test_a_launcher_that_is_not_to_be_repeated_is_called_every_time(run):
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    """Kernels that are interpreted take tensors that are said to be on a GPU."""
+    """Let interpreted kernels take tensors that pretend to be on a GPU."""
     if DEVICE == "cpu":
         monkeypatch.setattr(torch.Tensor, "is_cuda", True)
 

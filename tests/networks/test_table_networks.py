@@ -28,7 +28,7 @@ FAST = {"hidden": (16,), "epochs": 12, "learning_rate": 1e-2, "folds": 1, "rando
 
 
 def randomise(module: nn.Module) -> nn.Module:
-    """Weights that start at 0 would hide a mistake."""
+    """Randomise weights, since zeros would hide a mistake."""
     for i, parameter in enumerate(module.parameters()):
         nn.init.normal_(parameter, generator=torch.Generator().manual_seed(i))
     return module
@@ -151,7 +151,7 @@ def test_fields_are_where_the_encoder_puts_them():
 
 
 def members_of(network: Ensemble, features: int, classes: int, hidden: tuple[int, ...]) -> list[nn.Sequential]:
-    """The networks that an ensemble stands for, built by themselves."""
+    """The networks that an ensemble represents, built separately."""
     built = []
     for m in range(network.members):
         one = mlp(features, classes, hidden, dropout=0.0)

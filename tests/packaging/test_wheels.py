@@ -1,4 +1,4 @@
-"""Both distributions, built as wheels and installed where neither source tree is in reach."""
+"""Both distributions, built as wheels and installed without access to the source trees."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""A model file is the model, or an error of one sentence."""
+"""A model file gives the same model, or an error of one sentence."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Reading in passes: rows are numbered, parted, summarised and shuffled as a slow look at the whole table says."""
+"""Reading in passes: rows are numbered, partitioned, summarised and shuffled as in a slow form on the whole table."""
 
 import itertools
 import math

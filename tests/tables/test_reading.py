@@ -1,4 +1,4 @@
-"""Files -> frames against pandas' own reader, and every sentence a file or a target is refused with."""
+"""Files -> frames against pandas' reader, and every error message for files and targets."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system, and where it cannot nothing happens."""
+"""Freed memory is returned to the system, if the platform supports it."""
 
 import ctypes
 import platform

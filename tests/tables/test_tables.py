@@ -1,4 +1,4 @@
-"""TableEncoder against scikit-learn's own transformers, and every sentence it refuses a table with."""
+"""TableEncoder against scikit-learn's transformers, and every error message for tables."""
 
 import datetime as dt
 import json

@@ -1,4 +1,4 @@
-"""A training that was interrupted and resumed ends with the bits of one that was not."""
+"""A run that was interrupted and resumed ends with the same bits as an uninterrupted one."""
 
 import sys
 from dataclasses import asdict, replace
@@ -92,7 +92,7 @@ def test_killed_after_any_epoch_it_ends_the_same(tmp_path, uninterrupted, when):
 
 
 def test_killed_again_and_again_within_epochs_it_ends_the_same(tmp_path, uninterrupted):
-    """In the middle of a batch, every third epoch saved: what is lost is done again."""
+    """Killed in the middle of a batch, with every third epoch saved: lost epochs are repeated."""
     steps, interrupted = 0, 0
     while True:
         original = nn.Conv2d.forward
@@ -142,7 +142,7 @@ def test_a_damaged_checkpoint_is_told(tmp_path):
 
 
 def test_half_a_checkpoint_is_never_there(tmp_path, monkeypatch, uninterrupted):
-    """Killed while the file is written: the one before is still whole."""
+    """Killed while the file is written: the previous one is still complete."""
     killed_at(tmp_path / "c", 4)
     before = (tmp_path / "c").read_bytes()
 

@@ -1,4 +1,4 @@
-"""Networks on folds: none sees the rows that it is judged by, and all of them are those trained one by one."""
+"""Networks on folds: none sees the rows that it is scored on, and all equal networks trained one by one."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The offsets that a metric asks for, against closed forms, finite differences and the best there are."""
+"""Class offsets of a metric, against closed forms, finite differences and the best possible offsets."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_what_has_no_offset_is_refused():
 
 
 def test_the_offset_of_f1_is_near_the_best_one_there_is():
-    """Honest probabilities of two classes: argmax (log p - offset) against every other threshold, by exhaustion."""
+    """Calibrated probabilities of two classes: argmax (log p - offset) against all other thresholds, by brute force."""
     random = np.random.default_rng(0)
     p = random.beta(0.3, 3.0, 20000)
     y = (random.random(20000) < p).astype(int)

@@ -164,7 +164,7 @@ def test_a_stack_trains_alike_with_and_without_them(front: bool, monkeypatch: py
 
 
 def test_a_step_asks_for_no_tensor_of_a_batchs_size():
-    """Beside the table, the room and the weights a step takes a few copies of the weights, however long the batch."""
+    """Besides table, buffers and weights, a step takes a few copies of the weights, whatever the batch size."""
     rows, width = 4096, 64
     networks = StackedNetworks(
         lambda: mlp(8, 2, (width, width), 0.2), torch.randn(rows, 8), seeds=[0], dropouts=[None],

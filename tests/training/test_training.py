@@ -1,4 +1,4 @@
-"""The loop: what it keeps, when it stops, and that a seed decides it."""
+"""The training loop: the weights it keeps, when it stops, and that the result depends only on the seed."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Stacked trials are the trials one by one."""
+"""Stacked trials equal trials trained one by one."""
 
 import gc
 import weakref
@@ -293,7 +293,7 @@ def test_each_layer_keeps_its_share_for_each_trial_anew(dropout):
 
 
 def test_a_stack_is_gone_when_its_training_is_over():
-    """Without a garbage collector to help: a cycle would hold weights and moments of all networks for longer."""
+    """Without the garbage collector: a cycle would keep the weights and moments of all networks alive."""
     gc.disable()
     try:
         stack = Stack(lambda: network(0.3), table(), trials(), OBJECTIVE, SCORE, batch_size=40)

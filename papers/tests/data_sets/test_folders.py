@@ -1,4 +1,4 @@
-"""Where data sets are looked for, and files that are damaged, packed or not there."""
+"""Where data sets are searched, and files that are damaged, packed or missing."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Sentences of the research pages that no look-up holds: each is in its page, and the reports still say so."""
+"""Claims of the research pages that are not look-ups: each is on its page, and the reports still support it."""
 
 import re
 from functools import cache

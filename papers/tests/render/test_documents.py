@@ -1,4 +1,4 @@
-"""Documents from reports alone: who beats whom, which quirk moves what, and blocks that alone are replaced."""
+"""Documents from reports: comparisons, effects of quirks, and the replacement of blocks only."""
 
 import json
 import re
