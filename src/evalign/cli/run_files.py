@@ -51,7 +51,7 @@ class Reading:
         )  # fmt: skip
 
     def check(self, *paths: Path) -> None:
-        """Raise for a value that is not allowed, and for an option that the format of no file has."""
+        """Raise for invalid values, and for options that the format of no file supports."""
         if self.decimal not in (None, ".", ","):
             raise ValueError(f"--decimal must be . or , got {self.decimal!r}")
         known = {"encoding": ("text",), "decimal": ("text", "excel", "json lines"), "na": ("text", "excel")}

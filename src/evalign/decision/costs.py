@@ -72,7 +72,7 @@ class Costs:
                 i, j = (class_index(label, classes, "class of a cost") for label in key)
             entries[i][j] = value
         if reject is None and all(len(set(row)) == 1 for row in entries):
-            raise ValueError("costs must differ between decisions, got the same for all; give a mistake a higher one")
+            raise ValueError("costs must differ between decisions, but all are equal; give mistakes a higher cost")
         return cls(tuple(map(tuple, entries)), reject)
 
     @property

@@ -216,9 +216,9 @@ def evaluate_rule(
 
 
 def _paid(rule: Rule, p: Floats, y: Labels, costs: Any, random: np.random.Generator) -> RuleReport:
-    """Report of a rule of row costs: mean costs of its decisions and of the largest probability."""
+    """Report of a rule with row costs: mean costs of its decisions and of argmax."""
     n, decided = len(y), rule.predict(p, costs=costs)
-    own = np.asarray(costs, dtype=np.float64)[np.arange(n), y]  # of each decision, given the true class
+    own = np.asarray(costs, dtype=np.float64)[np.arange(n), y]  # cost of each decision, given the true class
     ours, theirs = (np.take_along_axis(own, d[:, None], axis=1)[:, 0] for d in (decided, p.argmax(axis=1)))
     if rule.reject is not None:
         ours = np.where(decided >= 0, ours, -rule.reject)

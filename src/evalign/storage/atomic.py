@@ -98,7 +98,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        first = error.__cause__ if isinstance(error.__cause__, OSError) else error  # which was named already
+        first = error.__cause__ if isinstance(error.__cause__, OSError) else error  # it may name the path already
         advice = "free some space, or choose another place" if first.errno in DISK_FULL else "choose another place"
         raise OSError(f"{path} cannot be written ({first.strerror or first}); {advice}") from first
 

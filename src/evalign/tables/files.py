@@ -23,7 +23,7 @@ HINTS = {
     **dict.fromkeys((".zip", ".bz2", ".xz", ".zst", ".7z", ".tar"), "unpack it"),
     ".json": "save it as .jsonl, one object a line",
 }
-# What a file that is no text begins with.
+# First bytes of files that are not text.
 BEGINNINGS = {
     b"PK\x03\x04": "is a zip archive or a workbook, not text; unpack it, or rename it to {path.stem}.xlsx",
     b"\x1f\x8b": "is compressed with gzip; rename it to {path.name}.gz",
@@ -108,7 +108,7 @@ def check_file(path: Path) -> None:
 
 
 def check_is_text(path: Path, encoding: str | None = None) -> None:
-    """Raise if a file begins like one of another format, or has the zero bytes of UTF-16 that nobody announced."""
+    """Raise if a file starts like another format, or has the zero bytes of undeclared UTF-16."""
     with text_errors(path), open_bytes(path) as file:
         begin = file.read(1000)
     if hint := next((hint for start, hint in BEGINNINGS.items() if begin.startswith(start)), None):

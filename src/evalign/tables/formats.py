@@ -25,7 +25,7 @@ MISSING_WORDS = {
     "", "na", "nan", "null", "none", "nil", "missing", "unknown", "notavailable", "notapplicable", "nodata", "tbd",
     "div", "ref", "value", "name", "num",
 }  # fmt: skip
-BOUNDS = "<>=~≈≤≥ "  # before a number, as laboratories write it
+BOUNDS = "<>=~≈≤≥ "  # before a number, as in laboratory results
 MOSTLY = 0.8  # share of numbers above which a categorical column was probably meant to be numeric
 SAMPLE = 500
 MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
@@ -272,7 +272,7 @@ def _tell(
 
 
 def detect_date(column: "pd.Series[Any]", name: str, note: Note) -> DateFormat | None:
-    """The only date format that fits every entry but words for a missing value; None if there is none, or several."""
+    """The only date format that fits every entry except words for missing values; None if there is none, or several."""
     counts = column.value_counts(sort=False)
     texts = pd.Series([str(text).strip() for text in counts.index], dtype=object)
     missing = texts.map(is_missing_word).to_numpy(dtype=bool)
@@ -282,7 +282,7 @@ def detect_date(column: "pd.Series[Any]", name: str, note: Note) -> DateFormat |
     if of_sample[like_dates].sum() < max(1, MOSTLY * of_sample.sum()):
         return None
     fits: list[tuple[str, pd.Series[Any]]] = []
-    share, other = 0.0, ""  # of the format that fits most rows, and an entry that it does not fit
+    share, other = 0.0, ""  # share of the best-fitting format, and an entry that it does not fit
     for pattern in (date + time for date in DATES for time in (TIMES if "%" in date else ("",))):
         fitting = pd.to_datetime(sample, format=pattern, errors="coerce", utc=True).notna().to_numpy()
         if of_sample[fitting].sum() < MOSTLY * of_sample.sum():
@@ -358,7 +358,7 @@ def expand_dates(frame: pd.DataFrame, *, features: Any = (), note: Note = lambda
 
 
 def column_of_file(name: str, names: Collection[str]) -> str:
-    """The column that a column was made from by `expand_dates`; `names` are all columns.
+    """The original column of one made by `expand_dates`; `names` are all columns.
 
     >>> column_of_file("born:month", ["born:days", "born:month", "sex"])
     'born'
@@ -368,7 +368,7 @@ def column_of_file(name: str, names: Collection[str]) -> str:
 
 
 def _held_dates(known: set[str], frame: pd.DataFrame) -> list[str]:
-    """Columns without any value that held dates in training; raises if one is missing or holds something else."""
+    """Columns without values that held dates in training; raises if one is missing or holds something else."""
     parts = (feature.rpartition(":") for feature in known if feature not in frame)
     lacking = []
     for name in sorted({name for name, _, part in parts if name and part in PARTS}):
