@@ -245,7 +245,7 @@ def _over_images(p, labels, k):
 
 
 def smp_dice(p, labels, smooth) -> float:
-    """segmentation_models_pytorch.losses.DiceLoss("multiclass", smooth=...): classes over all images, then their mean.
+    """DiceLoss("multiclass", smooth=...) of segmentation_models_pytorch 0.6: classes over all images, then their mean.
 
     DIFFERS: it sets the loss of a class without a pixel to 0 after the fact; with `smooth` ours keeps what it is.
     """
@@ -253,7 +253,7 @@ def smp_dice(p, labels, smooth) -> float:
     for k in range(len(p[0])):
         pixels = _over_images(p, labels, k)
         both, sums = math.fsum(a * b for a, b in pixels), math.fsum(a + b for a, b in pixels)
-        losses.append(1 - (2 * both + smooth) / (sums + smooth))
+        losses.append(1 - (both + smooth) / (sums / 2 + smooth))
     return math.fsum(losses) / len(losses)
 
 
