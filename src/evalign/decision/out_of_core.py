@@ -139,10 +139,10 @@ def learn_from_batches(
     """Learn a rule from rows that are read in batches; memory does not grow with the number of rows.
 
     `source`, `target` and `sample_weight` as in `ProbabilityBatches`; the others as in `plug_in` and `calibrated`.
-    "plug_in" needs no labels. Two classes: the rule of the whole, with probabilities rounded where more than a million
-    differ. More classes: the plug-in rule of the whole as for large arrays, without moving single rows; "auto"
-    calibrates on a sample of 8 million probabilities first. Constraints of more than two classes need the rows in
-    memory, and so do certificates (about 50 bytes a row).
+    "plug_in" needs no labels. For two classes the rule is that of all rows, with probabilities rounded if more than a
+    million are distinct. For more classes it is the plug-in rule as for large arrays, without moving single rows, after
+    "auto" has calibrated on a sample of 8 million probabilities. Constraints on more than two classes need the rows in
+    memory, and so do certificates (about 50 bytes per row).
 
     >>> rng = np.random.default_rng(0)
     >>> parts = [rng.dirichlet([3.0, 1.0, 0.5], size=1000) for _ in range(3)]

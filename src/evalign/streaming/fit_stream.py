@@ -40,9 +40,8 @@ class StreamBatches:
     """Endless batches of about `size` rows; every training row is in one batch of a pass.
 
     A pass reads the row groups in random order, `LANES` of them in turn, and shuffles the rows in the buffer. The seed
-    and
-    the number of previous batches determine everything, so a position is a single number: `start_at` reads up to it,
-    without encoding, and continues from there.
+    and the number of previous batches determine everything, so a position is a single number: `start_at` reads up to
+    it, without encoding, and continues from there.
     """
 
     source: ParquetRows
