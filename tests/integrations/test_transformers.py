@@ -186,3 +186,19 @@ def test_heads_for_tokens_have_classes_last(tokens, tmp_path):
     by_dim = MetricLoss("f1", class_dim=-1)(logits, labels)
     assert by_dim.item() == pytest.approx(found["eval_loss"])
     assert loss_function(loss)({"logits": logits}, labels).item() == pytest.approx(found["eval_loss"])
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])  # of both kinds of T: as many tokens as classes, and not
+@pytest.mark.parametrize("task", ["binary", "one logit", "multilabel", "soft"])
+def test_heads_for_tokens_of_every_task_have_classes_last(task, length):
+    """Tokens are rows of their own: the loss is that of (N T, C)."""
+    classes = {"binary": 2, "one logit": 1}.get(task, 3)
+    generator = torch.Generator().manual_seed(length)
+    logits = torch.randn(4, length, classes, generator=generator)
+    labels = torch.randint(2, (4, length) if classes < 3 else logits.shape, generator=generator)
+    if task == "soft":
+        labels = torch.randn(logits.shape, generator=generator).softmax(-1)
+    loss = MetricLoss("f1", task={"one logit": "binary", "soft": "multiclass"}.get(task, task), anchor=1.0)
+    rows = labels.reshape(-1, 3) if classes == 3 else labels.reshape(-1)
+    expected = loss(logits.reshape(-1, classes), rows)
+    torch.testing.assert_close(loss_function(loss)({"logits": logits}, labels), expected)

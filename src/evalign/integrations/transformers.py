@@ -4,8 +4,8 @@ The Trainer has two traps: it assumes that a `compute_loss_func` has already div
 micro-batches, and does not divide by the accumulation steps; and with several processes it multiplies by their number.
 `MetricTrainer` computes its own loss, and `loss_function` divides as the Trainer expects.
 
-Token heads return (N, T, C): if the shape of the logits starts with that of the labels, the last dimension has the
-classes.
+Token heads return (N, T, C), with labels (N, T), or (N, T, C) for multilabel and soft targets: classes are read from
+the last dimension of both.
 """
 
 import json
@@ -74,7 +74,7 @@ class MetricTrainer(Trainer):
             states.append(RandomState(inputs))
             labels = inputs.pop("labels")
             with torch.no_grad(), self.compute_loss_context_manager():
-                accumulation.add(_logits(model(**inputs), labels, self.metric_loss), labels)
+                accumulation.add(*_batch(model(**inputs), labels, self.metric_loss))
         return accumulation, states
 
     def compute_loss(
@@ -87,9 +87,9 @@ class MetricTrainer(Trainer):
         outputs = model(**inputs)
         self.metric_loss.train(model.training)
         if model.training and self._parts is not None:
-            loss = self._parts[0].loss(_logits(outputs, labels, self.metric_loss), labels)
+            loss = self._parts[0].loss(*_batch(outputs, labels, self.metric_loss))
         else:
-            loss = self.metric_loss(_logits(outputs, labels, self.metric_loss), labels)
+            loss = self.metric_loss(*_batch(outputs, labels, self.metric_loss))
         return (loss, outputs) if return_outputs else loss
 
     def evaluation_loop(
@@ -164,7 +164,7 @@ def loss_function(loss: MetricLoss) -> Callable[..., Tensor]:
     """
 
     def compute_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        value: Tensor = loss(_logits(outputs, labels, loss), labels)
+        value: Tensor = loss(*_batch(outputs, labels, loss))
         if num_items_in_batch is None:
             return value
         share: Tensor = (labels != -100).sum() / num_items_in_batch
@@ -173,10 +173,13 @@ def loss_function(loss: MetricLoss) -> Callable[..., Tensor]:
     return compute_loss
 
 
-def _logits(outputs: Any, labels: Tensor, loss: MetricLoss) -> Tensor:
-    """Logits for the loss from the output of a model: a dictionary with "logits", or a tuple that starts with them."""
+def _batch(outputs: Any, labels: Tensor, loss: MetricLoss) -> tuple[Tensor, Tensor]:
+    """A model's logits, from a dictionary with "logits" or a tuple that starts with them, and labels, for the loss."""
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     assert isinstance(logits, Tensor)
-    # A head for tokens has classes last; one for images (N, C, height, width) has them second.
-    of_tokens = loss.task == "multiclass" and logits.dim() == 3 and logits.shape[:2] == labels.shape
-    return logits.transpose(1, 2) if of_tokens and loss.class_dim == 1 else logits
+    # Heads for tokens return (N, T, C), with one label for each token or one for each entry; those for images return
+    # (N, C, height, width).
+    each = labels.shape == logits.shape and loss.task != "binary"
+    if logits.dim() == 3 and loss.class_dim == 1 and (each or labels.shape == logits.shape[:2]):
+        return logits.transpose(1, 2), labels.transpose(1, 2) if each else labels
+    return logits, labels
