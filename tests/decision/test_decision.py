@@ -592,6 +592,7 @@ def test_learned_rules_survive_json():
         ({"floor": 0.7}, "between 0 and 1/2"),
         ({"feasible": "yes"}, "feasible of a rule must be a bool"),
         ({"surprise": 1}, "unknown entry 'surprise'"),
+        ({"at_most": -1}, "at_most"),
     ],
 )
 def test_json_errors(change, message):

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import f1_score
 
 from evalign import decision
 from evalign.decision import out_of_core
@@ -73,6 +74,8 @@ def test_calibrated_first_with_more_classes(monkeypatch):
     expected = decision.plug_in(q, "f1")
     np.testing.assert_allclose(found.calibrate(p), q, atol=1e-12)
     np.testing.assert_array_equal(found.predict(p), expected.predict(q))
+    assert found.value == pytest.approx(f1_score(y, found.predict(p), average="macro"))  # on the labels
+    assert found.shares == pytest.approx(np.bincount(y) / len(y))
 
 
 @pytest.mark.parametrize("classes", [2, 4])

@@ -100,6 +100,8 @@ def test_interval_of_a_constrained_threshold_is_that_of_constrained_rules():
 def test_errors():
     with pytest.raises(ValueError, match="pass metric="):
         Rule("threshold", 2, threshold=0.5).report([0.2, 0.7], [0, 1])
+    with pytest.raises(ValueError, match="this rule needs 2 columns of probabilities, got 3"):
+        Rule("threshold", 2, threshold=0.5, metric="f1").report([[0.2, 0.3, 0.5]], [2])
 
 
 @pytest.mark.parametrize("average", ["macro", "micro"])

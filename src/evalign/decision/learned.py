@@ -156,8 +156,7 @@ def joint_rule(
     0.3
     """
     p = as_probabilities(probabilities, task)
-    if p.shape[1] != rule.columns:
-        raise ValueError(f"this rule needs {rule.columns} columns of probabilities, got {p.shape[1]}")
+    rule.check_columns(p)
     problem = Problem.of(metric, p, task, average, beta, subject_to)
     if problem.needs_labels or not len(p) or (rule.kind == "argmax" and rule.value is not None):
         return rule

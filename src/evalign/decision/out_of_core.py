@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from evalign import checks
+from evalign.confusion import Confusion
 from evalign.decision.calibration import SAMPLE, Calibration, fit_calibration
 from evalign.decision.constraints import class_index, parse_constraints
 from evalign.decision.learned import DECISIONS, learn_rule
@@ -179,7 +180,19 @@ def learn_from_batches(
     counts = BatchedCounts(batches, calibration, classes, reads_matrix=problem.reads_matrix)
     gain, value = _best_gain(counts, problem, rounds)
     rule = replace(gain.rule(), metric=problem.name, value=value)
-    return rule if calibration is None else replace(rule, **calibration.fields)
+    if calibration is None:
+        return rule
+    rule = replace(rule, **calibration.fields)
+    c = Confusion.of_matrix(torch.from_numpy(batches.total(partial(_observed_sums, rule))[0]))
+    return replace(rule, value=problem.metric_value(c), shares=tuple((c.actual / c.total).tolist()))
+
+
+def _observed_sums(rule: Rule, batch: Batch) -> Sums:
+    """Confusion matrix of a rule's decisions."""
+    p, y, weight = batch
+    assert y is not None
+    size = rule.columns
+    return (np.bincount(y * size + rule.decide(p), weight, size * size).reshape(size, size),)
 
 
 def _shape_sums(batch: Batch) -> Sums:

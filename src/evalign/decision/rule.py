@@ -204,7 +204,7 @@ class Rule:
             raise ValueError(f"temperature of a rule must be a number above 0, got {self.temperature!r}")
         if not _is_number(self.floor) or not 0 < self.floor < 0.5:
             raise ValueError(f"floor of a rule must be a number between 0 and 1/2, got {self.floor!r}")
-        if self.at_most is not None and (self.kind != "threshold" or self.at_most != int(self.at_most) >= 0):
+        if self.at_most is not None and (self.kind != "threshold" or not self.at_most == int(self.at_most) >= 0):
             raise ValueError(f"at_most must be a whole number, and requires kind 'threshold', got {self.at_most!r}")
         if self.reject is not None and (self.multilabel or not _is_number(self.reject)):
             raise ValueError(f"reject must be a number, and is not supported for multilabel rules, got {self.reject!r}")
@@ -239,8 +239,7 @@ class Rule:
         array([2, 0])
         """
         p = as_probabilities(probabilities, "multilabel" if self.multilabel else "multiclass")
-        if p.shape[1] != self.columns:
-            raise ValueError(f"this rule needs {self.columns} columns of probabilities, got {p.shape[1]}")
+        self.check_columns(p)
         if (costs is None) == (self.kind == "row_costs"):
             raise ValueError(
                 f"costs (n, C, C) are required for rules of kind 'row_costs' and no other, got kind {self.kind!r}"
@@ -249,6 +248,11 @@ class Rule:
             expected = (len(p), self.columns, self.columns)
             raise ValueError(f"costs must have shape {expected}, got {np.shape(costs)}")
         return self.decide(p, costs)
+
+    def check_columns(self, p: Floats) -> None:
+        """Raise if probabilities have another number of columns."""
+        if p.shape[1] != self.columns:
+            raise ValueError(f"this rule needs {self.columns} columns of probabilities, got {p.shape[1]}")
 
     def calibrate(self, p: Floats) -> Floats:
         """Calibrated probabilities q."""

@@ -173,6 +173,7 @@ def evaluate_rule(
         raise ValueError("the rule does not record the metric it was learned for; pass metric=")
     task: Task = "multilabel" if rule.multilabel else "multiclass"
     p = as_probabilities(probabilities, task)
+    rule.check_columns(p)
     y = as_labels(target, p, task)
     if not len(y):
         raise ValueError("a report needs at least one labelled row, got none")
