@@ -94,6 +94,14 @@ def test_summary_counts(filled: list[FilledTable]) -> None:
     assert "No printed number has been measured" in summary(empty)
 
 
+def test_our_checks_do_not_count_a_printed_number_again(tmp_path: Path) -> None:
+    papers = copy_tables(tmp_path, "checks-text")
+    write_report(papers, "checks/text/paper/mammography.f1-text", {"paper": {"f1": [0.6, 0.6]}})
+    [filled] = [fill(papers, table) for table in all_tables(papers)]
+    assert [cell.metric for cell in filled.cells if cell.distance is not None] == ["f1"]
+    assert "No printed number has been measured" in summary([filled])
+
+
 def test_page_needs_nothing_from_outside(page: str) -> None:
     assert "<script" not in page
     links = re.findall(r"""(?:src|href|xlink:href)\s*=\s*["']([^"']*)""", page)

@@ -63,6 +63,11 @@ class Table:
     def folder(self) -> str:
         return self.name.replace("-", "/", 1)
 
+    @property
+    def is_check(self) -> bool:
+        """Whether the table is ours; its printed numbers repeat those of a paper's table."""
+        return self.name.startswith("checks-")
+
     def comparable(self, row: Row, dataset: str, metric: str, protocol: str) -> bool:
         """Whether a protocol measures the printed quantity."""
         listed = [names.get(place, ()) for names in (self.incomparable, row.incomparable) for place in ("*", dataset)]

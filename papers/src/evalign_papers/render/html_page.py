@@ -58,7 +58,7 @@ def summary(filled: Sequence[FilledTable]) -> str:
     """Summary of the page in one sentence."""
     runs = [state for one in filled for protocol in one.table.protocols for state in one.states(protocol).values()]
     begin = f"{runs.count('complete')} of {len(runs)} runs are complete."
-    counts = Counter(found.verdict for *_, found in distinct_numbers(filled))
+    counts = Counter(found.verdict for *_, found in distinct_numbers(one for one in filled if not one.table.is_check))
     if not counts:
         return f"{begin} No printed number has been measured under the paper's protocol yet."
     listed = ", ".join(f"{counts[name]} {name}" for name in VERDICTS)

@@ -145,7 +145,7 @@ def summary_block(filled: Sequence[FilledTable]) -> str:
     verdicts: dict[tuple[str, str], Counter[str]] = {}
     for table, cell, found in _of_papers(filled):
         budget = "below it†" if cell.reduced else "as printed"
-        verdicts.setdefault((_paper(table), budget), Counter())[found.verdict] += 1
+        verdicts.setdefault((table.name.partition("-")[0], budget), Counter())[found.verdict] += 1
     if not verdicts:
         return NOTHING
     rows = [
@@ -157,11 +157,7 @@ def summary_block(filled: Sequence[FilledTable]) -> str:
 
 def _of_papers(filled: Sequence[FilledTable]) -> list[tuple[Table, Number, Distance]]:
     """Distinct numbers of the papers' own tables; our checks repeat some."""
-    return distinct_numbers(one for one in filled if _paper(one.table) in PAPERS)
-
-
-def _paper(table: Table) -> str:
-    return table.name.partition("-")[0]
+    return distinct_numbers(one for one in filled if not one.table.is_check)
 
 
 def settings_block() -> str:
