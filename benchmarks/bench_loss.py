@@ -8,7 +8,7 @@ Rounds interleave all contenders, so that a busy machine slows all of them alike
 rounds of (time / cross-entropy's time in the same round). On a machine that others use, `ratio_best`, best round
 against best round, and `ratio_cpu`, the same in seconds of work of all threads, are nearer to what a quiet one gives.
 A second cross-entropy row is the control: it should read 1.0. Peak memory and the bytes kept for backward are measured
-in runs of their own. A loss has to read the logits twice and to write its gradient once, so 1.5 copies of the logits
+in separate runs. A loss has to read the logits twice and to write its gradient once, so 1.5 copies of the logits
 are the least time there is: `of_copy` is the fraction of that bandwidth. With `--graphs` each loss is also recorded as
 a CUDA graph and replayed: `graph_ms` is what its kernels take, without the host. Rows are written after every size.
 """

@@ -6,7 +6,7 @@
 One factor at a time is moved away from 3,000 rows, 10 % positives, 5 % label noise and F1: rows, share, noise, metric.
 Each setting is met by a linear model, a small and a large network. A cell trains on `anchored` and on `cross_entropy`
 with the same seeds, folds and bound on epochs, and scores both by argmax and by the default rule on test rows that were
-drawn apart; a logistic regression with its strength chosen by folds stands beside the linear ones. Tables of
+drawn separately; a logistic regression with its strength chosen by folds is compared with the linear ones. Tables of
 `--data-dir/suite` follow, split 75/25.
 """
 

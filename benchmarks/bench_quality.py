@@ -99,7 +99,7 @@ def xgboost(seed: int, categorical: list[int], columns: int) -> Any:
 
 
 class Framed(ClassifierMixin, BaseEstimator):
-    """A library that asks for a data frame with categories: -1 for their gaps, for others the median of training."""
+    """A library for data frames with categories; missing ones become -1, missing numbers the training median."""
 
     def __init__(self, make: Callable[[int, list[int]], Any], seed: int, categorical: list[int]) -> None:
         self.make, self.seed, self.categorical = make, seed, categorical

@@ -1,9 +1,9 @@
-"""Training on 1 % positives: batches of 16 without a positive, and ranking losses beside a pairwise one.
+"""Training on 1 % positives: batches of 16 without a positive, and ranking losses compared with a pairwise one.
 
     python benchmarks/bench_rare.py absent | ranking [--seeds 5] [--steps 3000]
 
 Ten features, of which four are informative; a network 10-32-1, Adam; scores on 20,000 new rows, mean and
-standard error over seeds. No choice is made on the test rows: learning rates are shown side by side.
+standard error over seeds. No choice is made on the test rows: all learning rates are shown.
 """
 
 import argparse

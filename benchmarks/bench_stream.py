@@ -6,7 +6,7 @@
 The command runs in a separate process whose memory is sampled four times a second; up to a hundred samples are added to
 results/bench_stream_memory.csv. `start_mib` is the memory before the first row is read (libraries).
 `training_early_mib` and `training_late_mib` are the peaks of the second and the last quarter of training, which differ
-if memory grows with the rows seen. The size of the encoded table as one float32 array stands beside them.
+if memory grows with the rows seen. The size of the encoded table as one float32 array is also given.
 """
 
 import argparse

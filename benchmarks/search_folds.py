@@ -6,7 +6,7 @@
 
 A split keeps 20 % of the rows as test rows, which are never looked at, and compares on 16 %; the others, 64 %, are what
 a classifier is fitted on. Every rule is learned on what was held out: a fifth of these rows, or by folds all of
-them. Beside scores.csv the probabilities are kept (NAME.npz), so that a rule can be tried without training again.
+them. The probabilities are kept next to scores.csv (NAME.npz), so that rules can be tried without training again.
 """
 
 import argparse

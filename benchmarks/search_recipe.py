@@ -40,7 +40,7 @@ PARTS = (0.512, 0.64, 0.8)  # where training, early stopping and selection end; 
 
 
 def load(name: str, folder: Path) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """Numbers, indicators of categories and labels; kept as NAME.npz beside NAME.parquet once read."""
+    """Numbers, indicators of categories and labels; cached as NAME.npz next to NAME.parquet."""
     kept = folder / f"{name}.npz"
     if not kept.exists():
         x, c, levels, y = _read(name, folder)

@@ -206,10 +206,10 @@ def mean_error(values: "pd.Series[float]") -> str:
 
 
 def choice(path: Path, halves: int = 1000) -> None:
-    """Gain over argmax of the rule that is best on other tables, beside the gain of the rule that is best on all.
+    """Gain over argmax of the rule that is best on other tables, and of the rule that is best on all.
 
-    Variants beside the stored rules: the plain or the tuned calibrated rule unless argmax leads by so many errors in
-    cross-validation, and the rule of the best cross-validated score.
+    Variants in addition to the stored rules: the plain or the tuned calibrated rule unless argmax leads by so many
+        errors in cross-validation, and the rule of the best cross-validated score.
     """
     rows = pd.read_csv(path)
     key = ["metric", "model", "table", "split"]

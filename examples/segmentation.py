@@ -23,7 +23,7 @@ SIDE, STEPS = 24, 75
 
 
 def made_pictures(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Grey images (n, 1, SIDE, SIDE) and their masks (n, SIDE, SIDE): a disc, a speck on or beside it, and noise."""
+    """Grey images (n, 1, SIDE, SIDE) and their masks (n, SIDE, SIDE): a disc, a speck on or next to it, and noise."""
     generator = torch.Generator().manual_seed(seed)
     grid = torch.arange(SIDE)
     centre, radius = torch.randint(6, SIDE - 6, (2, n, 1, 1), generator=generator), 4
