@@ -55,7 +55,7 @@ MEMBERS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 }
 
 
-class Told(NamedTuple):
+class MemberOutputs(NamedTuple):
     """Probabilities of one member for held-out and selection rows."""
 
     held_out: NDArray[np.float64]
@@ -65,19 +65,21 @@ class Told(NamedTuple):
     select_labels: NDArray[np.int64]
 
 
-def fit(member: str, X: Any, y: NDArray[np.int64], split: int) -> Told:
+def fit(member: str, X: Any, y: NDArray[np.int64], split: int) -> MemberOutputs:
     dev, _ = train_test_split(np.arange(len(y)), test_size=0.2, random_state=split, stratify=y)
     rows, select = train_test_split(dev, test_size=0.2, random_state=split, stratify=y[dev])
     cls, options = MEMBERS[member]
     model = cls(**options, random_state=split).fit(X.iloc[rows], y[rows])
     valid = model.held_out_predictions_
-    return Told(valid.probabilities, valid.labels, valid.weight, model.predict_proba(X.iloc[select]), y[select])
+    return MemberOutputs(
+        valid.probabilities, valid.labels, valid.weight, model.predict_proba(X.iloc[select]), y[select]
+    )
 
 
-def scores(told: Sequence[Told], weights: Sequence[float]) -> NDArray[np.float64]:
+def scores(outputs: Sequence[MemberOutputs], weights: Sequence[float]) -> NDArray[np.float64]:
     """Argmax and plug-in on all rows, then on the selection rows alone."""
-    first = told[0]
-    p, q = blended([t.held_out for t in told], weights), blended([t.select for t in told], weights)
+    first = outputs[0]
+    p, q = blended([t.held_out for t in outputs], weights), blended([t.select for t in outputs], weights)
     average, labels = average_and_labels(p.shape[1])
     rule = decision.plug_in(p, "f1", average=average, sample_weight=first.weight, margin=1 / len(p))
     truth = np.concatenate([first.labels, first.select_labels])
@@ -94,11 +96,11 @@ def scores(told: Sequence[Told], weights: Sequence[float]) -> NDArray[np.float64
 
 def report(folder: Path, name: str, blends: Sequence[str]) -> Iterator[str]:
     """A line for every member and blend: the difference from the booster, split by split."""
-    stored: dict[tuple[str, int], Told] = {}
+    stored: dict[tuple[str, int], MemberOutputs] = {}
     for path in sorted(folder.glob(f"{name}-*.npz")):
         member, split = path.stem.removeprefix(f"{name}-").rsplit("-", 1)
         with np.load(path) as arrays:
-            stored[member, int(split)] = Told(*(arrays[field] for field in Told._fields))
+            stored[member, int(split)] = MemberOutputs(*(arrays[field] for field in MemberOutputs._fields))
     members = [member for member in MEMBERS if any(key[0] == member for key in stored)]
     yield f"| {name} | weights | argmax | plug-in | splits |"
     yield "|" + "---|" * 5
@@ -110,11 +112,11 @@ def report(folder: Path, name: str, blends: Sequence[str]) -> Iterator[str]:
         for how in ("equal", "auto")[: len(parts)]:
             gaps, shares = [], []
             for k in common:
-                told = [stored[part, k] for part in parts]
+                outputs = [stored[part, k] for part in parts]
                 weights: Sequence[float] = [1 / len(parts)] * len(parts)
                 if how == "auto":
-                    weights = mixture_weights([t.held_out for t in told], told[0].labels, told[0].weight)
-                own = scores(told, weights)
+                    weights = mixture_weights([t.held_out for t in outputs], outputs[0].labels, outputs[0].weight)
+                own = scores(outputs, weights)
                 gaps.append(own if blend == BASE else own - scores([stored[BASE, k]], [1.0]))
                 shares.append(weights)
             mean = np.mean(gaps, 0)
@@ -126,7 +128,7 @@ def report(folder: Path, name: str, blends: Sequence[str]) -> Iterator[str]:
 
 def fill(
     folder: Path, data: Path, sets: Sequence[str], splits: Sequence[int], members: Sequence[str],
-    fit: Callable[[str, Any, NDArray[np.int64], int], Told],
+    fit: Callable[[str, Any, NDArray[np.int64], int], MemberOutputs],
 ) -> None:  # fmt: skip
     """Fit every member on every set and split, with a file each; existing files are not fitted again."""
     torch.set_num_threads(1)

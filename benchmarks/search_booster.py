@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from bench_recipes import SETS, decided_by
 from numpy.typing import NDArray
-from search_blend import Told, fill, scores
+from search_blend import MemberOutputs, fill, scores
 from search_folds import mean_and_error
 from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
@@ -81,7 +81,7 @@ def lightgbm_with(params: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def fit(variant: str, X: Any, y: NDArray[np.int64], number: int) -> Told:
+def fit(variant: str, X: Any, y: NDArray[np.int64], number: int) -> MemberOutputs:
     """`variant` are names of OPTIONS, PARAMS and SEEDS with commas between."""
     dev, _ = train_test_split(np.arange(len(y)), test_size=0.2, random_state=number % SPLITS, stratify=y)
     rows, aside = train_test_split(dev, test_size=0.2, random_state=number, stratify=y[dev])
@@ -96,32 +96,32 @@ def fit(variant: str, X: Any, y: NDArray[np.int64], number: int) -> Told:
         seeds = SEEDS.get(name, seeds)
     with lightgbm_with(params):
         models = [EASTBooster(**options, random_state=number + 1000 * seed) for seed in seeds]
-        told = [told_by(model.fit(X.iloc[rows], y[rows]), X.iloc[aside], y[aside]) for model in models]
-    held_out, select = means(told)
-    return told[0]._replace(held_out=held_out, select=select)
+        outputs = [outputs_of(model.fit(X.iloc[rows], y[rows]), X.iloc[aside], y[aside]) for model in models]
+    held_out, select = means(outputs)
+    return outputs[0]._replace(held_out=held_out, select=select)
 
 
-def told_by(model: EASTBooster, aside: Any, labels: NDArray[np.int64]) -> Told:
+def outputs_of(model: EASTBooster, aside: Any, labels: NDArray[np.int64]) -> MemberOutputs:
     """Probabilities of a model; held-out rows in the order of the table, which is the same for all folds."""
     order = np.argsort(model.held_out_predictions_.rows, kind="stable")
     valid = model.held_out_predictions_
-    return Told(
+    return MemberOutputs(
         valid.probabilities[order], valid.labels[order], valid.weight[order], model.predict_proba(aside), labels
     )
 
 
-def means(told: Sequence[Told]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    return np.mean([t.held_out for t in told], axis=0), np.mean([t.select for t in told], axis=0)
+def means(outputs: Sequence[MemberOutputs]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return np.mean([t.held_out for t in outputs], axis=0), np.mean([t.select for t in outputs], axis=0)
 
 
-def judged(told: Sequence[Told]) -> dict[str, float]:
+def judged(outputs: Sequence[MemberOutputs]) -> dict[str, float]:
     """F1 on the rows put aside by every rule, and log-loss there and on the rows that folds held out, of the mean."""
-    first = told[0]
-    held_out, aside = means(told)
+    first = outputs[0]
+    held_out, aside = means(outputs)
     valid = HeldOutPredictions(held_out, first.labels, first.weight)
     found = decided_by(valid, aside, first.select_labels, held_out.shape[1])
     found["off prior"] = off_prior(valid, aside, first.select_labels)
-    found["plug-in, all rows"] = scores(told, [1 / len(told)] * len(told))[1]
+    found["plug-in, all rows"] = scores(outputs, [1 / len(outputs)] * len(outputs))[1]
     for name, p, labels, weight in (
         ("log-loss", aside, first.select_labels, np.ones(len(aside))),
         ("log-loss held out", held_out, first.labels, first.weight),
@@ -150,12 +150,14 @@ def off_prior(valid: HeldOutPredictions, aside: NDArray[np.float64], truth: NDAr
 
 def report(folder: Path, name: str, base: str, blends: Sequence[str]) -> Iterator[str]:
     """The base's means, and below them paired differences from it."""
-    stored: dict[str, dict[int, Told]] = {}
+    stored: dict[str, dict[int, MemberOutputs]] = {}
     for path in sorted(folder.glob(f"{name}-*.npz")):
         variant, number = path.stem.removeprefix(f"{name}-").rsplit("-", 1)
         with np.load(path) as arrays:
-            stored.setdefault(variant, {})[int(number)] = Told(*(arrays[field] for field in Told._fields))
-    own = {number: judged([told]) for number, told in stored[base].items()}
+            stored.setdefault(variant, {})[int(number)] = MemberOutputs(
+                *(arrays[field] for field in MemberOutputs._fields)
+            )
+    own = {number: judged([outputs]) for number, outputs in stored[base].items()}
     rules = list(next(iter(own.values())))
     yield f"| {name} | {' | '.join(rules)} | divisions |"
     yield "|" + "---|" * (len(rules) + 2)

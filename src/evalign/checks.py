@@ -91,7 +91,7 @@ def is_transformed(x: Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(x) or forward_ad._current_level >= 0
 
 
-def can_look_at(*tensors: Tensor) -> bool:
+def can_read(*tensors: Tensor) -> bool:
     """Whether values may be read: cheap on the CPU, impossible in a traced or vmapped function."""
     return not torch.compiler.is_compiling() and all(t.device.type == "cpu" and not is_transformed(t) for t in tensors)
 
@@ -111,7 +111,7 @@ def check_vector(name: str, value: Any, *, low: float = -math.inf, infinite: boo
 
 def check_bounds(name: str, x: Tensor, **bounds: Any) -> None:
     """`check_number` for all entries of a tensor; values on a GPU are not read."""
-    if can_look_at(x) and x.numel():
+    if can_read(x) and x.numel():
         for extreme in x.detach().aminmax():
             check_number(name, float(extreme), **bounds)
 
@@ -179,7 +179,7 @@ def check_same_shape(name: str, scores: Tensor, target: Tensor) -> None:
 
 def check_label_range(target: Tensor, num_classes: int, ignore_index: int | None, *, name: str = "target") -> bool:
     """Raise unless labels lie in 0 … C - 1 or equal `ignore_index`, if given; True if surely none is ignored."""
-    if not can_look_at(target) or target.numel() == 0:
+    if not can_read(target) or target.numel() == 0:
         return False
     low, high = (int(x) for x in target.detach().aminmax())
     if low >= 0 and high < num_classes:
@@ -195,7 +195,7 @@ def check_label_range(target: Tensor, num_classes: int, ignore_index: int | None
 
 def check_probabilities(p: Tensor, *, sum_to_one: bool, name: str = "probabilities") -> None:
     """Raise unless values lie in [0, 1] and, with `sum_to_one`, add up to 1 along dimension 1."""
-    if not can_look_at(p) or p.numel() == 0:
+    if not can_read(p) or p.numel() == 0:
         return
     low, high = (float(x) for x in p.detach().aminmax())
     if not (low >= 0 and high <= 1 + 1e-6):  # phrased so that nan fails too
@@ -215,7 +215,7 @@ def check_not_probabilities(logits: Tensor) -> None:
     A batch is refused only if every row lies on the simplex, which never happens to real logits.
     The first rows decide whether the others are read, so that the check is free for logits.
     """
-    if not can_look_at(logits) or logits.shape[0] < 2 or logits.numel() == 0:
+    if not can_read(logits) or logits.shape[0] < 2 or logits.numel() == 0:
         return
     # A few entries of one row almost always suffice, with a tenth of the operations.
     few_of_one: tuple[int | slice, ...] = (0, slice(8), *(0,) * (logits.dim() - 2))
@@ -254,7 +254,7 @@ def check_per_class(name: str, value: Tensor, num_classes: int, *, number_allowe
 
 def check_binary_values(target: Tensor, ignore_index: int) -> bool:
     """Raise unless binary targets lie in [0, 1] or equal `ignore_index`; True if none is ignored."""
-    if not can_look_at(target) or target.numel() == 0:
+    if not can_read(target) or target.numel() == 0:
         return False
     low, high = (float(x) for x in target.detach().aminmax())
     if low >= 0 and high <= 1:

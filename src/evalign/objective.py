@@ -280,7 +280,7 @@ class Objective:
         self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2
     ) -> tuple[Confusion, Tensor | None]:
         """The soft counts of a batch, and its cross-entropy if the kernel computed it too."""
-        takes = dispatch.is_fused(logits) or (self.task == "multiclass" and checks.can_look_at(logits))
+        takes = dispatch.is_fused(logits) or (self.task == "multiclass" and checks.can_read(logits))
         if takes and self._may_fuse(y, weight, temperature):
             return self._fused(logits, y, weight, temperature)
         return self.confusion(logits, y, weight, temperature), None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from reference.searches import benchmark, told
+from reference.searches import benchmark, made_up_outputs
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,9 @@ def search():
 def test_a_report_has_paired_differences_from_the_booster(search, tmp_path):
     gaps = []
     for split in range(3):
-        stored = {member: told(search, split, sharpness) for member, sharpness in (("booster", 2), ("network", 5))}
+        stored = {
+            member: made_up_outputs(search, split, sharpness) for member, sharpness in (("booster", 2), ("network", 5))
+        }
         for member, own in stored.items():
             np.savez(tmp_path / f"yeast-{member}-{split}.npz", **own._asdict())
         scores = {

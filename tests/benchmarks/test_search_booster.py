@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import f1_score, log_loss
 
-from reference.searches import benchmark, told
+from reference.searches import benchmark, made_up_outputs
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_held_out_rows_are_in_one_order_whatever_the_folds(search):
 def test_a_report_has_paired_differences_of_rows_put_aside(search, tmp_path):
     f1, loss = [], []
     for number in range(3):
-        base, other = stored = [told(search, number, sharpness) for sharpness in (2, 5)]
+        base, other = stored = [made_up_outputs(search, number, sharpness) for sharpness in (2, 5)]
         for name, own in zip(("half", "all,linear"), stored, strict=True):
             np.savez(tmp_path / f"adult-{name}-{number}.npz", **own._asdict())
         truth = base.select_labels

@@ -1,4 +1,4 @@
-"""The benchmarks' splits: what is held out is told in its order, test rows are the mean of the folds' networks."""
+"""The benchmarks' splits: held-out predictions keep their order, test predictions are means over folds."""
 
 from pathlib import Path
 

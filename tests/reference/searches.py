@@ -23,13 +23,15 @@ def benchmark(name: str) -> Any:
     return module
 
 
-def told(search: Any, seed: int, sharpness: int) -> Any:
+def made_up_outputs(search: Any, seed: int, sharpness: int) -> Any:
     rng = np.random.default_rng(seed)
     labels, select_labels = rng.integers(0, 2, 200), rng.integers(0, 2, 50)
     noise = np.random.default_rng([seed, sharpness])
 
-    def said(y: Any) -> Any:
+    def probabilities_of(y: Any) -> Any:
         p = 1 / (1 + np.exp(-sharpness * (y - 0.5) - noise.normal(0, 1, len(y))))
         return np.stack([1 - p, p], axis=1)
 
-    return search.Told(said(labels), labels, np.ones(200), said(select_labels), select_labels)
+    return search.MemberOutputs(
+        probabilities_of(labels), labels, np.ones(200), probabilities_of(select_labels), select_labels
+    )

@@ -354,10 +354,10 @@ def _fit(
         old, others, distance, what = reference.features, view, _height, "feature"
         # A column with a single value in all but a few rows is uninformative, and its distances are too coarse to
         # compare.
-        told = [j for j in range(old.shape[1]) if _varied(old[:, j])]
-        old, others = old[:, told], others[:, told]
-        names = [j if columns is None else columns[j] for j in told]
-        if not told:
+        varied = [j for j in range(old.shape[1]) if _varied(old[:, j])]
+        old, others = old[:, varied], others[:, varied]
+        names = [j if columns is None else columns[j] for j in varied]
+        if not varied:
             return 1.0, "no feature varies"
     waves = _waves(old, others, random)
 
