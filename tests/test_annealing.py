@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from evalign import MetricLoss
 from evalign.annealing import Cosine, Geometric, Linear
@@ -142,9 +143,13 @@ def test_another_schedules_state_is_refused():
         (lambda loss: Geometric(loss, max_stale=0), "max_stale"),
         (lambda loss: Geometric(loss, minimum=0.3), "minimum"),
         (lambda loss: Linear(loss, 0), "steps"),
+        (lambda loss: Linear(loss, 1.5), "steps must be a whole number"),
+        (lambda loss: Geometric(loss, patience=1.5), "patience must be a whole number"),
+        (lambda loss: Geometric(loss, start=0), "temperature must lie in"),
+        (lambda loss: Geometric(nn.CrossEntropyLoss()), "of a MetricLoss, got CrossEntropyLoss"),
         (lambda loss: Cosine(loss, 3, end=0.0), "temperature"),
     ],
 )
 def test_wrong_options_are_refused(make, name):
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises((TypeError, ValueError), match=name):
         make(MetricLoss("f1"))

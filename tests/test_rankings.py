@@ -1,5 +1,7 @@
 """Ranking and budget metrics: exact values against scikit-learn at any scale, and a gradient that raises them."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -126,6 +128,27 @@ def test_what_goes_with_rankings_is_checked():
     for options in wrong:
         with pytest.raises(ValueError):  # noqa: PT011 - each has its own message
             MetricLoss(**options)
+
+
+@pytest.mark.parametrize(
+    ("metric", "scores", "target", "options", "message"),
+    [
+        ("auc", [0.1, 0.2], [0, 1], {}, "metric must be one of auroc, .* did you mean 'auroc'"),
+        ("f1", [0.1, 0.2], [0, 1], {}, "metric must be one of auroc"),
+        ("auroc", [0.1, math.nan], [0, 1], {}, "scores must be numbers, got nan"),
+        ("auroc", [0.1, 0.2], [0, 2], {}, r"target must lie in \[0, 1\], got 2"),
+        ("auroc", [0.1, 0.2], [[0], [1]], {}, "scores and target must have the same shape"),
+        ("auroc", [0.1, 0.2], [0, 1], {"max_fpr": 2.0}, r"max_fpr must lie in \(0, 1\], got 2"),
+        ("top_k_accuracy", [[0.1, 0.2, 0.3]], [3], {"at": 1}, "target must lie in 0 to 2, got 3"),
+    ],
+)
+def test_scores_and_labels_of_exact_rankings_are_checked(metric, scores, target, options, message):
+    with pytest.raises(ValueError, match=message):
+        curves.exact_ranking(metric, torch.tensor(scores), torch.tensor(target), **options)
+
+
+def test_an_exact_ranking_of_no_rows_is_0():
+    assert curves.exact_ranking("auroc", torch.zeros(0), torch.zeros(0).long()) == 0
 
 
 def part_of_ranks(rank, ranks):

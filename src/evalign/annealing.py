@@ -16,6 +16,8 @@ class Schedule:
 
     def __init__(self, loss: HasTemperature, start: float) -> None:
         checks.check_temperature(start)
+        if not hasattr(loss, "temperature"):
+            raise TypeError(f"a schedule sets the temperature of a MetricLoss, got {type(loss).__name__} without one")
         self.loss = loss
         self.loss.temperature = start
 
@@ -58,10 +60,10 @@ class Geometric(Schedule):
         minimum: float = 1e-3,
     ) -> None:
         checks.check_number("rate", rate, low=0.0, high=1.0, open_low=True, open_high=True)
-        checks.check_number("patience", patience, low=1)
-        checks.check_number("max_stale", max_stale, low=1)
-        checks.check_number("minimum", minimum, low=0.0, high=start)
+        checks.check_number("patience", patience, low=1, whole=True)
+        checks.check_number("max_stale", max_stale, low=1, whole=True)
         super().__init__(loss, start)
+        checks.check_number("minimum", minimum, low=0.0, high=start)
         self.start, self.rate, self.patience, self.max_stale, self.minimum = start, rate, patience, max_stale, minimum
         self.coolings = 0
         self.finished = False
@@ -102,7 +104,7 @@ class _Interpolated(Schedule, ABC):
     """From `start` to `end` in a fixed number of steps: batches or epochs, depending on when `step` is called."""
 
     def __init__(self, loss: HasTemperature, steps: int, start: float = 0.2, end: float = 0.01) -> None:
-        checks.check_number("steps", steps, low=1)
+        checks.check_number("steps", steps, low=1, whole=True)
         checks.check_temperature(end)
         super().__init__(loss, start)
         self.steps, self.start, self.end = steps, start, end

@@ -87,9 +87,24 @@ def exact_ranking(
     >>> exact_ranking("precision_at", p, y, at=1), exact_ranking("recall_at_precision", p, y, at=0.6)
     (tensor(1., dtype=torch.float64), tensor(1., dtype=torch.float64))
     """
+    checks.check_choice("metric", metric, RANKINGS)
     check_at(metric, at)
+    if max_fpr is not None:
+        checks.check_number("max_fpr", max_fpr, low=0.0, high=1.0, open_low=True)
+    checks.check_floating("scores", scores)
+    checks.check_labels(target, soft_allowed=metric != "top_k_accuracy")
+    if metric == "top_k_accuracy":
+        checks.check_class_shapes(scores, target, name="scores")
+        checks.check_label_range(target, scores.shape[1], None)
+    else:
+        checks.check_same_shape("scores", scores, target)
+        checks.check_bounds("target", target.double(), low=0.0, high=1.0)
     weight = torch.ones(target.shape) if sample_weight is None else sample_weight
     weight = checks.check_weights(weight, tuple(target.shape)).to(scores.device)
+    if checks.can_look_at(scores) and bool(scores.isnan().any()):
+        raise ValueError("scores must be numbers, got nan; has the network diverged?")
+    if not len(scores):
+        return scores.new_zeros((), dtype=torch.float64)
     with torch.no_grad():
         if metric == "top_k_accuracy":
             return _top_k(scores.double(), target, weight.double(), int(at or 1), 1.0)[0]
