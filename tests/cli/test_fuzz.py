@@ -51,7 +51,8 @@ def malformed(draw: random.Random) -> tuple[str, bytes]:
         kind = draw.randrange(9)
         column = draw.randrange(len(lines[0]))
         if kind == 0:  # one entry
-            lines[draw.randrange(len(lines))][column % 4] = draw.choice(ENTRIES)
+            row = lines[draw.randrange(len(lines))]
+            row[column % min(4, len(row))] = draw.choice(ENTRIES)
         elif kind == 1:  # a whole column of one or two odd entries
             odd = draw.sample(ENTRIES, 2)
             for row in lines[1:]:

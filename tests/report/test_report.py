@@ -323,8 +323,20 @@ def test_plots_without_meaning_are_left_out(binary: tuple[Comparison, dict[str, 
     assert missed == sorted(missed)  # what meets the constraints comes first
     rejecting = result | {"settings": result["settings"] | {"costs": {"fn": 5, "fp": 1, "reject": 1}}}
     assert "Precision against recall" not in render(rejecting)  # left-out rows stand on no curve
+    assert "the cost of rejection is left out" in render(rejecting)
+    assert "the cost of rejection" not in render(result)
     assert "temperature" in plots.training(result)
     constant = {name: [row | {"temperature": 0.2} for row in rows] for name, rows in result["history"].items()}
     assert "temperature" not in plots.training(result | {"history": constant})  # boosted trees keep one
     long = [row | {"title": f"ours (boosted trees, anchored) + {i}"} for i, row in enumerate(result["table"])]
     assert "…" not in plots.scores(result | {"table": long})
+
+
+def test_options_of_other_models_are_not_listed(binary: tuple[Comparison, dict[str, Any]]) -> None:
+    options = {"seed": 0, "hidden": [16], "network": "mlp", "preset": "quick", "budget": 600.0, "epochs": 7}
+    for model, listed in {
+        "boost": {"epochs"}, "network": {"epochs", "hidden", "network"}, "blend": {*options} - {"seed", "budget"},
+        "auto": {*options} - {"seed"},
+    }.items():  # fmt: skip
+        page = render(binary[1] | {"settings": options | {"model": model}})
+        assert {name for name in options if f"<dt>{name}</dt>" in page} == listed | {"seed"}

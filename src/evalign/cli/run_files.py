@@ -287,7 +287,7 @@ def note_classes(judge: "Judge", truth: Any, note: Note) -> None:
             lost = f", the positive one, so {metric_title(judge)} cannot be measured"
         note(f"no test row has the class {quoted(absent)}{lost}")
     if few := [name for name, count in rows.items() if 0 < count < 10]:
-        note(f"fewer than 10 test rows have each of these classes, so their scores are unreliable: {quoted(few)}")
+        note(f"classes with fewer than 10 test rows, whose scores are unreliable: {quoted(few)}")
 
 
 def note_batches(judge: "Judge", counts: dict[str, int], batch_size: int, note: Note) -> None:

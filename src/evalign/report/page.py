@@ -256,7 +256,8 @@ def headline(result: dict[str, Any]) -> str:
     >>> headline(found | {"task": "binary", "class_rows": [94, 6]})
     "Catches 5 of 6 'fraud' rows with 4 false alarms; random forest with default settings catches 2 with 0."
     >>> headline(found | {"task": "multiclass", "class_rows": [94, 6]})
-    "Labels 95 of 100 rows correctly, worst in 'fraud' (5 of 6); random forest with default settings labels 96 (2)."
+    "Labels 95 of 100 rows correctly, worst in 'fraud' (5 of 6); random forest with default settings labels 96
+    (2 of 6)."
     """
     rows, classes = result["class_rows"], result["classes"]
     ours = np.array(next(row for row in result["table"] if _is_reference(row, result))["confusion"])
@@ -278,7 +279,7 @@ def headline(result: dict[str, Any]) -> str:
         against = f"labels {theirs.trace():,}"
         if ours.trace() < sum(rows):
             words += f", worst in {classes[worst]!r} ({ours[worst, worst]:,} of {rows[worst]:,})"
-            against += f" ({theirs[worst, worst]:,})"
+            against += f" ({theirs[worst, worst]:,} of {rows[worst]:,})"
     if rival is not None:
         how = "argmax" if rival["contender"] == "cross_entropy" else "default settings"
         words += f"; {rival['title'].removesuffix(' + argmax')} with {how} {against}"
