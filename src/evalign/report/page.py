@@ -250,14 +250,13 @@ def headline(result: dict[str, Any]) -> str:
     """Numbers of rows that our model and the usual one get right.
 
     >>> row = {"contender": "ours", "decision": "auto", "title": "blend", "confusion": [[90, 4], [1, 5]]}
-    >>> forest = {"contender": "random_forest", "decision": "argmax", "title": "random forest + argmax"}
+    >>> forest = {"contender": "random_forest", "decision": "argmax", "title": "forest + argmax"}
     >>> forest |= {"confusion": [[94, 0], [4, 2]]}
     >>> found = {"reference": ["ours", "auto"], "table": [row, forest], "classes": ["ok", "fraud"], "splits": 1}
     >>> headline(found | {"task": "binary", "class_rows": [94, 6]})
-    "Catches 5 of 6 'fraud' rows with 4 false alarms; random forest with default settings catches 2 with 0."
+    "Catches 5 of 6 'fraud' rows with 4 false alarms; forest with default settings catches 2 with 0."
     >>> headline(found | {"task": "multiclass", "class_rows": [94, 6]})
-    "Labels 95 of 100 rows correctly, worst in 'fraud' (5 of 6); random forest with default settings labels 96
-    (2 of 6)."
+    "Labels 95 of 100 rows correctly, worst in 'fraud' (5 of 6); forest with default settings labels 96 (2 of 6)."
     """
     rows, classes = result["class_rows"], result["classes"]
     ours = np.array(next(row for row in result["table"] if _is_reference(row, result))["confusion"])
