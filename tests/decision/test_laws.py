@@ -71,6 +71,13 @@ CONSTRAINTS = ["recall >= 0.6", "precision >= 0.6", "specificity >= 0.5", "flagg
                "accuracy >= 0.5", ["recall >= 0.4", "precision >= 0.4"]]  # fmt: skip
 
 
+def meets(c, limits, average):
+    reached = [float(limit.resolve(average=average, beta=None)(c)) for limit in limits]
+    return all(
+        r >= x.value - 1e-9 if x.op == ">=" else r <= x.value + 1e-9 for r, x in zip(reached, limits, strict=True)
+    )
+
+
 @pytest.mark.parametrize("metric", [m for m in metrics.METRICS if m != "fbeta"])
 @pytest.mark.parametrize("subject_to", CONSTRAINTS, ids=str)
 def test_two_classes_with_constraints_against_all_decisions(metric, subject_to):
@@ -85,14 +92,35 @@ def test_two_classes_with_constraints_against_all_decisions(metric, subject_to):
         if d.any() and not d.all() and p[d == 1].min() <= p[d == 0].max():
             continue  # no threshold decides so
         c = Confusion.hard(torch.from_numpy(d), torch.from_numpy(y), 2)
-        reached = [float(limit.resolve(average="binary", beta=None)(c)) for limit in limits]
-        if all(
-            r >= x.value - 1e-9 if x.op == ">=" else r <= x.value + 1e-9 for r, x in zip(reached, limits, strict=True)
-        ):
+        if meets(c, limits, "binary"):
             best = max(best, float(metrics.resolve(metric, average="binary")(c)))
     rule = tuned(p, y, metric, subject_to=subject_to, guard=False)
     assert rule.feasible
     assert rule.value == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize("average", ["macro", "micro"])
+def test_two_labels_with_constraints_against_all_thresholds(average):
+    """On 8 rows constraints are met wherever some pair of thresholds does, and hardly a pair is better."""
+    gaps = []
+    forms = ["recall >= 0.6", "precision >= 0.6", "flagged <= 40%", "accuracy >= 0.6", "f1 >= 0.5",
+             ["recall[1] >= 0.9", "precision[0] >= 0.6"]]  # fmt: skip
+    for seed, subject_to, metric in itertools.product(
+        range(4), forms, ("f1", "precision", "recall", "accuracy", "mcc")
+    ):
+        rng = np.random.default_rng(seed)
+        p = np.round(rng.random((8, 2)), 2)
+        y = (rng.random((8, 2)) < p).astype(int)
+        limits = [parse_constraint(text) for text in (subject_to if isinstance(subject_to, list) else [subject_to])]
+        score = metrics.resolve(metric, average=average)
+        pairs = ((p >= t).astype(int) for t in itertools.product([*p[:, 0], 2.0], [*p[:, 1], 2.0]))
+        counts = [Confusion.hard(torch.from_numpy(d), torch.from_numpy(y), 2, multilabel=True) for d in pairs]
+        values = [float(score(c)) for c in counts if meets(c, limits, average)]
+        rule = tuned(p, y, metric, task="multilabel", average=average, subject_to=subject_to, guard=False)
+        assert rule.feasible
+        gaps.append(max(values) - rule.value)
+    assert min(gaps) > -1e-9
+    assert np.mean(gaps) < 0.001
 
 
 @pytest.mark.parametrize("metric", ["f1", "mcc", "balanced_accuracy", "accuracy"])

@@ -216,7 +216,8 @@ class LabelSearch:
             start = self.best
             search_multipliers(lambda m: self.add(self.ascend(start, m, passes=1)), none, self.shortfall)
         if self.problem.constraints:
-            self.add(self.ascend(self.best, None))
+            for start in (self.best, self.half, common):
+                self.add(self.ascend(start, None))
 
 
 def best_thresholds(problem: Problem, values: LabelCounts, limits: LabelCounts) -> list[float]:
