@@ -76,6 +76,8 @@ def test_costs_with_a_constraint():
     ("costs", "message"),
     [
         ([[0, 1]], "shape"),
+        ("amount", "a matrix of numbers, or a mapping"),
+        ([["a", "b"], ["c", "d"]], "a matrix of numbers, or a mapping"),
         ({"fpp": 1}, "cost must be one of"),
         ({("fine", "cow"): 1}, "class of a cost"),
         ({"reject": "amount"}, "must be a number"),

@@ -42,7 +42,12 @@ class Costs:
         """
         size = len(classes)
         if not isinstance(costs, Mapping):
-            matrix = np.asarray(costs, dtype=np.float64)
+            try:
+                matrix = np.asarray(costs, dtype=np.float64)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"costs must be a matrix of numbers, or a mapping like {{'fp': 1, 'fn': 'amount'}}, got {costs!r}"
+                ) from None
             if matrix.shape != (size, size) or not np.isfinite(matrix).all():
                 raise ValueError(f"costs must be finite numbers of shape {(size, size)}, got shape {matrix.shape}")
             return cls(tuple(tuple(row) for row in matrix.tolist()))
