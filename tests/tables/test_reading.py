@@ -173,7 +173,7 @@ def test_a_file_that_does_not_exist_and_its_neighbours(tmp_path, write):
     assert refusal(tmp_path / "zzz.pq") == "zzz.pq does not exist; is FOLDER the right folder?"
     assert refusal(tmp_path / "no" / "a.csv") == "a.csv does not exist, nor does its folder FOLDER; check the path"
     assert refusal(tmp_path / "train.csv" / "a.csv").startswith("a.csv does not exist, nor does its folder")
-    with pytest.raises(TableError, match=r"^https://x\.org/a\.csv is an address, a file on this machine is expected"):
+    with pytest.raises(TableError, match=r"^https://x\.org/a\.csv is a URL, but a local file is expected"):
         read_table("https://x.org/a.csv")
     assert "cannot be opened (" in refusal(tmp_path / ("x" * 300 + ".csv"))
     with pytest.raises(TableError, match=r"cannot be opened .embedded null byte.; check the name"):
