@@ -101,7 +101,7 @@ def exact_ranking(
         checks.check_bounds("target", target.double(), low=0.0, high=1.0)
     weight = torch.ones(target.shape) if sample_weight is None else sample_weight
     weight = checks.check_weights(weight, tuple(target.shape)).to(scores.device)
-    if checks.can_look_at(scores) and bool(scores.isnan().any()):
+    if checks.can_read(scores) and bool(scores.isnan().any()):
         raise ValueError("scores must be numbers, got nan; has the network diverged?")
     if not len(scores):
         return scores.new_zeros((), dtype=torch.float64)
