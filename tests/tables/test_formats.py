@@ -180,6 +180,8 @@ def test_columns_that_held_dates_in_training():
     unknown = expand_dates(pd.DataFrame({"when": [None, None], "n": [1, 2]}), features=features)
     assert list(unknown) == features
     assert unknown[["when:days", "when:month"]].isna().all(axis=None)
+    written = expand_dates(pd.DataFrame({"when": ["1970-02-02", None], "n": [1, 2]}), features=features)
+    assert written["when:days"].tolist()[:1] == [32]  # of a Parquet file, whose text is not converted
     with pytest.raises(TableError, match="'when' held dates in training, but holds 'soon' here; write dates as YYYY"):
         expand_dates(pd.DataFrame({"when": [None, "soon"], "n": [1, 2]}), features=features)
     with pytest.raises(TableError, match="has no column 'when'"):

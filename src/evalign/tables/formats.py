@@ -327,8 +327,8 @@ def expand_dates(frame: pd.DataFrame, *, features: Any = (), note: Note = lambda
     known = set(features)
     found: list[str] = []
     changed = False
-    if lacking := _held_dates(known, frame):
-        frame = frame.astype(dict.fromkeys(lacking, "datetime64[us]"))
+    if dates := _held_dates(known, frame):
+        frame = frame.assign(**dates)
     for name in frame.columns:
         column = frame[name]
         kind = _time_kind(column)
@@ -351,7 +351,7 @@ def expand_dates(frame: pd.DataFrame, *, features: Any = (), note: Note = lambda
         return frame
     if found:
         names = ", ".join(map(repr, found))
-        note(f"the dates in {names} were converted to days, month, day of the month, weekday and (with times) hour")
+        note(f"the dates in {names} were converted to days, month and, where they vary, day, weekday and hour")
     result = pd.DataFrame(expanded, index=frame.index)
     result.attrs = frame.attrs
     return result
@@ -367,21 +367,24 @@ def column_of_file(name: str, names: Collection[str]) -> str:
     return stem if part in PARTS and {f"{stem}:days", f"{stem}:month"} <= {*names} else name
 
 
-def _held_dates(known: set[str], frame: pd.DataFrame) -> list[str]:
-    """Columns without values that held dates in training; raises if one is missing or holds something else."""
+def _held_dates(known: set[str], frame: pd.DataFrame) -> dict[str, Any]:
+    """Columns that held dates in training and are empty or text here, as dates; raises for anything else."""
     parts = (feature.rpartition(":") for feature in known if feature not in frame)
-    lacking = []
+    dates: dict[str, Any] = {}
     for name in sorted({name for name, _, part in parts if name and part in PARTS}):
         if name not in frame:
             raise TableError(f"the table has no column {name!r}, which held dates in training; add it")
-        if frame[name].isna().all():
-            lacking.append(name)
-        elif _time_kind(frame[name]) != "date":
-            other = frame[name].dropna().iloc[0]
+        if _time_kind(frame[name]) == "date":
+            continue
+        column = frame[name].astype(object).where(frame[name].notna(), None)
+        try:
+            dates[name] = pd.to_datetime(column, format="ISO8601", utc=True).dt.tz_localize(None)
+        except (ValueError, TypeError):
+            other = str(column.dropna().iloc[0])
             raise TableError(
-                f"column {name!r} held dates in training, but holds {str(other)!r} here; write dates as YYYY-MM-DD"
-            )
-    return lacking
+                f"column {name!r} held dates in training, but holds {other!r} here; write dates as YYYY-MM-DD"
+            ) from None
+    return dates
 
 
 def _time_kind(column: "pd.Series[Any]") -> str | None:
