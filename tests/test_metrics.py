@@ -1,6 +1,7 @@
 """Metrics of hard counts equal scikit-learn's: absent classes, one class only, weights, every zero_division."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -119,13 +120,21 @@ def test_mcc_is_scikit_learns(data):
     assert_near(metrics.mcc(counts(*data)), sk.matthews_corrcoef(y, predicted, sample_weight=w), 1e-7)
 
 
+def kappa(y, predicted, undefined, **options):
+    """scikit-learn's, whose older versions cannot replace an undefined one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        value = sk.cohen_kappa_score(y, predicted, **options)
+    return undefined if math.isnan(value) else value
+
+
 @given(data=labellings(), undefined=st.sampled_from([0.0, 1.0, math.nan]))
 def test_kappas_are_scikit_learns(data, undefined):
     y, predicted, w, c = data
-    options = {"labels": range(c), "sample_weight": w, "replace_undefined_by": undefined}
-    plain = sk.cohen_kappa_score(y, predicted, **options)
-    linear = sk.cohen_kappa_score(y, predicted, weights="linear", **options)
-    quadratic = sk.cohen_kappa_score(y, predicted, weights="quadratic", **options)
+    options = {"labels": range(c), "sample_weight": w}
+    plain = kappa(y, predicted, undefined, **options)
+    linear = kappa(y, predicted, undefined, weights="linear", **options)
+    quadratic = kappa(y, predicted, undefined, weights="quadratic", **options)
     assert_near(metrics.cohen_kappa(counts(*data), zero_division=undefined), plain)
     assert_near(metrics.weighted_kappa(counts(*data), power=1.0, zero_division=undefined), linear)
     assert_near(metrics.quadratic_kappa(counts(*data), zero_division=undefined), quadratic)
@@ -169,8 +178,7 @@ def test_multilabel_accuracy_and_mcc_are_means_over_the_labels(data):
     assert_near(metrics.accuracy(counts(*data)), 1 - sk.hamming_loss(y, predicted, sample_weight=w))
     each = [sk.matthews_corrcoef(y[:, k], predicted[:, k], sample_weight=w) for k in columns]
     assert_near(metrics.mcc(counts(*data)), np.mean(each), 1e-7)
-    options = {"labels": [0, 1], "sample_weight": w, "replace_undefined_by": 0.0}
-    kappas = [sk.cohen_kappa_score(y[:, k], predicted[:, k], **options) for k in columns]
+    kappas = [kappa(y[:, k], predicted[:, k], 0.0, labels=[0, 1], sample_weight=w) for k in columns]
     balanced = [sk.balanced_accuracy_score(y[:, k], predicted[:, k], sample_weight=w) for k in columns]
     assert_near(metrics.cohen_kappa(counts(*data)), np.mean(kappas))
     assert_near(metrics.balanced_accuracy(counts(*data)), np.mean(balanced))

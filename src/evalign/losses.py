@@ -243,11 +243,11 @@ class MetricLoss(nn.Module):
             raise ValueError(
                 f"a loss with {what} cannot be summed over batches; leave it out, or evaluate each batch separately"
             )
-        flat = self.flat(input, target, sample_weight)
+        logits, y, weight, apart = self.flat(input, target, sample_weight)
         weighted = self.weight is not None or sample_weight is not None or self.pos_weight is not None
         return self.objective.sums(
-            *flat[:3], self._temperature, rows=weighted and self._remembers() is not None,
-            smoothing_weights=flat.smoothing_weights,
+            logits, y, weight, self._temperature, rows=weighted and self._remembers() is not None,
+            smoothing_weights=apart,
         )  # fmt: skip
 
     def of_sums(self, sums: Sums) -> Tensor:
@@ -321,13 +321,11 @@ def _loss(
         counted = (batch.split(images).weight != 0).flatten(1).any(1).to(each.dtype)  # type: ignore[union-attr]
         return safe_divide((each * counted).sum(), counted.sum())
     if ranks is not None and objective.is_ranking:
-        batch = gather_rows(batch.rows(), ranks)
-    elif ranks is not None:
-        sums = objective.sums(*batch[:3], temperature, smoothing_weights=batch.smoothing_weights)
-        return objective.of_sums(ranks(sums), beta)
-    if batch.smoothing_weights is not None:
-        return objective(*batch[:3], temperature, beta, smoothing_weights=batch.smoothing_weights)
-    return objective(*batch[:3], temperature, beta)
+        batch, ranks = gather_rows(batch.rows(), ranks), None
+    logits, y, weight, apart = batch  # the compiler of torch 2.8 takes no slice of a named tuple
+    if ranks is not None:
+        return objective.of_sums(ranks(objective.sums(logits, y, weight, temperature, smoothing_weights=apart)), beta)
+    return objective(logits, y, weight, temperature, beta, smoothing_weights=apart)
 
 
 def _module_anchor(options: LossOptions, input: Tensor, target: Tensor) -> Tensor | float:

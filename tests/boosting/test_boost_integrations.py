@@ -1,5 +1,7 @@
 """The objective inside LightGBM and XGBoost: their native and scikit-learn interfaces, and their own cross-entropy."""
 
+import inspect
+
 import lightgbm
 import numpy as np
 import pytest
@@ -80,12 +82,18 @@ def test_lightgbms_two_interfaces_agree_and_stop_at_the_best_metric(rare):
         objective=clone_of(objective), metric="None", n_estimators=60, verbose=-1, n_jobs=1, deterministic=True,
         force_row_wise=True,
     ).fit(
-        X[train], y[train], sample_weight=weight[train], eval_X=X[valid], eval_y=y[valid],
+        X[train], y[train], sample_weight=weight[train], **watched(X[valid], y[valid]),
         eval_sample_weight=[weight[valid]], eval_metric=objective.evaluate,
         callbacks=[lightgbm.early_stopping(20, verbose=False)],
     )  # fmt: skip
     assert model.best_iteration_ == booster.best_iteration
     np.testing.assert_allclose(model.predict(X[valid], raw_score=True), raw, atol=1e-12)
+
+
+def watched(x, y):
+    """Rows to stop by, as LightGBM's `fit` takes them from 4.7 on, and before."""
+    new = "eval_X" in inspect.signature(lightgbm.LGBMClassifier.fit).parameters
+    return {"eval_X": x, "eval_y": y} if new else {"eval_set": [(x, y)]}
 
 
 @pytest.mark.parametrize(("named", "expected"), [(None, {"f1"}), ("auc", {"f1", "auc"})])
@@ -94,7 +102,7 @@ def test_the_lightgbm_classifier_stops_by_no_metric_that_was_not_named(rare, nam
     objective = with_lightgbm.MetricObjective("f1", task="binary")
     model = with_lightgbm.MetricLGBMClassifier(objective=objective, n_estimators=30, verbose=-1, n_jobs=1)
     model.fit(
-        X[:600], y[:600], eval_X=X[600:], eval_y=y[600:], eval_metric=[objective.evaluate, *([named] if named else [])],
+        X[:600], y[:600], **watched(X[600:], y[600:]), eval_metric=[objective.evaluate, *([named] if named else [])],
         callbacks=[lightgbm.early_stopping(5, verbose=False)],
     )  # fmt: skip
     scores = model.evals_result_["valid_0"]

@@ -46,7 +46,8 @@ def assert_like_eager(logits, target, sample_weight=None, *, rtol=2e-5, scale=1.
 
 def fused(loss, logits, target):
     """The backward nodes of the loss that are ours."""
-    names, nodes = set(), [loss(logits.requires_grad_(), target).grad_fn]
+    value = loss(logits.requires_grad_(), target)  # keeps the nodes alive
+    names, nodes = set(), [value.grad_fn]
     while nodes:
         node = nodes.pop()
         names.add(type(node).__name__)

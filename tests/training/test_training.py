@@ -178,7 +178,7 @@ def test_binary_logits_of_any_shape_have_the_loss_of_flat_ones(shape):
     score = argmax_score(metrics.resolve("f1", average="binary"))
     values = validate(nn.Identity(), rows, stage, objective, score, 0.2)
     predicted = (z.flatten() > 0).long()
-    assert values["score"] == pytest.approx(f1_score(y.flatten(), predicted, sample_weight=each))
+    assert values["score"] == pytest.approx(f1_score(y.flatten().numpy(), predicted.numpy(), sample_weight=each))
     entropy = nn.functional.binary_cross_entropy_with_logits(z.flatten(), y.flatten().float(), weight=each)
     assert values["entropy"] == pytest.approx(float(entropy) * y.numel() / float(each.sum()), rel=1e-5)
 
