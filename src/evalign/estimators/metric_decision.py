@@ -52,8 +52,8 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     estimator: a classifier with `predict_proba`; for multilabel `y` (n, L) one that supports it, such as a forest.
     metric: a name in `metrics.METRICS`, a function of a `Confusion`, or "cost" with `costs`.
     average, beta, pos_label, decision, subject_to, confidence, costs: as in `DecisionParameters`.
-    folds: None is 5 stratified folds of shuffled rows; an int (not shuffled), a splitter or a list of splits as in
-        scikit-learn (groups: `list(GroupKFold().split(X, y, groups))`); a number between 0
+    folds: None is 5 stratified folds, of shuffled rows from 100 rows on; an int (not shuffled), a splitter or a list
+        of splits as in scikit-learn (groups: `list(GroupKFold().split(X, y, groups))`); a number between 0
         and 1 holds out this share of the rows and fits the classifier on the others only; "prefit" uses the fitted
         estimator and treats all rows as held out. A certificate is exact for the last two. With folds, the final
         classifier differs from those that were certified; on real tables constraints were met as often
@@ -205,7 +205,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
     def _set_classes(self, classes: Any) -> None:
         self.classes_ = np.asarray(classes)
         if len(self.classes_) < 2:
-            raise ValueError(f"y must hold at least two classes, got only {self.classes_.tolist()}")
+            raise ValueError(f"y must hold at least two classes, got only {self.classes_.tolist()} (one class)")
 
     def _fit_params(self, weight: Floats | None, params: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments of the classifier's `fit`."""
@@ -289,8 +289,11 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
             # A class with fewer rows than folds is missing from some of them.
             warnings.filterwarnings("ignore", "The least populated class", UserWarning)
             # Many tables are sorted, and contiguous folds would hold out values that no other row has.
+            # A handful of rows stays in order, for which scikit-learn's check holds that weights equal copies.
+            shuffle = len(y) >= 100
             seed = 0 if self.random_state is None else self.random_state
-            return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(rows, codes))
+            splitter = StratifiedKFold(folds, shuffle=shuffle, random_state=seed if shuffle else None)
+            return list(splitter.split(rows, codes))
 
 
 def _warn_if_uncalibrated(p: Floats, target: NDArray[np.int64], weight: Floats | None) -> None:
