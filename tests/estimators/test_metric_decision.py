@@ -389,6 +389,7 @@ def test_report_knows_labels_and_the_positive_class(two_classes):
         pytest.approx(recall_score(names[2000:], predicted, pos_label="fraud"))
     ]
     assert worth.threshold.low <= worth.threshold.value <= worth.threshold.high
+    assert "threshold on the probability of class fraud" in str(worth)
 
 
 class OtherOrder(ClassifierMixin, BaseEstimator):

@@ -52,7 +52,8 @@ class RuleReport:
     `gain` is the lead over `argmax`, the largest probability (multilabel: all labels with 1/2 or more), also for
     "cost", where lower is better. `coverage` is the share of rows that a rule with `reject` decides. The interval of
     `threshold` is that of rules learned from resampled rows. `curve` has columns threshold, value, low and high for two
-    classes: the metric of every threshold on the uncalibrated probability of class 1, with its 95 % band.
+    classes: the metric of every threshold on the uncalibrated probability of class 1, with its 95 % band. `positive`
+    is what the text calls that class.
     """
 
     rule: Rule
@@ -65,6 +66,7 @@ class RuleReport:
     threshold: Estimate | None = None
     coverage: Estimate | None = None
     curve: Floats | None = None
+    positive: str = "class 1"
 
     def __str__(self) -> str:
         lines = [
@@ -76,7 +78,7 @@ class RuleReport:
         if self.threshold is not None:
             t = self.threshold
             spread = f"learned from resamples of these rows: {t.low:.3f} to {t.high:.3f}"
-            lines.insert(1, f"  threshold on the probability of class 1: {t.value:.3f} ({spread})")
+            lines.insert(1, f"  threshold on the probability of {self.positive}: {t.value:.3f} ({spread})")
         if self.coverage is not None:
             lines.insert(1, f"  share of rows decided: {self.coverage}")
         for text, (estimate, missed) in self.constraints.items():

@@ -288,8 +288,10 @@ class Deciding(DecisionParameters):
         p, truth = self._decision_probabilities(X), self._codes(y)
         if self.decision_.kind == "row_costs":
             return evaluate_rule(self.decision_, p, truth, costs=self._costs().rows(X))
-        options = {name: value for name, value in self._rule_options().items() if name != "task"}
-        return evaluate_rule(self.decision_, p, truth, **options)
+        found = evaluate_rule(
+            self.decision_, p, truth, **{k: v for k, v in self._rule_options().items() if k != "task"}
+        )
+        return replace(found, positive=f"class {self._decision_classes()[-1]}")
 
     # -- other class shares -------------------------------------------------------------------------------------
 
