@@ -286,11 +286,9 @@ class Deciding(DecisionParameters):
         Use rows that `fit` has not seen. Printing gives text; `.html()` is a page, with a plot for two classes.
         """
         p, truth = self._decision_probabilities(X), self._codes(y)
-        if self.decision_.kind == "row_costs":
-            return evaluate_rule(self.decision_, p, truth, costs=self._costs().rows(X))
-        found = evaluate_rule(
-            self.decision_, p, truth, **{k: v for k, v in self._rule_options().items() if k != "task"}
-        )
+        options = self._rule_options() if self.decision_.kind != "row_costs" else {"costs": self._costs().rows(X)}
+        options.pop("task", None)
+        found = evaluate_rule(self.decision_, p, truth, **options)
         return replace(found, positive=f"class {self._decision_classes()[-1]}")
 
     # -- other class shares -------------------------------------------------------------------------------------
