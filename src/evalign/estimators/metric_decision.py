@@ -68,7 +68,7 @@ class MetricDecision(Deciding, ClassifierMixin, MetaEstimatorMixin, BaseEstimato
 
     >>> from sklearn.datasets import make_classification
     >>> from sklearn.linear_model import LogisticRegression
-    >>> X, y = make_classification(600, weights=[0.9], flip_y=0.1, random_state=0)
+    >>> X, y = make_classification(1000, weights=[0.9], flip_y=0.1, random_state=0)
     >>> model = MetricDecision(LogisticRegression(), "f1").fit(X, y)
     >>> bool(model.decision_.threshold < 0.5)
     True
