@@ -175,14 +175,14 @@ def plan_images(paper: str, table: str) -> Iterator[tuple[Path, Config]]:
                 yield HERE / f"{where}.json", config
                 if paper in ("east", "mf") and protocol == "paper" and config.training and name != "caltech101":
                     yield HERE / f"{where}{PRINTED_BUDGET}.json", with_printed_grid(config)
-                if where.startswith("east/1/paper/cifar10.") and row["cell"] in ("f1", "accuracy", "mcc", "ce"):
+                if name == "cifar10" and paper in ("east", "mf") and protocol == "paper" and config.training:
                     yield HERE / f"{where}{LONGER_BUDGET}.json", with_printed_patience(config)
 
 
 def with_printed_patience(config: Config) -> Config:
     """The same cell at the printed patience, without a bound on epochs, at one point of the printed grid."""
     assert config.training is not None
-    patience = PRINTED["east", "cifar10"].patience
+    patience = PRINTED[config.cell.split("/")[0], "cifar10"].patience
     stages = tuple(
         replace(
             stage, learning_rate=1e-4, epochs=UNBOUNDED, patience=patience, max_stale=3,
