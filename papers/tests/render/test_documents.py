@@ -265,16 +265,20 @@ def test_templates_look_their_numbers_up(papers: Path) -> None:
 
 def test_rows_of_benchmarks_are_shown_as_they_are(tmp_path: Path) -> None:
     line = {
-        "loss": "f1", "learning_rate": 1e-4, "batch_size": 256, "trial": 0, "epochs": 82, "stopped_by": "time",
+        "cell": "east/1/paper/cifar10.f1@longer", "loss": "f1", "learning_rate": 1e-4,
+        "batch_size": 256, "trial": 0, "epochs": 82, "stopped_by": "time",
         "best_epoch": 80, "seconds": 400.0, "validation_loss": 0.3, "test": {"f1": 0.7, "accuracy": 0.71, "mcc": 0.68},
         "environment": {"device": "a GPU"}, "curve": [[0.2, 0.5, 0.6, 0.45]] * 82,
     }  # fmt: skip
     worse = line | {"learning_rate": 1e-3, "validation_loss": 0.4, "test": {"f1": 0.6, "accuracy": 0.6, "mcc": 0.5}}
-    (tmp_path / CIFAR10_ROWS).write_text("".join(json.dumps(row) + "\n" for row in (worse, line)))
+    dogs = line | {"cell": "east/4/paper/cifar10.recall-dog@longer", "loss": "recall-dog", "validation_loss": 0.1}
+    (tmp_path / CIFAR10_ROWS).write_text("".join(json.dumps(row) + "\n" for row in (worse, line, dogs)))
     block = cifar10_block(tmp_path)
-    assert "| F1\\* | 0.0001 | 0 | 82 | time | 400 | 0.300 | 0.700 | 0.710 | 0.680 |" in block
+    assert "| east-4 | recall-dog | 0.0001 | 0 | 82 | time | 400 | 0.100 | 0.700 | 0.710 | 0.680 |" in block
+    assert "| east-1 | F1\\* | 0.0001 | 0 | 82 | time | 400 | 0.300 | 0.700 | 0.710 | 0.680 |" in block
     assert "on a GPU" in block
     curves = curves_block(tmp_path)
+    assert "recall-dog" not in curves
     assert "| f1 | 0.0001 | 82 | 0.2 | 0.500 | 0.400 | 0.450 | +0.100 | +0.050 |" in curves
     numbers = Numbers(tmp_path, tmp_path)
     assert numbers.cifar10_validation("f1") == "0.450"

@@ -221,12 +221,13 @@ def cifar10_block(benchmarks: Path | None) -> str:
     found = _cifar10_runs(path)
     titles = {"f1": "F1*", "accuracy": "Acc*", "mcc": "MCC*", "ce": "cross-entropy"}
     rows = [
-        [literal(titles[run["loss"]]), f"{run['learning_rate']:g}", str(run["trial"]), str(run["epochs"]),
+        [_table_of(run), literal(titles.get(run["loss"], run["loss"])),
+         f"{run['learning_rate']:g}", str(run["trial"]), str(run["epochs"]),
          run["stopped_by"], f"{run['seconds']:.0f}", f"{run['validation_loss']:.3f}",
          *(f"{run['test'][name]:.3f}" for name in SHOWN)]
         for run in found
     ]  # fmt: skip
-    head = ["trained on", "learning rate", "trial", "epochs", "stopped by", "seconds", "validation loss",
+    head = ["table", "trained on", "learning rate", "trial", "epochs", "stopped by", "seconds", "validation loss",
             "F1", "accuracy", "MCC"]  # fmt: skip
     device, sizes = found[0]["environment"]["device"], sorted({run["batch_size"] for run in found})
     note = (
@@ -239,7 +240,15 @@ def cifar10_block(benchmarks: Path | None) -> str:
 
 def _cifar10_runs(path: Path) -> list[dict[str, Any]]:
     runs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return sorted(runs, key=lambda run: (run["loss"], -run["learning_rate"], run["trial"]))
+    return sorted(runs, key=lambda run: (_table_of(run), run["loss"], -run["learning_rate"], run["trial"]))
+
+
+def _table_of(run: dict[str, Any]) -> str:
+    """
+    >>> _table_of({"cell": "east/1/paper/cifar10.f1@longer"})
+    'east-1'
+    """
+    return "-".join(run["cell"].split("/")[:2])
 
 
 def curves_block(benchmarks: Path | None) -> str:
@@ -251,7 +260,7 @@ def curves_block(benchmarks: Path | None) -> str:
     if path is None or not path.exists():
         return "Nothing has been run yet: `python benchmarks/printed_budget.py cifar10`."
     rows = []
-    for run in (run for run in _cifar10_runs(path) if run["trial"] == 0):
+    for run in (run for run in _cifar10_runs(path) if run["trial"] == 0 and _table_of(run) == "east-1"):
         for epoch in sorted({*(e for e in CURVE_EPOCHS if e <= run["epochs"]), run["epochs"]}):
             temperature, train_loss, valid_loss, score = run["curve"][epoch - 1]
             soft_train, soft_valid = 1 - train_loss, 1 - valid_loss
