@@ -339,7 +339,6 @@ def test_a_wrong_file_is_refused_before_torch_is_imported(folder: Path, tmp_path
     for words, message in {
         ("fit", "empty.csv", "-t", "kind", "-o", "run"): "is empty",
         ("compare", "empty.csv", "-t", "kind", "-o", "run"): "is empty",
-        ("advise", "empty.csv", "-t", "kind"): "is empty",
         ("predict", str(folder / "run"), "empty.csv"): "is empty",
         ("fit", str(folder / "train.csv"), "-t", "knid", "-o", "run"): "did you mean 'kind'?",
         ("fit", str(folder / "train.csv"), "-t", "kind", "-o", str(folder / "run")): "earlier run",

@@ -126,7 +126,7 @@ def test_what_to_install_is_said(tmp_path):
     wanted = "which is not installed; pip install 'evalign"
     assert (shown.returncode, shown.stderr) == (2, f"evalign: the command line needs typer, {wanted}[cli]'\n")
     animals(40, 0).to_csv(tmp_path / "a.csv", index=False)
-    shown = without("pandas", "evalign", "advise", str(tmp_path / "a.csv"), "-t", "kind")
+    shown = without("pandas", "evalign", "fit", str(tmp_path / "a.csv"), "-t", "kind", "-o", str(tmp_path / "run"))
     assert (shown.returncode, shown.stderr) == (2, f"evalign: this needs pandas, {wanted}[cli]'\n")
     shown = without("pandas", "import evalign; evalign.EASTBlend")
     assert shown.stderr.endswith(f"ModuleNotFoundError: evalign.EASTBlend needs pandas, {wanted}[tables]'\n")

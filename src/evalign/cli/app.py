@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from evalign.cli import advise, bench, compare, demo, fit, predict
+from evalign.cli import bench, compare, demo, fit, predict
 from evalign.cli.console import EXIT_INTERRUPTED, until_pipe_closes
 from evalign.storage.atomic import DISK_FULL
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, fit, predict, compare, advise, bench):
+for module in (demo, fit, predict, compare, bench):
     app.command(module.NAME, epilog=f"Example: {module.EXAMPLE}")(module.command)
 
 

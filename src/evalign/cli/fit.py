@@ -72,17 +72,12 @@ def run(source: InputFiles, folder: RunFolder, settings: o.Settings, output: Out
     from evalign.cli import run_files as data
     from evalign.comparison.goals import Judge
     from evalign.comparison.run import split
-    from evalign.training.batches import default_batch_size
-    from evalign.training.recipes import find_recipe
 
     loaded = data.load(source, output.note)
     judge = Judge(settings.aim(), loaded.table.y)
     parts = (loaded.table, loaded.test) if loaded.test is not None else split(loaded.table, source.share, settings.seed)
     facts = loaded.describe()
     data.note_positive(judge, facts["classes"], output.note)
-    if (name := settings.network_recipe) and name != "cross_entropy":
-        batch_size = find_recipe(name).batch_size or default_batch_size(round(0.8 * len(parts[0])))
-        data.note_batches(judge, facts["classes"], batch_size, output.note)
     details = loaded.details()
     del loaded  # the parts are copies, and the original may be large
     with output.warnings_as_notes():

@@ -213,15 +213,6 @@ class Settings:
         return self.recipe if self.recipe != "auto" or model == "blend" else "anchored"
 
     @property
-    def network_recipe(self) -> str | None:
-        """Recipe of the network that is trained, alone or in a blend; None without a network."""
-        if self.model == "boost" or (self.model == "blend" and self.preset == "quick"):
-            return None
-        if self.recipe == "auto" and self.model == "blend" and self.decision != "argmax":
-            return "cross_entropy"
-        return "anchored" if self.recipe == "auto" else self.recipe
-
-    @property
     def rule(self) -> str:
         """The requested decision rule, or the default."""
         return self.decision or "auto"

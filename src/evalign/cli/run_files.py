@@ -290,16 +290,6 @@ def note_classes(judge: "Judge", truth: Any, note: Note) -> None:
         note(f"classes with fewer than 10 test rows, whose scores are unreliable: {quoted(few)}")
 
 
-def note_batches(judge: "Judge", counts: dict[str, int], batch_size: int, note: Note) -> None:
-    """Note classes that most batches will not contain."""
-    total = sum(counts.values())
-    if missed := [name for name in judge.names if (1 - counts[name] / total) ** batch_size > 0.5]:
-        note(
-            f"most batches of {batch_size} rows will not contain the class {quoted(missed)}; "
-            "evalign advise shows the batch size that the metric needs"
-        )
-
-
 class RunFolder:
     """A folder for the files of one run and nothing else."""
 
