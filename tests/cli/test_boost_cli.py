@@ -12,10 +12,7 @@ from typer.testing import CliRunner
 
 from evalign import EASTBlend, EASTBooster, EASTClassifier
 from evalign.cli.app import app, main
-from evalign.cli.fit import Clock
-from evalign.comparison import Aim, Judge, contenders
 from evalign.comparison.contenders import StockBooster
-from evalign.comparison.run import Table, choose, evaluate, split
 from evalign.comparison.significance import paired_p
 from evalign.estimators.blend import load_model
 
@@ -59,20 +56,6 @@ def test_fit_with_boosted_trees_saves_what_it_tested(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_auto_keeps_the_better_on_held_out_rows_and_says_why(data, tmp_path):
-    result = call("fit", data, "-t", "label", "-o", tmp_path / "run", "--model", "auto", *FAST)
-    kept, why = result["model"]["kind"], result["model"]["chosen_because"]
-    assert "rows that all held out" in why
-    titles = {"boost": "trees, anchored) ", "network": "(anchored) ", "blend": "(blend) "}
-    said = {name: float(why.split(title)[1][:6]) for name, title in titles.items()}
-    assert said[kept] == max(said.values())
-    names = [row["contender"] for row in result["table"]]
-    assert (names.count("ours"), names.count("ours_other"), names.count("ours_third")) == (1, 1, 1)
-    model = load_model(tmp_path / "run" / "model.safetensors")
-    assert isinstance(model, {"boost": EASTBooster, "network": EASTClassifier, "blend": EASTBlend}[kept])
-
-
-@pytest.mark.slow
 def test_fit_with_a_blend_saves_what_it_tested(data, tmp_path):
     out = tmp_path / "run"
     result = call("fit", data, "-t", "label", "-o", out, "--model", "blend", *FAST)
@@ -82,36 +65,6 @@ def test_fit_with_a_blend_saves_what_it_tested(data, tmp_path):
     call("predict", out, data, "-o", tmp_path / "p.csv", "--target", "label", "--device", "cpu", "--json")
     frame = pd.read_csv(data)
     assert pd.read_csv(tmp_path / "p.csv")["prediction"].tolist() == model.predict(frame.drop(columns="label")).tolist()
-
-
-@pytest.mark.slow
-def test_auto_stops_at_its_budget(data, tmp_path):
-    words = ["--epochs", "100000", "--hidden", "16", "--quiet", "--json", "--budget", "0.2"]
-    result = call("fit", data, "-t", "label", "-o", tmp_path / "run", "--model", "auto", *words[:1], "60", *words[2:])
-    assert any("its share of --budget" in note for note in result["notes"])
-
-
-def test_choice_is_by_rows_that_both_held_out(data):
-    frame = pd.read_csv(data)
-    table = Table(frame.drop(columns="label"), frame["label"].to_numpy())
-    judge = Judge(Aim("f1", positive="yes"), table.y)
-    parts = split(table, 0.2, 0)
-    listed = [
-        contenders.ours(judge, hidden=(16,), epochs=8), contenders.ours_boosted(judge, rounds=8, n_jobs=1)
-    ]  # fmt: skip
-    trials = [evaluate(contender, *parts, judge, seed=0) for contender in listed]
-    choice = choose(trials, judge)
-    rows = trials[0].estimator.held_out_predictions_.rows
-    assert set(rows) <= set(trials[1].estimator.held_out_predictions_.rows)
-    for trial, score in zip(trials, choice.scores, strict=True):
-        estimator = trial.estimator
-        order = {row: i for i, row in enumerate(estimator.held_out_predictions_.rows.tolist())}
-        at = [order[row] for row in rows.tolist()]
-        predicted = estimator.decision_.predict(estimator.held_out_predictions_.probabilities[at])
-        truth = (parts[0].y[rows] == "yes").astype(int)
-        assert np.array_equal(truth, estimator.held_out_predictions_.labels[at])
-        assert score == pytest.approx(f1_score(truth, predicted))
-    assert choice.scores[choice.best] == max(choice.scores)
 
 
 @pytest.mark.slow
@@ -158,27 +111,10 @@ def test_stock_boosters_are_the_libraries_own_models(data):
         StockBooster("xgb").fit(X, y)
 
 
-def test_a_clock_ends_training_once_its_time_is_over():
-    heard = []
-    clock = Clock(heard.append, 1000.0)
-    clock(1)
-    clock = replace_start(clock)
-    with pytest.raises(KeyboardInterrupt):
-        clock(2)
-    assert (heard, clock.over) == ([1, 2], True)
-    Clock(None, None)(3)
-
-
-def replace_start(clock):
-    clock.started -= 2000.0
-    return clock
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "trees"], "model must be one of blend, network, boost, auto"),
-        (["--budget", "0"], "budget must lie"),
+        (["--model", "trees"], "model must be one of blend, network, boost"),
         (["--decision", "plugin"], "did you mean 'plug_in'"),
     ],
 )

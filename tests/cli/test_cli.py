@@ -736,7 +736,7 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest
 
 
 def test_progress_of_a_blend_is_its_own_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalign.cli.fit import Clock
+    from evalign.cli.console import Listener
     from evalign.training.loop import Epoch
 
     clock, said = [0.0], []
@@ -745,7 +745,8 @@ def test_progress_of_a_blend_is_its_own_estimate(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(output, "say", said.append)
     epoch = Epoch(1, "trees", 0.0, 0.0, np.nan, np.nan, np.nan, np.nan)  # of a member, one of a thousand or so
     with output.progress(3, 1000) as step:
-        on_epoch = Clock(step("ours (blend)", 0), None)
+        on_epoch = step("ours (blend)", 0)
+        assert isinstance(on_epoch, Listener)
         on_epoch.expect(40.0)
         for clock[0] in (6.0, 30.0, 50.0):
             on_epoch(epoch)

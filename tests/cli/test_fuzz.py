@@ -153,7 +153,7 @@ VALUES = ["0", "1", "2", "0.5", "1.5", "nan", "inf", "1e99", "999999999999999999
           "no/where.csv", "table.csv", "new.csv", "/", "."]  # fmt: skip
 NAMES = ["--metric", "--average", "--beta", "--positive", "--subject-to", "--test", "--test-size", "--drop", "--recipe",
          "--decision", "--seed", "--device", "--decimal", "--na", "--encoding", "--task", "--network", "--ensemble",
-         "--folds", "--hidden", "--target", "--out", "--preset", "--time-limit", "--confidence", "--budget", "--epochs",
+         "--folds", "--hidden", "--target", "--out", "--preset", "--time-limit", "--confidence", "--epochs",
          "--model"]  # fmt: skip
 GOALS = ["--costs", "--costs", "--target", "--subject-to", "--positive", "--metric", "--decision", "--drop"]
 COSTS = ["fn=1,fp=2", "fn=1", "fn=weight", "fn=weight,fp=1,reject=0.5", "fp=colour", "cat:dog=3", "cat:cow=1",

@@ -15,7 +15,7 @@ NAME = "compare"
 EXAMPLE = "evalign compare adult.csv --target income --metric f1 --splits 5"
 
 
-@o.takes(without=("budget", "network", "ensemble", "stream"))
+@o.takes(without=("network", "ensemble", "stream"))
 def command(
     context: typer.Context,
     data: o.Data,

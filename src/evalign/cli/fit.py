@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,9 +36,6 @@ def command(
 
     Writes model.safetensors, report.html and result.json to the --out folder. The saved model is the one that was
     tested; it was not trained on the test rows. Ctrl-C stops training and keeps the best model so far.
-
-    --model auto trains boosted trees, a network and a blend, each for at most a third of --budget, and keeps the one
-    with the best score on the validation rows that all of them held out.
 
     A table of 1 GB (5 million rows, 10 numbers and a category) takes 2.8 GB of memory. A folder of Parquet files, or a
     Parquet file with --stream, is read in passes to train a network, and may be larger than memory; repeat the command
@@ -81,10 +77,10 @@ def run(source: InputFiles, folder: RunFolder, settings: o.Settings, output: Out
     details = loaded.details()
     del loaded  # the parts are copies, and the original may be large
     with output.warnings_as_notes():
-        trials, kept, why = train(judge, settings, *parts, output, interrupt)
+        trials = train(judge, settings, *parts, output, interrupt)
     model = trials[0].estimator
     return data.finish_fit(
-        judge, trials, settings, facts, folder, output, interrupted=interrupt.pressed, kept=kept, why=why,
+        judge, trials, settings, facts, folder, output, interrupted=interrupt.pressed,
         rows=len(parts[0]), importance=importance(model, parts[0].X), leaderboard=leaderboard(model), **details,
         test_from=str(source.test) if source.test else f"a stratified split, {source.share:g} of every class",
     )  # fmt: skip
@@ -133,103 +129,46 @@ def importance(model: Any, X: Any, y: Any = None) -> list[dict[str, Any]]:
 
 def train(
     judge: Any, settings: o.Settings, development: Any, test: Any, output: Any, interrupt: Interrupt
-) -> tuple[list[Any], str, str | None]:
-    """Train all candidates; returns the trials, the kept model's name, and the reason if there was a choice.
+) -> list[Any]:
+    """The trials of our model and of its rivals; ours comes first, so that Ctrl-C leaves a model to save."""
+    from evalign.comparison.run import evaluate
 
-    Our models are trained first, so that Ctrl-C leaves a model to save.
-    """
-    from evalign.comparison.run import choose, evaluate
-
-    models = _models(settings, output.note)
-    epochs = max(_epochs(settings, model) for model in models)
-    seconds = settings.budget / len(models) if settings.model == "auto" else None
-    with output.progress(len(models) + 2, epochs) as step:
-
-        def run(contender: Any, seconds: float | None = None) -> Any:
-            listener = step(contender.title, 0)
+    ours = replace(settings.contender(judge, settings.model), name="ours", decisions=(settings.rule,))
+    trials: list[Any] = []
+    with output.progress(3, _epochs(settings)) as step:
+        for contender in (ours, *_rivals(judge, settings)):
+            if interrupt.pressed and contender.name == "cross_entropy":
+                output.note("after Ctrl-C, cross-entropy was not trained for comparison")
+                continue
+            listener, before = step(contender.title, 0), interrupt.pressed
             if isinstance(listener, Listener):
                 listener.follow(contender.make(settings.seed))
-            before, clock = interrupt.pressed, Clock(listener, seconds)
-            trial = evaluate(contender, development, test, judge, seed=settings.seed, on_epoch=clock)
+            trial = evaluate(contender, development, test, judge, seed=settings.seed, on_epoch=listener)
             if interrupt.pressed and not before:
                 if not trial.estimator.history_:
                     raise KeyboardInterrupt
                 output.note(f"Ctrl-C ended the training of {contender.title}; its best weights so far were kept")
-            elif clock.over:
-                output.note(f"{contender.title} was stopped after {seconds:.0f} s, its share of --budget")
-            return trial
-
-        trials: list[Any] = []
-        for model in models:
-            if trials and interrupt.pressed:
-                output.note("after Ctrl-C, the other models were not trained")
-                break
-            trials.append(run(replace(settings.contender(judge, model), decisions=(settings.rule,)), seconds))
-        choice = choose(trials, judge)
-        why = choice.reason(trials, judge.aim.name) if settings.model == "auto" else None
-        kept = models[choice.best]
-        trials.insert(0, trials.pop(choice.best))
-        for place, trial in enumerate(trials):
-            name = ("ours", "ours_other", "ours_third")[place]
-            trial.contender = replace(trial.contender, name=name)
-        for contender in _rivals(judge, settings, kept):
-            if interrupt.pressed and contender.name == "cross_entropy":
-                output.note("after Ctrl-C, cross-entropy was not trained for comparison")
-                continue
-            trials.append(run(contender))
-    return trials, kept, why
+            trials.append(trial)
+    return trials
 
 
-class Clock:
-    """Epoch callback with a time limit; ends training like Ctrl-C, which keeps the best state so far."""
-
-    def __init__(self, listener: Callable[[Any], None] | None, seconds: float | None) -> None:
-        self.listener, self.seconds = listener, seconds
-        self.started, self.over = time.monotonic(), False
-
-    def expect(self, seconds: float) -> None:
-        """Forward a model's estimate of its time."""
-        if self.listener is not None and hasattr(self.listener, "expect"):
-            self.listener.expect(min(seconds, self.seconds or math.inf))
-
-    def __call__(self, epoch: Any) -> None:
-        if self.listener is not None:
-            self.listener(epoch)
-        if self.seconds is not None and time.monotonic() - self.started > self.seconds:
-            self.over = True
-            raise KeyboardInterrupt
-
-
-def _models(settings: o.Settings, note: Callable[[str], None]) -> list[str]:
-    """Names of the models to train, in order: trees first, because they rarely use up their time."""
-    if settings.model != "auto":
-        return [settings.model]
-    from evalign.boosting.growth import is_installed
-
-    if is_installed("lightgbm"):
-        return ["boost", "network", "blend"]
-    note("only a network was trained, because LightGBM is not installed; run pip install 'evalign[boost]'")
-    return ["network"]
-
-
-def _epochs(settings: o.Settings, model: str) -> int:
+def _epochs(settings: o.Settings) -> int:
     from evalign.training.recipes import find_recipe
 
-    if model in ("boost", "blend"):
+    if settings.model in ("boost", "blend"):
         return settings.epochs or ROUNDS
-    return find_recipe(settings.recipe_of(model)).limited(settings.epochs).epochs
+    return find_recipe(settings.recipe_of(settings.model)).limited(settings.epochs).epochs
 
 
-def _rivals(judge: Any, settings: o.Settings, model: str) -> list[Any]:
+def _rivals(judge: Any, settings: o.Settings) -> list[Any]:
     """Baselines: boosted trees for a blend, else the same model trained on cross-entropy; and the majority class."""
     from evalign.boosting.growth import is_installed
     from evalign.comparison import contenders as c
 
-    own = settings.rule
-    if model == "boost":
+    if settings.model == "boost":
         rival = c.boosted_cross_entropy(judge, **settings.options_of("boost"))
-    elif model == "blend":
+    elif settings.model == "blend":
         rival = (c.stock_lightgbm if is_installed("lightgbm") else c.gradient_boosting)(judge)
     else:
         rival = c.cross_entropy(judge, rival_of=settings.recipe_of("network"), **settings.options_of("network"))
-    return [replace(rival, decisions=tuple(dict.fromkeys(("argmax", "plug_in", own)))), c.majority(judge)]
+    return [replace(rival, decisions=tuple(dict.fromkeys(("argmax", "plug_in", settings.rule)))), c.majority(judge)]

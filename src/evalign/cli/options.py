@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from evalign.comparison.goals import Aim
 
-MODELS = ("blend", "network", "boost", "auto")
+MODELS = ("blend", "network", "boost")
 NETWORK_OPTIONS = ("network", "ensemble", "folds", "hidden")
 DATA, GOAL, TRAINING, OUTPUT = "Data", "Metric to optimise", "Training", "Output"
 
@@ -57,12 +57,9 @@ _TABLE: list[tuple[Any, ...]] = [
     ("confidence", float | None, GOAL,
      "Probability with which the constraints hold on new rows, such as 0.9. Default: they hold on held-out rows only."),
     ("model", str, TRAINING,
-     "blend (linear model, randomised and boosted trees and a network, averaged); network; boost (boosted trees); or "
-     "auto: train all three and keep the best on held-out rows."),
+     "blend (linear model, randomised and boosted trees and a network, averaged); network; or boost (boosted trees)."),
     ("preset", str, TRAINING, "Effort of a blend: quick, default or best."),
     ("time_limit", float | None, TRAINING, "Maximum training time of a blend, in seconds."),
-    ("budget", float, TRAINING,
-     "Seconds for all models of --model auto together; a model that runs out of time keeps its best state."),
     ("recipe", str, TRAINING,
      "Training recipe: cross_entropy, anchored, paper or btg. auto: cross_entropy in a blend unless --decision argmax, "
      "otherwise anchored."),
@@ -108,7 +105,6 @@ class Settings:
     seed: int = 0
     device: str = "auto"
     model: str = "blend"
-    budget: float = 600.0
     network: str = "mlp"
     ensemble: int = 1
     folds: int | str = "auto"  # or a number
@@ -158,7 +154,6 @@ class Settings:
             checks.check_number("--time-limit", self.time_limit, low=0.0, open_low=True)
         checks.check_choice("--model", self.model, MODELS)
         checks.check_choice("--network", self.network, CURVES)
-        checks.check_number("--budget", self.budget, low=0.0, open_low=True)
         if self.model == "boost" and not is_installed("lightgbm"):
             raise ValueError(
                 f"--model {self.model} needs LightGBM, which is not installed; pip install 'evalign[boost]'"
@@ -173,8 +168,6 @@ class Settings:
             if name in ("preset", "time_limit") and self.model in ("network", "boost"):
                 option = name.replace("_", "-")
                 raise ValueError(f"--{option} is an option of blends, got --model {self.model}; remove one of them")
-            if name == "budget" and self.model != "auto":
-                raise ValueError(f"--budget is an option of --model auto, got --model {self.model}; remove one of them")
         resolve_device(self.device)
 
     def aim(self) -> "Aim":

@@ -380,12 +380,11 @@ def finish(
 
 def finish_fit(
     judge: "Judge", trials: list[Any], settings: Settings, data: dict[str, Any], folder: RunFolder, output: "Output", *,
-    interrupted: bool, rows: int, test_from: str, kept: str = "network", why: str | None = None, remark: str = "",
-    split: dict[str, Any] | None = None, **more: Any,
+    interrupted: bool, rows: int, test_from: str, remark: str = "", split: dict[str, Any] | None = None, **more: Any,
 ) -> Any:  # fmt: skip
     """Write what `evalign fit` writes, and return the saved model: the one of the first trial.
 
-    `rows` is the number of rows outside the test set; `why` says why a model was `kept` if there was a choice.
+    `rows` is the number of rows outside the test set.
     """
     import numpy as np
 
@@ -398,7 +397,7 @@ def finish_fit(
             part.device = "auto"  # the saved model may be loaded on another machine
     found = model.held_out_predictions_
     held_out, folds = len(np.unique(found.rows)) or len(found.labels), len(np.unique(found.fold))
-    if folds > 1 and kept == "network":
+    if folds > 1 and settings.model == "network":
         output.note(f"{folds} networks were trained, one per fold; predictions are their mean")
     sizes = {
         "test_from": test_from, "training_and_validation_rows": rows, "validation_rows": held_out, "test_rows": tested,
@@ -409,7 +408,7 @@ def finish_fit(
         f"the other {rows:,} ({how}). {remark}The saved model is the one tested here."
     )
     learned = {
-        "file": MODEL, "kind": kept, "chosen_because": why, "decision": model.decision_.to_json(),
+        "file": MODEL, "kind": settings.model, "decision": model.decision_.to_json(),
         "temperature": model.temperature_,
         "kept_epoch": next((row["epoch"] for row in reversed(model.history_) if row["best"]), None),
     }  # fmt: skip
@@ -419,8 +418,6 @@ def finish_fit(
         "fit", comparison, settings, data, sizes | (split or {}), protocol, folder, output,
         decision=settings.rule, estimator=model, model=learned, **more,
     )  # fmt: skip
-    if why is not None:
-        output.show(f"Kept:   {trials[0].contender.title}; {why}")
     output.show(f"Model:  {folder.path / MODEL} (trained on the {rows} rows outside the test set)")
     return model
 

@@ -114,14 +114,13 @@ class Judge:
         codes: Codes = np.argsort(self.order)[at].astype(np.int64)
         return codes
 
-    def confusion(self, truth: Codes, predicted: Codes, weight: Floats | None = None) -> NDArray[Any]:
+    def confusion(self, truth: Codes, predicted: Codes) -> NDArray[Any]:
         """Counts (C, C): rows are labels, columns predictions, without rejected rows; multilabel (L, 2, 2)."""
         if self.multilabel:
             cells = (2 * truth + predicted).T
-            return np.stack([np.bincount(label, weight, minlength=4).reshape(2, 2) for label in cells])
+            return np.stack([np.bincount(label, minlength=4).reshape(2, 2) for label in cells])
         count, kept = len(self.classes), predicted != REJECTED
-        cells, weight = (truth * count + predicted)[kept], None if weight is None else weight[kept]
-        return np.bincount(cells, weight, minlength=count * count).reshape(count, count)
+        return np.bincount((truth * count + predicted)[kept], minlength=count * count).reshape(count, count)
 
     def score(self, confusion: NDArray[Any]) -> float:
         """The metric of a matrix of counts."""
