@@ -34,12 +34,14 @@ def value_and_gradient(
     return value.detach(), gradient
 
 
-def errors(metric: Any, logits: Tensor, target: Tensor, weight: Tensor | None = None, **options: Any) -> list[float]:
+def errors(
+    metric: Any, logits: Tensor, target: Tensor, sample_weight: Tensor | None = None, **options: Any
+) -> list[float]:
     """|loss - eager loss|, and the largest difference of a gradient, but for kinks, over the largest gradient."""
     fused = MetricLoss(metric, **options).to(logits.device)
     eager = MetricLoss(metric, backend="eager", **options).to(logits.device)
-    value, gradient = value_and_gradient(fused, logits, target, weight)
-    expected, slope = value_and_gradient(eager, logits.double(), target, weight)
+    value, gradient = value_and_gradient(fused, logits, target, sample_weight)
+    expected, slope = value_and_gradient(eager, logits.double(), target, sample_weight)
     off = (gradient.double() - slope).abs().flatten()
     difference = off.topk(1 + off.numel() // AT_KINKS).values[-1] if off.numel() else slope.sum()
     size = slope.abs().max() if slope.numel() else slope.sum()
@@ -142,14 +144,37 @@ def images(*shapes: tuple[int, ...]) -> dict[str, list[float]]:
     return found
 
 
+def soft_targets() -> dict[str, list[float]]:
+    """Class probabilities of rows and images: short and long rows, aligned or not, weighted, ignored, in half."""
+    found = {}
+    for shape in ((37, 2), (70_000, 10), (8192, 100), (5000, 257), (3000, 600), (2000, 1000), (999, 1024), (50, 1271),
+                  (2, 19, 100, 101)):  # fmt: skip
+        z, y = (2 * torch.randn(shape, device="cuda") for _ in range(2))
+        y, weight = y.softmax(1), torch.rand(shape[:1] + shape[2:], device="cuda")
+        weight[: shape[0] // 3] = 0
+        found[f"{shape}"] = errors("f1", z, y)
+        found[f"{shape} weighted"] = errors("mcc", z, y, weight, anchor=1.0, label_smoothing=0.1)
+        found[f"{shape} class weights"] = errors("jaccard", z, y, weight=torch.rand(shape[1]).cuda(), step="linear")
+    z, y = torch.randn(512, 100, device="cuda"), torch.randn(512 * 100 + 1, device="cuda")[1:].view(512, 100).softmax(1)
+    moved = torch.empty(512 * 100 + 1, device="cuda")[1:].view(512, 100).copy_(y)
+    found["labels off 16 bytes"] = errors("f1", z, moved)
+    found["logits of twice the classes"] = errors("f1", torch.cat([z, z], 1)[:, :100], y)
+    found["in bfloat16"] = [x / 200 for x in errors("f1", z.bfloat16(), y, anchor=1.0)]  # bound 2e-2, as in "half"
+    loss = MetricLoss("f1", anchor=1.0).cuda()
+    first, second = (value_and_gradient(loss, z, y, None) for _ in range(2))
+    found["the same bits twice"] = [float(not torch.equal(a, b)) for a, b in zip(first, second, strict=True)]
+    return found
+
+
 def second_order() -> dict[str, list[float]]:
     """hvp of the fused loss against that of the eager one, for every layout; the second call is by a launch plan."""
     found = {}
-    shapes = {"rows": (200, 7), "long rows": (20, 1500), "images": (2, 5, 16, 16), "binary": (300,)}
+    shapes = {"rows": (200, 7), "soft": (200, 7), "long rows": (20, 1500), "images": (2, 5, 16, 16), "binary": (300,)}
     for name, shape in {**shapes, "multilabel": (100, 6), "remembered": (200, 7)}.items():
         task = name if name in ("binary", "multilabel") else "multiclass"
         labels = (shape[0], *shape[2:]) if task == "multiclass" else shape
         z, y = torch.randn(shape, device="cuda"), torch.randint(0, 2, labels, device="cuda")
+        y = torch.randn(shape, device="cuda").softmax(1) if name == "soft" else y
         both = []
         for backend in ("auto", "eager"):
             memory = 0.5 if name == "remembered" else None
@@ -210,11 +235,12 @@ def compiled_errors() -> dict[str, list[float]]:
     """
     found = {}
     for name, shape in {"rows": (1000, 50), "long rows": (64, 1500), "images": (2, 19, 40, 40), "binary": (3000,),
-                        "multilabel": (500, 12), "bfloat16": (1000, 50)}.items():  # fmt: skip
+                        "multilabel": (500, 12), "bfloat16": (1000, 50), "soft": (1000, 50)}.items():  # fmt: skip
         task: Any = name if name in ("binary", "multilabel") else "multiclass"
         labels = (shape[0], *shape[2:]) if task == "multiclass" else shape
         z = torch.randn(shape, device="cuda", dtype=torch.bfloat16 if name == "bfloat16" else torch.float32)
         y = torch.randint(0, 2 if task != "multiclass" else shape[1], labels, device="cuda")
+        y = torch.randn(shape, device="cuda").softmax(1) if name == "soft" else y
         plain = MetricLoss("f1", task=task, anchor=1.0).cuda()
         torch.compiler.reset()
         built: Any = torch.compile(plain, fullgraph=True)
@@ -266,6 +292,7 @@ def main() -> None:
         ("images of 19 classes", 1e-4, lambda: images((2, 19, 300, 301), (3, 24, 64, 64))),
         ("images of many classes", 1e-4, lambda: images((2, 25, 33, 33), (2, 150, 64, 65))),
         ("shapes", 1e-4, shapes),
+        ("soft targets", 1e-4, soft_targets),
         ("half", 2e-2, half_precision),
         ("the same bits twice", 1e-30, lambda: {"bits": bits()}),
         ("two streams", 1e-30, lambda: {"streams": stream_errors()}),

@@ -27,6 +27,7 @@ from torch import Tensor
 from evalign import MetricLoss
 from evalign.kernels.gpu import gpu_loss as triton_rows
 from evalign.kernels.gpu import loss_plans
+from evalign.kernels.plan import TILE_CLASSES
 from evalign.storage.atomic import write_atomically
 
 SIZES = ["8192x1000", "65536x257", "4096x32768", "8x19x512x512"]
@@ -88,7 +89,7 @@ def replayed(loss: Loss, logits: Tensor, target: Tensor) -> float:
 def fits(kernel: str, size: Size) -> bool:
     if (kernel == "dense_tile") != (size.kind == "dense"):
         return False
-    return kernel == "dense_tile" or (kernel in TILES) == (size.shape[1] <= loss_plans.TILE_CLASSES)
+    return kernel == "dense_tile" or (kernel in TILES) == (size.shape[1] <= TILE_CLASSES)
 
 
 def tuned(size: Size, kernels: list[str], until: float) -> list[dict[str, Any]]:

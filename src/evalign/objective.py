@@ -159,7 +159,7 @@ class Objective:
         return (
             self._has_closed_form(beta)
             and not isinstance(self.thresholds, tuple)
-            and self._may_fuse(y, weight, temperature, shares=not logits.is_cuda)
+            and self._may_fuse(y, weight, temperature, shares=dispatch.takes_shares(logits))
             and dispatch.is_fused_whole(logits)
         )
 

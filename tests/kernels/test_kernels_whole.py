@@ -344,3 +344,51 @@ def test_no_more_kinds_are_known_than_there_is_room_for(on_a_gpu, monkeypatch):
     for n in (3, 4, 5, 6):
         value_and_slope(loss, *batch(n, 3)[:2])
         assert 1 <= len(loss._launch_plans) <= 2
+
+
+SOFT = [
+    ((1, 2), {}),
+    ((300, 10), {"anchor": 0.7, "label_smoothing": 0.1}),
+    ((9, 257), {"metric": "mcc", "anchor": 1.0}),
+    ((5, 1000), {"average": "weighted", "step": "linear"}),
+    ((40, 3), {"average": "micro", "weight": [0.5, 0.0, 2.0], "anchor": 1.0}),
+    ((2, 6, 5, 7), {"anchor": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("shape", "options"), SOFT)
+def test_class_probabilities_are_fused(on_a_gpu, shape, options):
+    generator = torch.Generator().manual_seed(0)
+    z, y = (3 * torch.randn(shape, generator=generator) for _ in range(2))
+    weight = torch.rand(shape[:1] + shape[2:], generator=generator)
+    weight[shape[0] // 2 :: 3] = 0
+    y = y.softmax(1)
+    y[0] = torch.eye(shape[1])[1].reshape(-1, *[1] * (len(shape) - 2))  # one class alone
+    options = {"metric": "f1"} | options
+    found, eager = MetricLoss(**options).to(DEVICE), MetricLoss(**options, backend="eager").double()
+    for weights in (None, weight):
+        x = z.to(DEVICE).requires_grad_()
+        given = None if weights is None else weights.to(DEVICE)
+        assert type(found(x, y.to(DEVICE), given).grad_fn).__name__ == "FusedNodeBackward"
+        wanted = value_and_slope(eager, z.double(), y.double(), None if weights is None else weights.double())
+        value, slope = value_and_slope(found, z, y, given)
+        torch.testing.assert_close(value, wanted[0], rtol=3e-5, atol=3e-5)
+        torch.testing.assert_close(slope, wanted[1], rtol=3e-4, atol=3e-5 * wanted[1].abs().max().item())
+
+
+def test_class_probabilities_of_ignored_rows_and_of_many_classes(on_a_gpu):
+    generator = torch.Generator().manual_seed(0)
+    loss = MetricLoss("f1", anchor=1.0).to(DEVICE)
+    z, y, weight = (
+        torch.randn(6, 5, generator=generator),
+        torch.rand(6, 5, generator=generator).softmax(1),
+        torch.ones(6),
+    )
+    weight[2] = 0
+    clean = value_and_slope(loss, z, y, weight.to(DEVICE))
+    z[2] = float("nan")
+    torch.testing.assert_close(value_and_slope(loss, z, y, weight.to(DEVICE)), clean, rtol=0, atol=0)
+    z[3, 1] = float("nan")
+    assert value_and_slope(loss, z, y, weight.to(DEVICE))[0].isnan()
+    x = torch.randn(2, 1100, device=DEVICE, requires_grad=True)  # too long for a tile
+    assert "FusedNode" not in type(loss(x, torch.rand(2, 1100, device=DEVICE).softmax(1)).grad_fn).__name__

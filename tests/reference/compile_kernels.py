@@ -7,6 +7,7 @@ from triton.compiler import ASTSource
 from evalign.kernels.gpu import column_kernels as triton_column_kernels
 from evalign.kernels.gpu import device_functions, loss_plans
 from evalign.kernels.gpu import gpu_loss as triton_rows
+from evalign.kernels.gpu import long_row_kernels as triton_long_row_kernels
 from evalign.kernels.gpu import row_kernels as triton_row_kernels
 
 FLOATS = ("tau", "low", "reach", "smoothing", "anchor", *(f"{letter}{k}" for letter in "tbw" for k in range(4)))
@@ -15,19 +16,20 @@ NUMBERS = ("n", "d", "stride", "chunk", "columns", "thresholds", "width", "ignor
 SPECIAL = {"y": "*i64", "counters": "*i64", "temperature": "*fp64", "present": "*i1"}
 ROWS = {"ANNEALED": True, "WEIGHTED": False, "LOSSES": True}
 SUMS = {"GROUP": 16, "WIDE": 128}
+SOFT = {"ANNEALED": True, "WEIGHTED": True, "LOSSES": True, "SMOOTHING": True, "FORM": 0}
 BACK = {"ANNEALED": True, "WEIGHTED": True, "LOSSES": True, "PACKED": True}
 
 
-def tiles(d, aligned=False, scattered=False):
+def tiles(d, aligned=False, scattered=False, soft=False):
     pieces, rows, width, warps, _ = loss_plans.tile(d, aligned, scattered)
-    shape = {"SCATTERED": scattered, "ALIGNED": aligned, "PIECES": pieces, "ROWS": rows, "WIDTH": width}
+    shape = {"SCATTERED": scattered, "SOFT": soft, "ALIGNED": aligned, "PIECES": pieces, "ROWS": rows, "WIDTH": width}
     block = triton.next_power_of_2(d)
     return {**shape, "GROUP": 16, "WIDE": 64 * warps, "BLOCK": block, "num_warps": warps}
 
 
-def back_tiles(d, aligned=False):
+def back_tiles(d, aligned=False, soft=False):
     pieces, rows, width, warps, tiles = loss_plans.back_tile(d, aligned)
-    shape = {"ALIGNED": aligned, "PIECES": pieces, "ROWS": rows, "WIDTH": width}
+    shape = {"SOFT": soft, "ALIGNED": aligned, "PIECES": pieces, "ROWS": rows, "WIDTH": width}
     return {**shape, "TILES": tiles, "num_warps": warps}
 
 
@@ -38,9 +40,9 @@ def streams(d):
     tiles = triton_rows.down(d), triton_rows.back_along(d)
     columns, back = (dict(zip(("ROWS", "BLOCK", "num_warps"), tile, strict=True)) for tile in tiles)
     return [
-        (triton_row_kernels.stats_kernel, stats),
-        (triton_row_kernels.row_columns_kernel, {"ANNEALED": True, "WEIGHTED": False, **even, **columns}),
-        (triton_row_kernels.row_gradient_kernel, {**BACK, **even, **back}),
+        (triton_long_row_kernels.stats_kernel, stats),
+        (triton_long_row_kernels.row_columns_kernel, {"ANNEALED": True, "WEIGHTED": False, **even, **columns}),
+        (triton_long_row_kernels.row_gradient_kernel, {**BACK, **even, **back}),
     ]
 
 
@@ -65,6 +67,8 @@ KERNELS = [
     (triton_row_kernels.loss_kernel, {**ROWS, "SMOOTHING": True, "FORM": 0, **tiles(1000, True, scattered=True)}),
     (triton_row_kernels.loss_kernel, {**ROWS, "SMOOTHING": False, "FORM": 4, **tiles(603, scattered=True)}),
     *((triton_row_kernels.tile_gradient_kernel, {**BACK, **back_tiles(d, d == 1000)}) for d in (10, 257, 1000)),
+    *((triton_row_kernels.loss_kernel, {**SOFT, **tiles(d, d == 1000, soft=True)}) for d in (10, 257, 1000)),
+    *((triton_row_kernels.tile_gradient_kernel, {**BACK, **back_tiles(d, d == 1000, True)}) for d in (10, 257, 1000)),
     *streams(2000),
     *streams(131072),
     (triton_column_kernels.column_counts_kernel, {**ROWS, **SUMS, "FORM": 3, "TWO": True, "ROWS": 1024, "COLS": 1}),
@@ -96,6 +100,8 @@ def kind(name, constants, half):
         return "constexpr"
     if half and name in ("z", "out"):
         return "*bf16"
+    if name == "y" and constants.get("SOFT"):
+        return "*fp32"
     return "fp32" if name in FLOATS else "i32" if name in NUMBERS else SPECIAL.get(name, "*fp32")
 
 

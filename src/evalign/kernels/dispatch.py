@@ -25,6 +25,7 @@ from evalign.checks import is_transformed
 from evalign.confusion import Confusion
 from evalign.kernels.cpu import compilation
 from evalign.kernels.plan import (
+    TILE_CLASSES,
     ClosedForm,
     Counts,
     Eager,
@@ -70,6 +71,11 @@ def is_fused_whole(z: Tensor) -> bool:
         return is_fused(z)
     dtypes = GPU_DTYPES if z.is_cuda else GPU_DTYPES[:1]
     return z.dtype in dtypes and is_dynamo_compiling() and _takes_graphs(z.device.type)
+
+
+def takes_shares(z: Tensor) -> bool:
+    """Whether the fused form of these logits supports class probabilities as targets."""
+    return not z.is_cuda or z.dim() < 2 or z.shape[1] <= TILE_CLASSES
 
 
 @constant_when_traced

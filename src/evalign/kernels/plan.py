@@ -72,6 +72,7 @@ class KernelSettings(NamedTuple):
     thresholds: tuple[float, ...] = ()
 
 
+TILE_CLASSES = 1024  # maximum number of classes of a row in one tile of a GPU kernel
 FORMS = ("macro", "micro", "weighted", "binary", "mcc", "cohen_kappa")  # kernels take the index
 AGREEMENTS = FORMS[4:]
 # With mutually exclusive classes these equal an average of another metric.

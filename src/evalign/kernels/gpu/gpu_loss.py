@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evalign._batch import rows_of_images
 from evalign.confusion import Confusion
 from evalign.kernels.gpu.device_functions import GROUP, value_of_counts
 from evalign.kernels.gpu.launch import Launcher, cdiv, next_power_of_2
+from evalign.kernels.gpu.long_row_kernels import row_columns_kernel, row_gradient_kernel, stats_kernel
 from evalign.kernels.gpu.loss_plans import (
     COUNTS_ONLY,
     ENTRIES,
-    TILE_CLASSES,
     ColumnGeometry,
     LossPlan,
     launch_column_gradient,
@@ -27,9 +28,9 @@ from evalign.kernels.gpu.loss_plans import (
     row_plan,
     saved_size,
 )
-from evalign.kernels.gpu.row_kernels import row_columns_kernel, row_gradient_kernel, stats_kernel
 from evalign.kernels.plan import (
     AGREEMENTS,
+    TILE_CLASSES,
     ClosedForm,
     Counts,
     Eager,
@@ -325,9 +326,10 @@ _apply: Any = fast_apply(LongRowNode)
 
 
 def arranged(logits: Tensor, y: Tensor, weight: Tensor | None, columns: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The batch in the layout of the kernels: images with many classes, or with classes last, as rows."""
-    if not columns and logits.dim() > 2 and (is_last(logits) or logits.shape[1] > TILE_CLASSES):
-        logits = logits.movedim(1, -1).reshape(-1, logits.shape[1])
+    """The batch in the layout of the kernels: images with many classes, classes last or soft labels, as rows."""
+    soft = logits.dim() == y.dim()
+    if not columns and logits.dim() > 2 and (is_last(logits) or soft or logits.shape[1] > TILE_CLASSES):
+        logits, y = rows_of_images(logits), rows_of_images(y) if soft else y
     return _contiguous(logits, y, weight, columns)
 
 

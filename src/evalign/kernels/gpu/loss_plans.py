@@ -20,7 +20,6 @@ from evalign.kernels.gpu.row_kernels import loss_kernel, tile_gradient_kernel
 from evalign.kernels.plan import Eager, KernelSettings, Plan, twice_differentiable
 from evalign.kernels.private_apis import allocator, device_queries, fast_apply
 
-TILE_CLASSES = 1024  # maximum number of classes of a row in one tile
 SCATTERED = 512  # number of classes above which the sums of labels are not kept in registers
 ENTRIES = 1024  # binary entries of a tile
 launch_loss, launch_gradient = Launcher(loss_kernel), Launcher(tile_gradient_kernel)
@@ -45,7 +44,7 @@ class Kind(NamedTuple):
 
     shape: torch.Size
     stride: int  # between rows
-    offset: int  # of the address, modulo 16 bytes
+    offset: int  # of the addresses of logits and shares, modulo 16 bytes
     dtypes: tuple[torch.dtype | None, ...]  # of logits, labels, weights and temperature
     devices: tuple[int, int]
     low: float
@@ -61,6 +60,11 @@ class Kind(NamedTuple):
     def flags(self) -> tuple[bool, bool, bool]:
         """Whether there is a temperature, whether there are weights, and whether cross-entropies are computed."""
         return self.dtypes[3] is not None, self.dtypes[2] is not None, self.losses
+
+    @property
+    def soft(self) -> bool:
+        """Whether labels are class probabilities."""
+        return self.tau is None and self.dtypes[1] is not None and self.dtypes[1].is_floating_point
 
     @property
     def numbers(self) -> tuple[float, float, float, int]:
@@ -139,8 +143,8 @@ class RowPlan(LossPlan):
             launch_loss, self.device, self._key(), (programs, 1, 1),
             (*self._numbers(), chunk, width, kind.ending.anchor, *kind.ending.numbers),
             (
-                *kind.flags, kind.smoothing > 0, kind.ending.form, scattered, aligned, pieces, rows, wide, GROUP,
-                min(64 * warps, next_power_of_2(width)), next_power_of_2(d),
+                *kind.flags, kind.smoothing > 0, kind.ending.form, scattered, kind.soft, aligned, pieces, rows, wide,
+                GROUP, min(64 * warps, next_power_of_2(width)), next_power_of_2(d),
             ),
             warps,
         )  # fmt: skip
@@ -182,7 +186,7 @@ class RowPlan(LossPlan):
         pieces, rows, wide, warps, each = back_tile(d, aligned)
         return Launch(
             launch_gradient, self.device, (self._key(), by), (max(1, cdiv(n, rows * each)), 1, 1), self._numbers(),
-            (*kind.flags[:2], *by[3:], aligned, pieces, rows, wide, each), warps,
+            (*kind.flags[:2], *by[3:], kind.soft, aligned, pieces, rows, wide, each), warps,
         )  # fmt: skip
 
 
@@ -344,8 +348,9 @@ def _kind(
     (low, reach, temperature), smoothing, losses, _ = settings
     others = None if weight is None else weight.dtype, None if temperature is None else temperature.dtype
     stride = z.stride(0) if z.dim() else 1
+    offset = z.data_ptr() % 16 | (y.data_ptr() % 16 if y.is_floating_point() else 0)  # either of them misaligned
     return Kind(
-        z.shape, stride, z.data_ptr() % 16, (z.dtype, y.dtype, *others), (z.get_device(), y.get_device()), low, reach,
+        z.shape, stride, offset, (z.dtype, y.dtype, *others), (z.get_device(), y.get_device()), low, reach,
         smoothing, losses, ignored, ending, **options,
     )  # fmt: skip
 

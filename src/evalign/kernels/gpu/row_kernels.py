@@ -1,16 +1,12 @@
 # Tuples grow by addition: Triton unpacks none.
 # ruff: noqa: RUF005
 # mypy: disable-error-code="assignment"
-"""Triton kernels for rows (M, C): of classes that fit into a tile, and of any number.
+"""Triton kernels for rows (M, C) whose classes fit into a tile; `long_row_kernels` has those for any number.
 
-Rows that fit take two kernels: `loss_kernel` reads the batch and ends with the loss, `tile_gradient_kernel` writes the
-gradient. A tile is a tuple of PIECES, each of as many classes as the threads of a warp load at once: a row belongs to
-one warp, and its sums need no shared memory. For 257 classes there are nine pieces of 32. `loss_kernel` saves the data
-of a row that the other needs.
-
-Longer rows take three, which stream the classes in blocks: `stats_kernel` along rows, `row_columns_kernel` down them,
-`row_gradient_kernel` along rows again. Where a row is swept twice, the second sweep goes backwards: what the first one
-read last is still in the cache.
+There are two: `loss_kernel` reads the batch and ends with the loss, `tile_gradient_kernel` writes the gradient. A tile
+is a tuple of PIECES, each of as many classes as the threads of a warp load at once: a row belongs to one warp, and its
+sums need no shared memory. For 257 classes there are nine pieces of 32. `loss_kernel` saves the data of a row that the
+other needs.
 
 Sums are taken in float32 in a fixed order, or in whole numbers: the same batch always gives the same bits.
 """
@@ -20,6 +16,7 @@ import triton.language as tl
 
 from evalign.kernels.gpu import device_functions as fn
 
+MINUS = tl.constexpr(float("-inf"))
 ONE = tl.constexpr(2.0**36)  # in integers, whose sums do not depend on the order; for up to 2^27 rows
 
 
@@ -30,8 +27,8 @@ def saved_offset(d):
 
 
 @triton.jit
-def _pieces(z, rows, inside, counts, d, stride, PIECES: tl.constexpr, WIDTH: tl.constexpr):
-    """The logits of rows, -inf beyond the classes. An ignored row is all zeros, whatever it holds."""
+def _pieces(z, rows, inside, counts, d, stride, BEYOND: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr):
+    """The entries of rows, and `BEYOND` the classes. An ignored row is all zeros, whatever it holds."""
     lane = tl.arange(0, WIDTH)[None, :]
     start = z + rows[:, None] * stride + lane
     found = ()
@@ -39,9 +36,25 @@ def _pieces(z, rows, inside, counts, d, stride, PIECES: tl.constexpr, WIDTH: tl.
         if k < PIECES - 1:
             x = tl.load(start + k * WIDTH, mask=inside[:, None])
         else:
-            x = tl.load(start + k * WIDTH, mask=inside[:, None] & (k * WIDTH + lane < d), other=float("-inf"))
+            x = tl.load(start + k * WIDTH, mask=inside[:, None] & (k * WIDTH + lane < d), other=BEYOND)
         found = found + (tl.where(counts[:, None], x.to(tl.float32), 0.0),)
     return found
+
+
+@triton.jit
+def _shares(y, w, rows, inside, d, ALIGNED: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr):
+    """Class probabilities of rows (n, d) over their sum, which is part of the returned weight."""
+    if ALIGNED:
+        y = tl.multiple_of(y, 16)
+    weight = tl.load(w + rows, mask=inside, other=0.0).to(tl.float32)
+    parts = _pieces(y, rows, inside, weight != 0.0, d, d, 0.0, PIECES, WIDTH)
+    sums = parts[0]
+    for k in tl.static_range(1, PIECES):
+        sums += parts[k]
+    mass, found = tl.sum(sums, 1), ()
+    for k in tl.static_range(PIECES):
+        found = found + (parts[k] / tl.where(mass == 0.0, 1.0, mass)[:, None],)
+    return found, weight * mass
 
 
 @triton.jit
@@ -71,8 +84,8 @@ def loss_kernel(
     z, y, w, temperature, workspace, counters, counts, loss, saved, low, reach, smoothing, ignored,
     n, d, stride, chunk, width, anchor, t0, t1, t2, t3, b0, b1, b2, b3, w0, w1, w2, w3,
     ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, SMOOTHING: tl.constexpr,
-    FORM: tl.constexpr, SCATTERED: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr,
-    WIDTH: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    FORM: tl.constexpr, SCATTERED: tl.constexpr, SOFT: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """tp, predicted and actual of all rows, the sum of their losses and of their weights to `counts` (3 d + 2).
 
@@ -82,6 +95,7 @@ def loss_kernel(
 
     Where SCATTERED, a row adds what it has for its label's class to whole numbers behind the counters, 2 d of them,
     rather than each of its threads to sums of all classes, two thirds of all there are. Weights have no such numbers.
+    Where SOFT, `y` has class probabilities (n, d), and there are weights.
     """
     a, b, low, cut, c = fn.numbers(temperature, low, reach, ANNEALED)
     first, first_start, second, second_start, sign = fn.lines(a, b, cut)
@@ -100,8 +114,11 @@ def loss_kernel(
     for offset in range(0, chunk, ROWS):
         rows = begin + offset + tl.arange(0, ROWS)
         inside = rows < n
-        label, weight = fn.labels_and_weights(y, w, rows, inside, ignored, WEIGHTED)
-        xs = _pieces(z, rows, inside, weight != 0.0, d, stride, PIECES, WIDTH)
+        if SOFT:
+            shares, weight = _shares(y, w, rows, inside, d, ALIGNED, PIECES, WIDTH)
+        else:
+            label, weight = fn.labels_and_weights(y, w, rows, inside, ignored, WEIGHTED)
+        xs = _pieces(z, rows, inside, weight != 0.0, d, stride, MINUS, PIECES, WIDTH)
         largest, second_largest = _first_two(xs, PIECES)
         e_second = fn.exponential(second_largest - largest)
         slope_1, slope_2 = (first * fn.over_tau(e_second))[:, None], (second * fn.over_tau(e_second))[:, None]
@@ -133,18 +150,27 @@ def loss_kernel(
             more_tp, more_predicted, more_actual = (), (), ()
             for k in tl.static_range(PIECES):
                 h = tl.where(es[k] == 1.0, top_value, fn.step(es[k], slope_1, first_start, slope_2, second_start))
-                is_label = k * WIDTH + lane == label[:, None]
                 more_predicted = more_predicted + (predicted[k] + h * share,)
-                more_tp = more_tp + (tp[k] + tl.where(is_label, h * share, 0.0),)
-                more_actual = more_actual + (actual[k] + tl.where(is_label, weight[:, None], 0.0),)
+                if SOFT:
+                    more_tp = more_tp + (tp[k] + h * share * shares[k],)
+                    more_actual = more_actual + (actual[k] + weight[:, None] * shares[k],)
+                else:
+                    is_label = k * WIDTH + lane == label[:, None]
+                    more_tp = more_tp + (tp[k] + tl.where(is_label, h * share, 0.0),)
+                    more_actual = more_actual + (actual[k] + tl.where(is_label, weight[:, None], 0.0),)
             tp, predicted, actual = more_tp, more_predicted, more_actual
         # By the threads of the row's warp, without shared memory.
         four = tl.where(lane < 2, tl.where(lane == 0, largest[:, None], e_second[:, None]), total[:, None])
         four = tl.where(lane == 3, total_h[:, None], four)
         tl.store(stats + 4 * rows[:, None] + lane, four, mask=inside[:, None] & (lane < 4))
         if LOSSES:
-            # Read again, which is faster than finding it in the tile.
-            target = tl.load(z + rows * stride + label, mask=weight != 0.0, other=0.0).to(tl.float32) - largest
+            if SOFT:
+                expected = tl.zeros([ROWS, WIDTH], tl.float32)
+                for k in tl.static_range(PIECES):
+                    expected += tl.where(shares[k] == 0.0, 0.0, shares[k] * (xs[k] - largest[:, None]))
+                target = tl.sum(expected, 1)
+            else:  # read again, which is faster than finding it in the tile
+                target = tl.load(z + rows * stride + label, mask=weight != 0.0, other=0.0).to(tl.float32) - largest
             if SMOOTHING:
                 totals_z = tl.zeros([ROWS, WIDTH], tl.float32)
                 for k in tl.static_range(PIECES):
@@ -198,8 +224,8 @@ def loss_kernel(
 def tile_gradient_kernel(
     z, y, w, temperature, saved, by_loss, by_tp, by_predicted, by_losses, out, low, reach, smoothing, ignored, n, d,
     stride,
-    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, PACKED: tl.constexpr, ALIGNED: tl.constexpr,
-    PIECES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
+    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, PACKED: tl.constexpr, SOFT: tl.constexpr,
+    ALIGNED: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """dL/dz of TILES times ROWS rows; if PACKED, all slopes are at `by_tp` and are multiplied by `by_loss`."""
     a, b, low, cut, c = fn.numbers(temperature, low, reach, ANNEALED)
@@ -209,23 +235,35 @@ def tile_gradient_kernel(
     stats = saved + saved_offset(d)
     lane = tl.arange(0, WIDTH)[None, :]
     # The same for every row, but read for each, so that it reaches the threads that need it.
-    slopes = ()
+    of_all, of_own = (), ()
     for k in tl.static_range(PIECES):
-        slope_at = by_predicted + k * WIDTH + lane + tl.zeros([ROWS], tl.int32)[:, None]
-        slopes = slopes + (tl.load(slope_at, mask=k * WIDTH + lane < d, other=0.0),)
+        offset = k * WIDTH + lane + tl.zeros([ROWS], tl.int32)[:, None]
+        of_all = of_all + (tl.load(by_predicted + offset, mask=k * WIDTH + lane < d, other=0.0),)
+        if SOFT:
+            of_own = of_own + (tl.load(by_tp + offset, mask=k * WIDTH + lane < d, other=0.0),)
     begin = tl.program_id(0).to(tl.int64) * ROWS * TILES
     for tile in range(0, TILES):
         rows = begin + tile * ROWS + tl.arange(0, ROWS)
         inside = rows < n
-        label, weight = fn.labels_and_weights(y, w, rows, inside, ignored, WEIGHTED)
+        slopes = ()
+        if SOFT:
+            shares, weight = _shares(y, w, rows, inside, d, ALIGNED, PIECES, WIDTH)
+            for k in tl.static_range(PIECES):
+                slopes = slopes + (of_all[k] + of_own[k] * shares[k],)
+        else:
+            label, weight = fn.labels_and_weights(y, w, rows, inside, ignored, WEIGHTED)
+            slopes = of_all
         counts = weight != 0.0
-        xs = _pieces(z, rows, inside, counts, d, stride, PIECES, WIDTH)
+        xs = _pieces(z, rows, inside, counts, d, stride, MINUS, PIECES, WIDTH)
         largest = tl.load(stats + 4 * rows, mask=inside, other=0.0)
         e_second = tl.load(stats + 4 * rows + 1, mask=inside, other=1.0)
         total = tl.load(stats + 4 * rows + 2, mask=inside, other=1.0)
         total_h = tl.load(stats + 4 * rows + 3, mask=inside, other=1.0)
-        at_label = tl.load(by_tp + label, mask=counts, other=0.0)
-        label_z = tl.load(z + rows * stride + label, mask=counts, other=0.0).to(tl.float32)
+        if SOFT:
+            at_label, label_z = tl.zeros([ROWS], tl.float32), tl.full([ROWS], MINUS, tl.float32)
+        else:
+            at_label = tl.load(by_tp + label, mask=counts, other=0.0)
+            label_z = tl.load(z + rows * stride + label, mask=counts, other=0.0).to(tl.float32)
         tau_e = fn.over_tau(e_second)[:, None]
         es, parts = (), ()
         dots_rest, dots_scaled = tl.zeros([ROWS, WIDTH], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
@@ -246,193 +284,13 @@ def tile_gradient_kernel(
             fn.exponential(label_z - largest), a, b, low, cut, c,
         )  # fmt: skip
         for k in tl.static_range(PIECES):
+            if SOFT:
+                is_target, target = shares[k] != 0.0, at_target[:, None] * shares[k]
+            else:
+                is_target, target = k * WIDTH + lane == label[:, None], at_target[:, None]
             found = fn.entry_slopes(
-                es[k], e_second[:, None], parts[k], slopes[k], k * WIDTH + lane == label[:, None], mean[:, None],
-                share[:, None], factor[:, None], top_scaled[:, None], at_top[:, None], at_second[:, None],
-                at_target[:, None], elsewhere[:, None],
+                es[k], e_second[:, None], parts[k], slopes[k], is_target, mean[:, None], share[:, None],
+                factor[:, None], top_scaled[:, None], at_top[:, None], at_second[:, None], target, elsewhere[:, None],
             )  # fmt: skip
             at = out + rows[:, None] * d + (k * WIDTH + lane)
             tl.store(at, found, mask=inside[:, None] & (k * WIDTH + lane < d))
-
-
-@triton.jit
-def _inside(j, d, EVEN: tl.constexpr):
-    """j < d, which always holds if blocks divide d."""
-    return (j >= 0) if EVEN else (j < d)
-
-
-@triton.jit(**fn.FREE)
-def stats_kernel(
-    z, y, w, temperature, low, reach, smoothing, ignored, stats, losses, n, d, stride,
-    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, SMOOTHING: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """To `stats` (7, n): a row's maximum, e of its second place, sums of e and of h, weight over the latter, top h.
-
-    Also the row's contribution to tp.
-    """
-    a, b, low, cut, c = fn.numbers(temperature, low, reach, ANNEALED)
-    first, first_start, second, second_start, sign = fn.lines(a, b, cut)
-    row = tl.program_id(0).to(tl.int64)
-    start = z + row * stride
-    minus = float("-inf")
-    # Every lane tracks its own two largest values: a reduction per iteration would cost more than the rest.
-    best, runner_up = tl.full([BLOCK], minus, tl.float32), tl.full([BLOCK], minus, tl.float32)
-    for at in range(0, d, BLOCK):
-        j = at + tl.arange(0, BLOCK)
-        x = tl.load(start + j, mask=_inside(j, d, EVEN), other=minus).to(tl.float32)
-        runner_up = tl.maximum(runner_up, tl.minimum(best, x))
-        best = tl.maximum(best, x)
-    largest, winner = tl.max(best, 0, return_indices=True)
-    second_largest = tl.max(tl.where(tl.arange(0, BLOCK) == winner, runner_up, best), 0)
-    e_second = fn.exponential(second_largest - largest)
-    tau_e = fn.over_tau(e_second)
-    first, second = first * tau_e, second * tau_e
-    totals, totals_h = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    totals_z = tl.zeros([BLOCK], tl.float32)
-    last = (tl.cdiv(d, BLOCK) - 1) * BLOCK
-    for back in range(0, d, BLOCK):
-        j = last - back + tl.arange(0, BLOCK)
-        inside = _inside(j, d, EVEN)
-        x = tl.load(start + j, mask=inside, other=minus).to(tl.float32)
-        e = fn.exponential(x - largest)
-        totals += e
-        totals_h += fn.step(e, first, first_start, second, second_start)
-        if SMOOTHING:
-            totals_z += tl.where(inside, x, 0.0)
-    total = tl.sum(totals, 0)
-    value, _, _ = fn.top(total, e_second, low, b, c)
-    beyond = tl.maximum(first_start, second_start) * (last + BLOCK - d)  # as which those places were counted
-    total_h = sign * (tl.sum(totals_h, 0) - (second + second_start) - beyond) + value
-    label, weight = fn.labels_and_weights(y, w, row, row < n, ignored, WEIGHTED)
-    label_z = tl.load(start + label).to(tl.float32)
-    label_e = fn.exponential(label_z - largest)
-    label_h = sign * fn.step(label_e, first, first_start, second, second_start)
-    share = tl.where(weight == 0.0, 0.0, weight / total_h)
-    tl.store(stats + row, largest)
-    tl.store(stats + n + row, e_second)
-    tl.store(stats + 2 * n + row, total)
-    tl.store(stats + 3 * n + row, total_h)
-    tl.store(stats + 4 * n + row, share)
-    tl.store(stats + 5 * n + row, value)
-    tl.store(stats + 6 * n + row, tl.where(share == 0.0, 0.0, share * tl.where(label_e == 1.0, value, label_h)))
-    if LOSSES:
-        target = label_z - largest
-        if SMOOTHING:
-            target += smoothing * (tl.sum(totals_z, 0) / d - largest - target)
-        # An ignored row counts for nothing, even if its loss is infinite.
-        tl.store(losses + row, tl.where(weight == 0.0, 0.0, weight * (tl.log(total) - target)))
-
-
-@triton.jit
-def _at_labels(
-    y, w, ignored, values, begin, chunk, n, first, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """The sums of rows' values and of their weights, each at the row's label, for BLOCK classes from `first` on."""
-    k = first + tl.arange(0, BLOCK)
-    added, weights = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    for offset in range(0, chunk, ROWS):
-        i = offset + tl.arange(0, ROWS)
-        inside = (i < chunk) & (begin + i < n)
-        label, weight = fn.labels_and_weights(y, w, begin + i, inside, ignored, WEIGHTED)
-        here = inside & (label >= first) & (label < first + BLOCK)
-        if tl.max(here.to(tl.int32), 0) > 0:  # of very many classes, few occur in so few rows
-            hit = label[:, None] == k[None, :]
-            value = tl.load(values + begin + i, mask=here, other=0.0)
-            added += tl.sum(tl.where(hit, value[:, None], 0.0), 0)
-            weights += tl.sum(tl.where(hit, weight[:, None], 0.0), 0)
-    return added, weights
-
-
-@triton.jit(**fn.FREE)
-def row_columns_kernel(
-    z, y, w, temperature, low, reach, ignored, stats, parts, n, d, stride, chunk,
-    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """tp, predicted and actual of `chunk` rows and BLOCK classes, to `parts` (chunks, 3, d)."""
-    a, b, low, cut, _ = fn.numbers(temperature, low, reach, ANNEALED)
-    first, first_start, second, second_start, sign = fn.lines(a, b, cut)
-    left = tl.program_id(1) * BLOCK
-    j = left + tl.arange(0, BLOCK)
-    begin = tl.program_id(0).to(tl.int64) * chunk
-    predicted = tl.zeros([ROWS, BLOCK], tl.float32)
-    for offset in range(0, chunk, ROWS):
-        rows = begin + offset + tl.arange(0, ROWS)
-        inside = rows < n
-        x = tl.load(
-            z + rows[:, None] * stride + j[None, :], mask=inside[:, None] & _inside(j, d, EVEN)[None, :], other=0.0
-        ).to(tl.float32)
-        largest = tl.load(stats + rows, mask=inside, other=0.0)
-        e_second = tl.load(stats + n + rows, mask=inside, other=1.0)
-        share = tl.load(stats + 4 * n + rows, mask=inside, other=0.0)
-        value = tl.load(stats + 5 * n + rows, mask=inside, other=0.0)
-        e = fn.exponential(x - largest[:, None])
-        tau_e = fn.over_tau(e_second)
-        h = fn.step(e, (first * tau_e)[:, None], first_start, (second * tau_e)[:, None], second_start)
-        h = tl.where(e == 1.0, (sign * value)[:, None], h)
-        # An ignored row may hold anything.
-        predicted += tl.where((share != 0.0)[:, None], h * share[:, None], 0.0)
-    tp, actual = _at_labels(y, w, ignored, stats + 6 * n, begin, chunk, n, left, WEIGHTED, 8, BLOCK)
-    out = parts + tl.program_id(0).to(tl.int64) * 3 * d + j
-    mask = _inside(j, d, EVEN)
-    tl.store(out, tp, mask=mask)
-    tl.store(out + d, sign * tl.sum(predicted, 0), mask=mask)
-    tl.store(out + 2 * d, actual, mask=mask)
-
-
-@triton.jit(**fn.FREE)
-def row_gradient_kernel(
-    z, y, w, temperature, low, reach, smoothing, ignored, stats, by_loss, by_tp, by_predicted, by_losses, out,
-    n, d, stride,
-    ANNEALED: tl.constexpr, WEIGHTED: tl.constexpr, LOSSES: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """dL/dz; one sweep for the three sums of a row, one that writes. PACKED: as in `tile_gradient_kernel`."""
-    a, b, low, cut, c = fn.numbers(temperature, low, reach, ANNEALED)
-    by_predicted, scale, through_losses = fn.unpacked(by_loss, by_tp, by_predicted, by_losses, d, LOSSES, PACKED)
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = rows < n
-    label, weight = fn.labels_and_weights(y, w, rows, inside, ignored, WEIGHTED)
-    counts = weight != 0.0
-    largest = tl.load(stats + rows, mask=counts, other=0.0)
-    e_second = tl.load(stats + n + rows, mask=counts, other=1.0)
-    total = tl.load(stats + 2 * n + rows, mask=counts, other=1.0)
-    total_h = tl.load(stats + 3 * n + rows, mask=counts, other=1.0)
-    start = z + rows * stride
-    minus = float("-inf")
-    tau_e = fn.over_tau(e_second)[:, None]
-    dots_rest, dots_scaled = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
-    sums_scaled, tops = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
-    seconds = tl.zeros([ROWS, BLOCK], tl.float32)
-    for at in range(0, d, BLOCK):
-        j = at + tl.arange(0, BLOCK)
-        mask = _inside(j, d, EVEN)
-        slope = tl.load(by_predicted + j, mask=mask, other=0.0)[None, :]
-        logits = tl.load(start[:, None] + j[None, :], mask=counts[:, None] & mask[None, :], other=minus).to(tl.float32)
-        e = fn.exponential(logits - largest[:, None])
-        part, rest = fn.scaled(e, tau_e, a, b, cut)
-        dots_rest += rest * slope
-        dots_scaled += part * slope
-        sums_scaled += part
-        tops += tl.where(e == 1.0, slope, 0.0)
-        seconds += tl.where(e == e_second[:, None], 1.0, 0.0)
-    at_label = tl.load(by_tp + label, mask=counts, other=0.0)
-    label_e = fn.exponential(tl.load(start + label, mask=counts, other=0.0).to(tl.float32) - largest)
-    mean, share, factor, top_scaled, at_top, at_second, at_target, elsewhere = fn.row_slopes(
-        weight, scale, through_losses, smoothing, d, total, total_h, e_second, tl.sum(seconds, 1), tl.sum(dots_rest, 1),
-        tl.sum(dots_scaled, 1), tl.sum(sums_scaled, 1), tl.sum(tops, 1), at_label, label_e, a, b, low, cut, c,
-    )  # fmt: skip
-    last = (tl.cdiv(d, BLOCK) - 1) * BLOCK
-    for back in range(0, d, BLOCK):
-        j = last - back + tl.arange(0, BLOCK)
-        mask = _inside(j, d, EVEN)
-        slope = tl.load(by_predicted + j, mask=mask, other=0.0)
-        logits = tl.load(start[:, None] + j[None, :], mask=counts[:, None] & mask[None, :], other=minus).to(tl.float32)
-        e = fn.exponential(logits - largest[:, None])
-        part, _ = fn.scaled(e, tau_e, a, b, cut)
-        found = fn.entry_slopes(
-            e, e_second[:, None], part, slope[None, :], j[None, :] == label[:, None], mean[:, None], share[:, None],
-            factor[:, None], top_scaled[:, None], at_top[:, None], at_second[:, None], at_target[:, None],
-            elsewhere[:, None],
-        )  # fmt: skip
-        tl.store(out + rows[:, None] * d + j[None, :], found, mask=inside[:, None] & mask[None, :])
