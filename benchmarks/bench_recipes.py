@@ -56,7 +56,6 @@ LARGER: dict[str, dict[str, Any]] = {  # run on request; with a single validatio
     "embedding": {"network": "embedding", "folds": 1},
     "embedding, cross-entropy": {"network": "embedding", "recipe": "cross_entropy", "folds": 1},
     "embedding, narrow": {"network": "embedding", "hidden": (256, 128), "folds": 1},
-    "periodic": {"network": "periodic", "folds": 1},
     "ensemble": {"ensemble": 8, "folds": 1},
     "embedding ensemble": {"network": "embedding", "ensemble": 8, "folds": 1},
     "embedding ensemble, cross-entropy": {

@@ -256,8 +256,6 @@ def networks() -> Iterator[Config]:
     few: dict[str, Any] = {"sets": ("yeast", "mammography", "letter", "adult")}
     yield candidate("embedding bins=24 width=8", embedding=(("bins", 24), ("width", 8)), **bins, **few)
     yield candidate("embedding bins=128 width=24", embedding=(("bins", 128), ("width", 24)), **bins, **few)
-    for scale in (0.1, 0.3, 1.0):
-        yield candidate(f"periodic scale={scale}", network="periodic", embedding=(("scale", scale),), **few)
 
 
 def embeddings() -> Iterator[Config]:
@@ -274,7 +272,6 @@ def embeddings() -> Iterator[Config]:
     yield candidate("bins=32 width=8 start=1", embedding=(*small, ("start", 1.0)))
     yield candidate("bins=32 width=8", embedding=small)
     yield candidate("bins=64 width=16")
-    yield candidate("periodic", network="periodic")
 
 
 GRIDS: dict[str, Callable[[], Iterator[Config]]] = {

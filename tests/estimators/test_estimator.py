@@ -14,7 +14,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from evalign import EASTClassifier, metrics
-from evalign.estimators import network as estimator_module
 
 SMALL = {"hidden": (16,), "epochs": 12, "learning_rate": 1e-2, "random_state": 0}
 
@@ -228,28 +227,3 @@ def test_one_class_is_refused_and_a_class_with_one_row_is_kept():
         assert 7 in small().fit(X, lonely).classes_
     with pytest.raises(ValueError, match="labels seen in training"):
         small().fit(X, y).score(X, lonely)
-
-
-def test_refit_takes_all_rows_each_stage_as_long_as_it_was_best(monkeypatch):
-    X, y = load_iris(return_X_y=True)
-    calls = []
-    real = estimator_module.train
-
-    def spy(network, rows, valid, recipe, *args, **kwargs):
-        history = real(network, rows, valid, recipe, *args, **kwargs)
-        calls.append((len(rows), recipe, history))
-        return history
-
-    monkeypatch.setattr(estimator_module, "train", spy)
-    options = {"hidden": (8,), "epochs": 12, "folds": 1, "random_state": 0}
-    plain = EASTClassifier(**options).fit(X, y)
-    refitted = EASTClassifier(refit=True, **options).fit(X, y)
-    (rows, _, history), (again_rows, _, again), (all_rows, recipe, last) = calls
-    assert rows == again_rows < all_rows
-    assert [epoch.loss for epoch in history] == [epoch.loss for epoch in again]
-    for stage in recipe.stages:
-        own = [epoch for epoch in history if epoch.stage == stage.name]
-        best = max(i for i, epoch in enumerate(own, 1) if epoch.best)
-        assert stage.stop_at == best == sum(epoch.stage == stage.name for epoch in last)
-    assert refitted.decision_.to_json() == plain.decision_.to_json()
-    assert not np.allclose(refitted.predict_proba(X), plain.predict_proba(X))

@@ -1,6 +1,5 @@
 """Embeddings by slow loops over their definition, an ensemble by its members built one by one."""
 
-import math
 
 import numpy as np
 import onnxruntime
@@ -12,8 +11,8 @@ from torch.nn import functional as F
 
 from evalign import EASTClassifier, metrics
 from evalign.networks import Ensemble, TableEmbedding, mlp, table_network
-from evalign.networks.embedding import CategoryEmbedding, Fields, NumberEmbedding, Periodic, Piecewise
-from evalign.networks.mlp import CURVES, fields_of
+from evalign.networks.embedding import CategoryEmbedding, Fields, NumberEmbedding, Piecewise
+from evalign.networks.mlp import NETWORKS, fields_of
 from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
@@ -57,20 +56,8 @@ def test_many_edges_are_thinned_evenly_and_few_are_all_kept():
         Piecewise([(1.0, 1.0)], bins=4)
 
 
-def test_waves_by_a_loop():
-    periodic = Periodic(columns=2, waves=3, scale=0.7)
-    x = torch.tensor([[0.3, -1.2], [2.0, 0.0]])
-    found = periodic(x.t()[..., None])
-    for j in range(2):
-        c = periodic.frequency[j, 0].tolist()
-        for i in range(2):
-            angles = [2 * math.pi * frequency * x[i, j].item() for frequency in c]
-            expected = [math.cos(a) for a in angles] + [math.sin(a) for a in angles]
-            assert found[j, i].tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("curve", [Piecewise(FIELDS.edges, bins=4), Periodic(columns=2, waves=3)])
-def test_numbers_by_a_linear_layer_for_each_column(curve):
+def test_numbers_by_a_linear_layer_for_each_column():
+    curve = Piecewise(FIELDS.edges, bins=4)
     embedding = randomise(NumberEmbedding(curve, columns=2, width=5))
     x = torch.randn(7, 2, generator=torch.Generator().manual_seed(0))
     expected = []
@@ -96,9 +83,8 @@ def test_categories_by_torchs_embedding_and_unseen_ones_by_the_mean():
     torch.testing.assert_close(unseen[2], expected[2])
 
 
-@pytest.mark.parametrize("curves", ["piecewise", "periodic"])
-def test_gradients_are_finite_differences(curves):
-    embedding = randomise(TableEmbedding(FIELDS, curves, width=2, bins=3, waves=2)).double()
+def test_gradients_are_finite_differences():
+    embedding = randomise(TableEmbedding(FIELDS, width=2, bins=3)).double()
     x = torch.rand(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     parameters = dict(embedding.named_parameters())
 
@@ -210,7 +196,7 @@ def test_members_drop_out_apart():
 
 
 @pytest.mark.parametrize("sharing", ["none", "rank_one"])
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_stacked_trials_equal_the_plain_loop(name, sharing):
     x = torch.randn(160, 6, generator=torch.Generator().manual_seed(0))
     x[:, 4:] = F.one_hot((x[:, 2] > 0).long(), 2)
@@ -255,7 +241,6 @@ def frame():
     "options",
     [
         {"network": "embedding"},
-        {"network": "periodic", "numeric": "standard"},
         {"network": "embedding", "numeric": "quantile", "ensemble": 3},
         {"network": "embedding", "ensemble": 3, "sharing": "rank_one"},
         {"ensemble": 3},
@@ -277,7 +262,7 @@ def test_tables_of_all_kinds_are_learned_and_saved(frame, options, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"network": "embedding", "ensemble": 2}, {"network": "periodic", "ensemble": 2, "sharing": "rank_one"}],
+    [{"network": "embedding", "ensemble": 2}, {"network": "embedding", "ensemble": 2, "sharing": "rank_one"}],
 )
 def test_onnx_agrees(frame, options, tmp_path):
     table, y = frame

@@ -67,7 +67,7 @@ _TABLE: list[tuple[Any, ...]] = [
      "Decision rule: auto (calibrate on held-out rows, then plug-in), plug_in, tuned or argmax. Default: auto."),
     ("epochs", int | None, TRAINING, "Maximum number of epochs. Default: set by the recipe."),
     ("network", str, TRAINING,
-     "Network input: mlp (scaled numbers), embedding (a learned vector per column; used in blends) or periodic."),
+     "Network input: mlp (scaled numbers) or embedding (a learned vector per column)."),
     ("ensemble", int, TRAINING, "Number of networks to train and average."),
     ("folds", str | None, TRAINING,
      "Cross-validation folds, one network each; 1 is a single hold-out. Default: 5 if a class is rare, else 1."),
@@ -117,7 +117,7 @@ class Settings:
         from evalign.boosting.growth import is_installed
         from evalign.comparison.goals import DECISIONS
         from evalign.decision.costs import COST
-        from evalign.networks.mlp import CURVES
+        from evalign.networks.mlp import NETWORKS
         from evalign.training.recipes import find_recipe
 
         if self.metric in (*curves.RANKINGS, "auc", "roc_auc"):
@@ -153,7 +153,7 @@ class Settings:
         if self.time_limit is not None:
             checks.check_number("--time-limit", self.time_limit, low=0.0, open_low=True)
         checks.check_choice("--model", self.model, MODELS)
-        checks.check_choice("--network", self.network, CURVES)
+        checks.check_choice("--network", self.network, NETWORKS)
         if self.model == "boost" and not is_installed("lightgbm"):
             raise ValueError(
                 f"--model {self.model} needs LightGBM, which is not installed; pip install 'evalign[boost]'"

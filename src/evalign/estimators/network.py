@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evalign import checks, metrics
 from evalign.decision import Rule
 from evalign.estimators.base import Arrays, MetricClassifier
-from evalign.networks.mlp import CURVES, SHARING, MeanOfNetworks, Network, Sharing, fields_of, table_network
+from evalign.networks.mlp import NETWORKS, SHARING, MeanOfNetworks, Network, Sharing, fields_of, table_network
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables import TableEncoder
@@ -48,7 +48,7 @@ class EASTClassifier(MetricClassifier):
     recipe: "anchored" (cross-entropy, then metric + cross-entropy), "paper" (EAST as printed), "btg",
         "cross_entropy", "anchored_offset" (not for decision="plug_in"), or a `Recipe`; see docs/research/recipes.md.
     network: input of the layers: "mlp" the numbers themselves; "embedding" a learned piecewise linear curve of each
-        number and a vector for each category; "periodic" the same with waves in place of bins.
+        number and a vector for each category.
     hidden, dropout: the network's layers.
     ensemble: number of networks trained on the same batches; predictions are the mean of their probabilities.
     sharing: of an ensemble's weights: "none", or "rank_one": one matrix per layer, scaled by each member (TabM).
@@ -59,7 +59,6 @@ class EASTClassifier(MetricClassifier):
         division would hold out fewer than 100 rows of the rarest class and the table has at most 300,000 rows; else 1,
         as with amp=True, class offsets or a metric that is a function, which may not stack.
     stratified: whether every batch gets its share of every class.
-    refit: train once more on all rows, each stage for its best number of epochs, in twice the time.
     numeric: numbers "standard" (scaled), "quantile" (ranked to a normal shape) or "both" (a column of each).
     amp: whether the network runs in bfloat16; worth it for wide layers on a GPU.
 
@@ -92,7 +91,6 @@ class EASTClassifier(MetricClassifier):
     folds: int | Literal["auto"] = "auto"
     stratified: bool = False
     numeric: Numeric = "both"
-    refit: bool = False
     amp: bool = False
 
     def export_onnx(self, path: str | Path) -> Path:
@@ -127,19 +125,13 @@ class EASTClassifier(MetricClassifier):
         recipe = recipe.for_rows(len(train_rows), size)
         release_memory()
 
-        def trained(rows: Rows, recipe: Recipe) -> list[Epoch]:
-            self.network_ = self.make_network(data.seed).to(self.torch_device)
-            return train(
-                self.network_, rows, valid_rows, recipe, self.objective(), self._score(), batch_size=size,
-                seed=data.seed, stratified=self.stratified, amp=self.amp, on_epoch=self._listener(on_epoch),
-            )  # fmt: skip
-
-        history = trained(train_rows, recipe)
+        self.network_ = self.make_network(data.seed).to(self.torch_device)
+        history = train(
+            self.network_, train_rows, valid_rows, recipe, self.objective(), self._score(), batch_size=size,
+            seed=data.seed, stratified=self.stratified, amp=self.amp, on_epoch=self._listener(on_epoch),
+        )  # fmt: skip
         self._keep_history(history, recipe)
-        p = _predicted(self.network_, valid_rows.x)
-        if self.refit:  # the decision stays: it is learned on rows that the network had not seen
-            trained(train_rows.joined(valid_rows), recipe.repeated(history))
-        return p
+        return _predicted(self.network_, valid_rows.x)
 
     def _train_folds(self, data: TrainingRows, recipe: Recipe, on_epoch: OnEpoch | None) -> Floats:
         """Train a network for every division; returns each one's predictions of the rows that it held out."""
@@ -151,7 +143,7 @@ class EASTClassifier(MetricClassifier):
             print(f"training {self.folds_} networks, one for each fold")
         trained = train_folds(
             self._new_network, folded, recipe, self.objective(), self._score(), batch_size=size, seed=data.seed,
-            stratified=self.stratified, refit=self.refit, on_epoch=self._listener(on_epoch),
+            stratified=self.stratified, on_epoch=self._listener(on_epoch),
         )  # fmt: skip
         self.network_ = trained.network
         self._keep_history(trained.histories[0], recipe)
@@ -176,13 +168,13 @@ class EASTClassifier(MetricClassifier):
         """The recipe for the given epochs and learning rate, after checking all options."""
         self._check_metric_and_decision()
         checks.check_number("dropout", self.dropout, low=0.0, high=1.0, open_high=True)
-        checks.check_choice("network", self.network, CURVES)
+        checks.check_choice("network", self.network, NETWORKS)
         checks.check_choice("sharing", self.sharing, SHARING)
         checks.check_number("ensemble", self.ensemble, low=1, whole=True)
         if self.network == "embedding" and self.numeric == "standard":
             raise ValueError(
                 "network 'embedding' cuts numbers at their quantiles, which numeric 'standard' does not learn; "
-                "use numeric='both' or 'quantile', or network='periodic'"
+                "use numeric='both' or 'quantile'"
             )
         if self.folds != "auto" and (
             type(self.folds) is bool or not isinstance(self.folds, Integral) or self.folds < 1

@@ -5,16 +5,12 @@ for a whole column; here every column first passes through its own small curve. 
 `TableEncoder`, and `Fields` has the positions of the columns in it.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-Curves = Literal["piecewise", "periodic"]
 
 
 @dataclass(frozen=True)
@@ -65,40 +61,19 @@ class Piecewise(nn.Module):
         return ((x - self.low) * self.slope).clamp(0, 1)
 
 
-class Periodic(nn.Module):
-    """x -> cos(2 pi c x), sin(2 pi c x) of learned frequencies c, (M, n, 1) -> (M, n, 2 waves).
-
-    Initially c is normal with standard deviation `scale`: the larger, the faster a curve may oscillate.
-
-    >>> Periodic(columns=1, waves=4)(torch.zeros(1, 1, 1)).abs().tolist()
-    [[[1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]]]
-    """
-
-    def __init__(self, columns: int, waves: int, scale: float = 0.3) -> None:
-        super().__init__()
-        self.width = 2 * waves
-        self.frequency = nn.Parameter(scale * torch.randn(columns, 1, waves))
-
-    def forward(self, x: Tensor) -> Tensor:
-        angle = 2 * math.pi * self.frequency * x
-        return torch.cat([angle.cos(), angle.sin()], -1)
-
-
 class NumberEmbedding(nn.Module):
     """relu(a x + b + W curve(x)) of every column by itself, (n, M) -> (n, M width).
 
-    W starts at 0 for bins, so that training starts from straight lines.
+    W starts at 0, so that training starts from straight lines.
     """
 
-    def __init__(self, curve: Piecewise | Periodic, columns: int, width: int) -> None:
+    def __init__(self, curve: Piecewise, columns: int, width: int) -> None:
         super().__init__()
         self.curve = curve
         bound = width**-0.5
         self.slope = nn.Parameter(torch.empty(columns, 1, width).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(columns, 1, width).uniform_(-bound, bound))
         self.weight = nn.Parameter(torch.zeros(columns, curve.width, width))
-        if isinstance(curve, Periodic):
-            nn.init.uniform_(self.weight, -(curve.width**-0.5), curve.width**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         columns = x.t().unsqueeze(-1)
@@ -140,7 +115,7 @@ class TableEmbedding(nn.Module):
     """Curves of numbers and vectors of categories, with all non-category columns: (n, F) -> (n, `width`).
 
     >>> fields = Fields(5, numbers=(1,), edges=((-1.0, 0.0, 1.0),), categories=((2, 5),))
-    >>> embedding = TableEmbedding(fields, "piecewise", width=8)
+    >>> embedding = TableEmbedding(fields, width=8)
     >>> embedding(torch.tensor([[0.3, 0.3, 0.0, 1.0, 0.0]])).shape  # two numbers, a curve of 8, a vector of 8
     torch.Size([1, 18])
     """
@@ -149,17 +124,7 @@ class TableEmbedding(nn.Module):
     numbers: Tensor
     levels: Tensor
 
-    def __init__(
-        self,
-        fields: Fields,
-        curves: Curves = "piecewise",
-        *,
-        width: int = 16,
-        bins: int = 64,
-        waves: int = 16,
-        scale: float = 0.3,
-        start: float = 0.1,
-    ) -> None:
+    def __init__(self, fields: Fields, *, width: int = 16, bins: int = 64, start: float = 0.1) -> None:
         super().__init__()
         levels = [place for start, end in fields.categories for place in range(start, end)]
         plain = sorted({*range(fields.features)} - {*levels})
@@ -168,8 +133,7 @@ class TableEmbedding(nn.Module):
         columns = len(fields.numbers)
         self.of_numbers = self.of_categories = None
         if columns:
-            curve = Piecewise(fields.edges, bins) if curves == "piecewise" else Periodic(columns, waves, scale)
-            self.of_numbers = NumberEmbedding(curve, columns, width)
+            self.of_numbers = NumberEmbedding(Piecewise(fields.edges, bins), columns, width)
         if fields.categories:
             self.of_categories = CategoryEmbedding([end - first for first, end in fields.categories], width, start)
         self.width = len(plain) + width * (columns + len(fields.categories))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evalign.networks.embedding import Curves, Fields, TableEmbedding
+from evalign.networks.embedding import Fields, TableEmbedding
 from evalign.tables.columns import CategoryColumn
 from evalign.tables.encode import TableEncoder
 
@@ -161,8 +161,8 @@ def fields_of(encoder: TableEncoder) -> Fields:
     return Fields(start, tuple(numbers), tuple(edges), tuple(categories))
 
 
-Network = Literal["mlp", "embedding", "periodic"]
-CURVES: dict[str, Curves | None] = {"mlp": None, "embedding": "piecewise", "periodic": "periodic"}
+Network = Literal["mlp", "embedding"]
+NETWORKS: tuple[Network, ...] = ("mlp", "embedding")
 
 
 def table_network(
@@ -177,14 +177,13 @@ def table_network(
     **embedding: Any,
 ) -> nn.Module:
     """The network for a table, by name: "mlp" on the columns, "embedding" with piecewise linear curves and
-    vectors of categories, "periodic" with sines and cosines. Members of an `ensemble` share the embedding.
+    vectors of categories. Members of an `ensemble` share the embedding.
 
     >>> fields = Fields(3, numbers=(0,), edges=((0.0, 1.0),), categories=((1, 3),))
     >>> table_network("embedding", fields, 2, hidden=(16,), ensemble=4)[1].members
     4
     """
-    curves = CURVES[network]
-    front = None if curves is None else TableEmbedding(fields, curves, **embedding)
+    front = TableEmbedding(fields, **embedding) if network == "embedding" else None
     features = fields.features if front is None else front.width
     body = (
         mlp(features, classes, hidden, dropout)

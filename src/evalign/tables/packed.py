@@ -87,9 +87,6 @@ class PackedTable:
         """Position of each column of the table among the stored parts."""
         return torch.tensor([*self.layout.exact, *self.layout.rounded, *self.layout.flags]).argsort()
 
-    def joined(self, other: "PackedTable") -> "PackedTable":
-        return PackedTable(torch.cat([self.data, other.data]), self.layout)
-
     def __len__(self) -> int:
         return len(self.data)
 

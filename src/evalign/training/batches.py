@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evalign.confusion import Confusion, Task
 from evalign.metrics import MetricFunction
-from evalign.tables.packed import EncodedTable, PackedTable, number_type
+from evalign.tables.packed import EncodedTable, number_type
 
 # (logits, labels, weights, temperature) -> loss of a stage with `metric`, without its anchor; vmappable
 Term = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -170,12 +170,6 @@ class Rows:
 
     def __getitem__(self, index: Tensor) -> "Rows":
         return Rows(self.x[index], self.y[index], self.weight[index])
-
-    def joined(self, other: "Rows") -> "Rows":
-        y, weight = torch.cat([self.y, other.y]), torch.cat([self.weight, other.weight])
-        if isinstance(self.x, PackedTable) and isinstance(other.x, PackedTable):
-            return Rows(self.x.joined(other.x), y, weight)
-        return Rows(torch.cat([self.x[:], other.x[:]]), y, weight)
 
     def __len__(self) -> int:
         return len(self.y)

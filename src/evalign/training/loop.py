@@ -98,9 +98,6 @@ class Controller:
         """Take one epoch's validation values; True if its weights are the ones to keep."""
         value = {"loss": loss, "entropy": entropy, "score": -score, "last": -self.epochs}[self.stage.monitor]
         self.epochs += 1
-        if self.stage.stop_at is not None:
-            self.finished = self.epochs >= self.stage.stop_at
-            return True
         best = value < self.best
         self.best = min(self.best, value)
         self.waited = 0 if best else self.waited + 1

@@ -1,13 +1,12 @@
 """Training recipes as data: stages and their losses. docs/research/recipes.md has the measurements."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from evalign import checks
 
 if TYPE_CHECKING:
-    from evalign.training.loop import Epoch
+    pass
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class Stage:
     max_stale: int = 3
     step: str = "annealed"
     weight_decay: float = 1e-2
-    stop_at: int | None = None  # ends after that many epochs and keeps the last
     offset: float = 0.0
 
 
@@ -97,15 +95,6 @@ class Recipe:
             return min(stage.patience, max(10, round(0.2 * stage.epochs)))
 
         stages = (replace(s, patience=patience(s)) if s.monitor == "entropy" else s for s in self.stages)
-        return replace(self, stages=tuple(stages))
-
-    def repeated(self, history: "Sequence[Epoch]") -> "Recipe":
-        """The same recipe for training on all rows: every stage ends at its best epoch so far."""
-        stages = []
-        for stage in self.stages:
-            own = [epoch for epoch in history if epoch.stage == stage.name]
-            last = max((i for i, epoch in enumerate(own, 1) if epoch.best), default=1)
-            stages.append(replace(stage, stop_at=last))
         return replace(self, stages=tuple(stages))
 
     def scaled(self, factor: float) -> "Recipe":

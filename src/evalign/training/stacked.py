@@ -366,49 +366,34 @@ def train_folds(
     batch_size: int,
     seed: int,
     stratified: bool = False,
-    refit: bool = False,
     on_epoch: OnEpoch | None = None,
 ) -> TrainedFolds:
     """Train a network per fold as one stack, fold i with the seed `seed` + i; each stops by its own fold.
 
     `on_epoch` receives the epochs of the first network that still trains; Ctrl-C ends training and keeps the best
-    weights. With `refit` the networks are trained once more, each on all rows, each stage for as many epochs as were
-    best.
+    weights.
     """
+    shown = 0
 
-    def run(trials: list[Trial]) -> tuple[MeanOfNetworks, list[list[Epoch]]]:
-        shown = [0]
-
-        def listen(member: int, epoch: Epoch) -> None:
-            if on_epoch is not None and epoch.epoch > shown[0]:  # all started together, so their epochs agree
-                shown[0] = epoch.epoch
-                on_epoch(epoch)
-
-        results = train_trials(
-            make_network, folded.rows, trials, objective, score, batch_size=batch_size, stratified=stratified,
-            on_epoch=listen, catch_interrupt=True, may_diverge=False,
-        )  # fmt: skip
-        with torch.random.fork_rng([]):  # the caller's random state is unchanged
-            members = [make_network() for _ in results]
-        for member, result in zip(members, results, strict=True):
-            member.load_state_dict(result.state)
-            member.to(folded.rows.x.device)
-        return MeanOfNetworks(members), [result.history for result in results]
+    def listen(member: int, epoch: Epoch) -> None:
+        nonlocal shown
+        if on_epoch is not None and epoch.epoch > shown:  # all started together, so their epochs agree
+            shown = epoch.epoch
+            on_epoch(epoch)
 
     trials = [
         Trial(train, valid, recipe, seed=seed + i)
         for i, (train, valid) in enumerate(zip(folded.train, folded.valid, strict=True))
     ]
-    network, histories = run(trials)
-    held_out = [
-        predict_logits(member, folded.rows.x, trial.valid).double().softmax(1).cpu().numpy()
-        for member, trial in zip(network, trials, strict=True)
-    ]
-    if refit:
-        network, _ = run(
-            [
-                Trial(torch.cat([trial.train, trial.valid]), trial.valid, recipe.repeated(history), seed=trial.seed)
-                for trial, history in zip(trials, histories, strict=True)
-            ]
-        )
-    return TrainedFolds(network, histories, np.concatenate(held_out))
+    results = train_trials(
+        make_network, folded.rows, trials, objective, score, batch_size=batch_size, stratified=stratified,
+        on_epoch=listen, catch_interrupt=True, may_diverge=False,
+    )  # fmt: skip
+    with torch.random.fork_rng([]):  # the caller's random state is unchanged
+        members = [make_network() for _ in results]
+    held_out = []
+    for member, trial, result in zip(members, trials, results, strict=True):
+        member.load_state_dict(result.state)
+        member.to(folded.rows.x.device)
+        held_out.append(predict_logits(member, folded.rows.x, trial.valid).double().softmax(1).cpu().numpy())
+    return TrainedFolds(MeanOfNetworks(members), [result.history for result in results], np.concatenate(held_out))
