@@ -1,7 +1,6 @@
 """Temperature schedules: each sets `loss.temperature` and stores its state in `state_dict`."""
 
 import math
-from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from evalign import checks
@@ -100,8 +99,17 @@ class Geometric(Schedule):
         return True
 
 
-class _Interpolated(Schedule, ABC):
-    """From `start` to `end` in a fixed number of steps: batches or epochs, depending on when `step` is called."""
+class Linear(Schedule):
+    """T falls by the same amount at every step: T_0 + (T_end - T_0) i / steps.
+
+    `step` is called after every batch or every epoch, `steps` times in all.
+
+    >>> from evalign import MetricLoss
+    >>> loss = MetricLoss("f1")
+    >>> schedule = Linear(loss, steps=2, start=0.2, end=0.1)
+    >>> schedule.step(), round(loss.temperature, 3), schedule.step(), round(loss.temperature, 3), schedule.finished
+    (True, 0.15, True, 0.1, True)
+    """
 
     def __init__(self, loss: HasTemperature, steps: int, start: float = 0.2, end: float = 0.01) -> None:
         checks.check_number("steps", steps, low=1, whole=True)
@@ -119,30 +127,15 @@ class _Interpolated(Schedule, ABC):
         if self.finished:
             return False
         self.taken += 1
-        share = self._share(self.taken / self.steps)
-        self.loss.temperature = self.end + (self.start - self.end) * share
+        self.loss.temperature = self.end + (self.start - self.end) * self._left(self.taken / self.steps)
         return self.start != self.end
 
-    @abstractmethod
-    def _share(self, progress: float) -> float:
+    def _left(self, progress: float) -> float:
         """Remaining share of the way from `start` to `end`."""
-
-
-class Linear(_Interpolated):
-    """T falls by the same amount at every step: T_0 + (T_end - T_0) i / steps.
-
-    >>> from evalign import MetricLoss
-    >>> loss = MetricLoss("f1")
-    >>> schedule = Linear(loss, steps=2, start=0.2, end=0.1)
-    >>> schedule.step(), round(loss.temperature, 3), schedule.step(), round(loss.temperature, 3), schedule.finished
-    (True, 0.15, True, 0.1, True)
-    """
-
-    def _share(self, progress: float) -> float:
         return 1 - progress
 
 
-class Cosine(_Interpolated):
+class Cosine(Linear):
     """T falls slowly at both ends: T_end + (T_0 - T_end) (1 + cos(pi i / steps)) / 2.
 
     >>> from evalign import MetricLoss
@@ -152,5 +145,5 @@ class Cosine(_Interpolated):
     [0.1854, 0.15, 0.1146, 0.1]
     """
 
-    def _share(self, progress: float) -> float:
+    def _left(self, progress: float) -> float:
         return (1 + math.cos(math.pi * progress)) / 2

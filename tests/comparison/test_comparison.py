@@ -198,7 +198,7 @@ def test_our_row_is_what_the_saved_classifier_predicts(cancer: Table) -> None:
 def test_majority_is_the_dummy_classifier(cancer: Table) -> None:
     development, test = split(cancer, 0.2, seed=0)
     judge = Judge(Aim("f1", average="macro"), cancer.y)
-    [row] = evaluate(c.majority(judge), development, test, judge, seed=0).rows(judge)
+    [row] = evaluate(c.MAJORITY, development, test, judge, seed=0).rows(judge)
     dummy = DummyClassifier(strategy="most_frequent").fit(development.X, development.y)
     assert row.score == pytest.approx(f1_score(test.y, dummy.predict(test.X), average="macro"), abs=1e-12)
 
@@ -216,16 +216,11 @@ def test_cross_entropy_is_trained_as_long_as_its_rival() -> None:
             )
 
 
-def test_unknown_rival_is_refused(iris: Table) -> None:
-    with pytest.raises(ValueError, match="did you mean 'random_forest'"):
-        c.rival("random_forrest", Judge(Aim(), iris.y))
-
-
 # -- compare and summarise --------------------------------------------------------------------------------------------
 
 
 def test_summary_is_numpys_mean_and_scipys_standard_error(iris: Table) -> None:
-    result = compare(iris.X, iris.y, lambda judge: [naive_bayes(), c.majority(judge)], Aim("f1"), splits=4)
+    result = compare(iris.X, iris.y, lambda judge: [naive_bayes(), c.MAJORITY], Aim("f1"), splits=4)
     assert len(result.rows) == 4 * (3 + 1)
     lines = summarise(result.rows, ("bayes", "plug_in"))
     assert [line.mean for line in lines] == sorted((line.mean for line in lines), reverse=True)

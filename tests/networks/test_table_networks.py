@@ -1,6 +1,5 @@
 """Embeddings by slow loops over their definition, an ensemble by its members built one by one."""
 
-
 import numpy as np
 import onnxruntime
 import pandas as pd

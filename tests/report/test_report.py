@@ -49,7 +49,7 @@ def binary() -> tuple[Comparison, dict[str, Any]]:
     judge = Judge(Aim("f1", positive=HOSTILE, subject_to=limits), table.y)
     parts = split(table, 0.3, seed=0)
     comparison = Comparison(judge)
-    listed = [c.ours(judge, **SMALL), c.cross_entropy(judge, **SMALL), c.majority(judge)]
+    listed = [c.ours(judge, **SMALL), c.cross_entropy(judge, **SMALL), c.MAJORITY]
     with pytest.warns(UserWarning, match="no decision meets"):
         comparison.add([evaluate(contender, *parts, judge, seed=0) for contender in listed])
     return comparison, complete(build_result(comparison, ("ours", "plug_in"), repeats=200))
@@ -60,7 +60,7 @@ def multiclass() -> dict[str, Any]:
     """Two splits, three classes: what `compare` makes."""
     X, y = load_iris(return_X_y=True)
     comparison = compare(
-        X, y, lambda judge: [c.ours(judge, **SMALL), c.cross_entropy(judge, **SMALL), c.majority(judge)], Aim("f1"),
+        X, y, lambda judge: [c.ours(judge, **SMALL), c.cross_entropy(judge, **SMALL), c.MAJORITY], Aim("f1"),
         splits=2,
     )  # fmt: skip
     return complete(build_result(comparison, ("ours", "plug_in"), repeats=200))
@@ -183,7 +183,7 @@ def test_many_classes_are_kept_readable() -> None:
     rng = np.random.default_rng(0)
     y = np.repeat([f"class {k:02d}" for k in range(40)], 10)
     X = rng.normal(size=(400, 3))
-    comparison = compare(X, y, lambda judge: [c.majority(judge)], Aim("f1"), splits=1)
+    comparison = compare(X, y, [c.MAJORITY], Aim("f1"), splits=1)
     result = complete(build_result(comparison, ("majority", "argmax"), repeats=20))
     assert max(sum(line) for line in result["table"][0]["confusion"]) == 2
     page = render(result | {"reference": ["majority", "argmax"]})
@@ -201,7 +201,7 @@ def test_names_stay_apart_where_they_are_shortened() -> None:
     names = [f"a very long name, as some people give them, of {k}" for k in ("dogs", "cats", "emus")]
     found = [{"column": name, "mean": 0.1, "error": 0.01} for name in names]
     y = np.repeat(names, 10)
-    comparison = compare(np.ones((30, 1)), y, lambda judge: [c.majority(judge)], Aim("f1"), splits=1)
+    comparison = compare(np.ones((30, 1)), y, [c.MAJORITY], Aim("f1"), splits=1)
     result = complete(build_result(comparison, ("majority", "argmax"), repeats=20)) | {"importance": found}
     for svg in (plots.importance(result), plots.class_scores(result)):
         assert all(re.search(f"…[^<]*{name[-4:]}[ <]", svg) for name in names)
@@ -218,7 +218,7 @@ def test_the_chosen_point_has_its_interval(binary: tuple[Comparison, dict[str, A
 def test_p_values_know_the_share_of_test_rows() -> None:
     listed = [c.Contender("bayes", "bayes", lambda seed: GaussianNB(), ("argmax",))]
     comparison = compare(
-        *load_iris(return_X_y=True), lambda judge: [*listed, c.majority(judge)], Aim("f1"), splits=5, test_size=0.5
+        *load_iris(return_X_y=True), lambda judge: [*listed, c.MAJORITY], Aim("f1"), splits=5, test_size=0.5
     )
     [row] = [r for r in build_result(comparison, ("bayes", "argmax"))["table"] if r["contender"] == "majority"]
     ours = [r.score for r in comparison.rows if r.contender == "bayes"]

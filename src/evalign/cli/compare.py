@@ -78,7 +78,7 @@ def run(
     judge, recipe = Judge(settings.aim(), loaded.table.y), settings.recipe_of("network")
     facts = loaded.describe()
     note_positive(judge, facts["classes"], output.note)
-    others = [*stock_libraries(judge, output.note), *(c.rival(one, judge) for one in c.RIVALS)]
+    others = [*stock_libraries(output.note), *c.RIVALS.values(), c.MAJORITY]
     own = own_models(judge, settings)
     if rivals is not None:  # as they are commonly used: the most probable class, or a tuned threshold
         own = [replace(one, decisions=("argmax", settings.rule)) for one in own]
@@ -136,7 +136,7 @@ def own_models(judge: Any, settings: o.Settings) -> list[Any]:
     return [*(settings.contender(judge, kind) for kind in kinds), control]
 
 
-def stock_libraries(judge: Any, note: Any) -> list[Any]:
+def stock_libraries(note: Any) -> list[Any]:
     """LightGBM and XGBoost with their defaults; a note lists those that are not installed."""
     from evalign.boosting.growth import is_installed
     from evalign.comparison import contenders as c
@@ -144,4 +144,4 @@ def stock_libraries(judge: Any, note: Any) -> list[Any]:
     here = {name: is_installed(name) for name in c.BOOSTED}
     if lacking := [name for name, found in here.items() if not found]:
         note(f"{' and '.join(lacking)} left out, because not installed; run pip install 'evalign[boost]'")
-    return [make(judge) for name, make in c.BOOSTED.items() if here[name]]
+    return [contender for name, contender in c.BOOSTED.items() if here[name]]

@@ -168,7 +168,7 @@ def _rivals(judge: Any, settings: o.Settings) -> list[Any]:
     if settings.model == "boost":
         rival = c.boosted_cross_entropy(judge, **settings.options_of("boost"))
     elif settings.model == "blend":
-        rival = (c.stock_lightgbm if is_installed("lightgbm") else c.gradient_boosting)(judge)
+        rival = c.BOOSTED["lightgbm"] if is_installed("lightgbm") else c.RIVALS["gradient_boosting"]
     else:
         rival = c.cross_entropy(judge, rival_of=settings.recipe_of("network"), **settings.options_of("network"))
-    return [replace(rival, decisions=tuple(dict.fromkeys(("argmax", "plug_in", settings.rule)))), c.majority(judge)]
+    return [replace(rival, decisions=tuple(dict.fromkeys(("argmax", "plug_in", settings.rule)))), c.MAJORITY]

@@ -113,7 +113,7 @@ def _majority(stream: Stream, judge: Judge, like: FittedContender) -> FittedCont
     counts = np.array([stream.survey.labels[label] for label in judge.classes.tolist()])
     p = np.zeros_like(like.probabilities)
     p[:, counts.argmax()] = 1.0
-    return judged(contenders.majority(judge), None, {"argmax": Rule("argmax", len(counts))}, p, like.truth, 0.0, judge)
+    return judged(contenders.MAJORITY, None, {"argmax": Rule("argmax", len(counts))}, p, like.truth, 0.0, judge)
 
 
 def _finish(

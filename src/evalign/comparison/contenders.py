@@ -26,6 +26,7 @@ from evalign.tables.split import Codes, Division, Floats, HeldOutPredictions, di
 from evalign.training.recipes import Recipe, find_recipe
 
 ROUNDS, PATIENCE = 1000, 50
+HELD_OUT = 0.2  # of every class, as in `EASTClassifier`
 # Up to this many rows, boosting gets one thread: several would wait for each other in every round.
 ONE_THREAD_ROWS = 5000
 
@@ -45,9 +46,8 @@ class HeldOut(ClassifierMixin, BaseEstimator):
 
     ENCODER: ClassVar[type[TableEncoder]] = TableEncoder
 
-    def __init__(self, estimator: Any, *, validation_fraction: float = 0.2, random_state: Any = None) -> None:
+    def __init__(self, estimator: Any, *, random_state: Any = None) -> None:
         self.estimator = estimator
-        self.validation_fraction = validation_fraction
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, divided: "Divided | None" = None) -> Self:
@@ -90,10 +90,8 @@ class StockBooster(HeldOut):
 
     ENCODER = TreeTable
 
-    def __init__(
-        self, library: str = "lightgbm", *, validation_fraction: float = 0.2, random_state: Any = None, n_jobs: int = -1
-    ) -> None:
-        super().__init__(None, validation_fraction=validation_fraction, random_state=random_state)
+    def __init__(self, library: str = "lightgbm", *, random_state: Any = None, n_jobs: int = -1) -> None:
+        super().__init__(None, random_state=random_state)
         self.library = library
         self.n_jobs = n_jobs
 
@@ -126,9 +124,8 @@ class StockBooster(HeldOut):
 class PerLabel(ClassifierMixin, BaseEstimator):
     """A `StockBooster` or `HeldOut` per label of y (n, L), with the same held-out rows; probabilities are (n, L)."""
 
-    def __init__(self, estimator: Any, *, validation_fraction: float = 0.2, random_state: Any = None) -> None:
+    def __init__(self, estimator: Any, *, random_state: Any = None) -> None:
         self.estimator = estimator
-        self.validation_fraction = validation_fraction
         self.random_state = random_state
 
     def fit(self, X: Any, y: Codes) -> Self:
@@ -165,31 +162,13 @@ def divide(model: Any, X: Any, codes: Codes, strata: Codes | None = None) -> Div
     """Rows as `EASTClassifier` would divide them; equal codes are equal labels. `strata` stratify the split."""
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))
     rows, weight = distinct_rows(X, codes, np.ones(len(codes)))
-    division = divide_rows((codes if strata is None else strata)[rows], weight, model.validation_fraction, seed)
+    division = divide_rows((codes if strata is None else strata)[rows], weight, HELD_OUT, seed)
     return Divided(rows[division.train], rows[division.valid], division, seed)
 
 
 def _predictions(p: Any, codes: Codes, rows: Codes, weight: Floats) -> HeldOutPredictions:
     """Held-out predictions of one division."""
     return HeldOutPredictions(np.asarray(p, dtype=np.float64), codes[rows], weight, rows, np.zeros_like(rows))
-
-
-def stock_forest(seed: int | None = None, *, jobs: int | None = -1) -> RandomForestClassifier:
-    """Scikit-learn's forest with its defaults but 300 trees: votes in steps of 1/100 are too coarse for thresholds.
-
-    >>> stock_forest(0).n_estimators
-    300
-    """
-    return RandomForestClassifier(300, random_state=seed, n_jobs=jobs)
-
-
-def stock_boosting(seed: int | None = None) -> HistGradientBoostingClassifier:
-    """Scikit-learn's histogram gradient boosting with its defaults.
-
-    >>> stock_boosting(0).random_state
-    0
-    """
-    return HistGradientBoostingClassifier(random_state=seed)
 
 
 OURS, OURS_BOOSTED, OURS_BLENDED = "ours", "ours_boosted", "ours_blended"
@@ -209,24 +188,20 @@ class Contender:
     decisions: Sequence[str] = DECISIONS
 
 
-def ours(judge: Judge, *, recipe: str | Recipe = "anchored", decision: str = "auto", **options: Any) -> Contender:
+def ours(judge: Judge, *, recipe: str | Recipe = "anchored", **options: Any) -> Contender:
     """`EASTClassifier` for a judge's metric; `options` are further options of the classifier."""
-    options |= {"recipe": recipe, "decision": decision}
-    return Contender(OURS, f"ours ({find_recipe(recipe).name})", _maker(EASTClassifier, judge, options))
+    return Contender(OURS, f"ours ({find_recipe(recipe).name})", _maker(EASTClassifier, judge, recipe, options))
 
 
-def ours_boosted(
-    judge: Judge, *, recipe: str = "anchored", decision: str = "auto", name: str = OURS_BOOSTED, **options: Any
-) -> Contender:
+def ours_boosted(judge: Judge, *, recipe: str = "anchored", **options: Any) -> Contender:
     """`EASTBooster` for a judge's metric; `options` are further options of the booster."""
-    options |= {"recipe": recipe, "decision": decision}
-    return Contender(name, f"ours (boosted trees, {recipe})", _maker(EASTBooster, judge, options))
+    return Contender(OURS_BOOSTED, f"ours (boosted trees, {recipe})", _maker(EASTBooster, judge, recipe, options))
 
 
-def ours_blended(judge: Judge, *, recipe: str = "auto", decision: str = "auto", **options: Any) -> Contender:
+def ours_blended(judge: Judge, *, recipe: str = "auto", **options: Any) -> Contender:
     """`EASTBlend` for a judge's metric; `options` are further options of the blend."""
     title = "ours (blend)" if recipe == "auto" else f"ours (blend, {recipe})"
-    return Contender(OURS_BLENDED, title, _maker(EASTBlend, judge, options | {"recipe": recipe, "decision": decision}))
+    return Contender(OURS_BLENDED, title, _maker(EASTBlend, judge, recipe, options))
 
 
 def boosted_cross_entropy(judge: Judge, **options: Any) -> Contender:
@@ -252,41 +227,34 @@ def as_long_as(recipe: Recipe) -> Recipe:
     return replace(plain, stages=stages, updates=recipe.updates)
 
 
-def _stock(name: str, title: str, make: Callable[[int], Any], *decisions: str) -> Callable[[Judge], Contender]:
-    return lambda judge: Contender(name, title, make, decisions or DECISIONS)
+MAJORITY = Contender("majority", "majority class", lambda seed: DummyClassifier(strategy="most_frequent"), ("argmax",))
+# Libraries with their defaults, but 300 trees in a forest: votes in steps of 1/100 are too coarse for thresholds.
+RIVALS = {
+    contender.name: contender
+    for contender in (
+        Contender(
+            "random_forest", "random forest", lambda seed: RandomForestClassifier(300, random_state=seed, n_jobs=-1)
+        ),
+        Contender(
+            "gradient_boosting", "gradient boosting", lambda seed: HistGradientBoostingClassifier(random_state=seed)
+        ),
+        Contender("logistic_regression", "logistic regression", lambda seed: LogisticRegression(max_iter=1000)),
+    )
+}
+BOOSTED = {  # these need the extra `boost`; the names are those of their packages
+    "lightgbm": Contender("lightgbm", "LightGBM", lambda seed: StockBooster("lightgbm", random_state=seed)),
+    "xgboost": Contender("xgboost", "XGBoost", lambda seed: StockBooster("xgboost", random_state=seed)),
+}
 
 
-# The majority class as a baseline, and libraries with their defaults.
-majority = _stock("majority", "majority class", lambda seed: DummyClassifier(strategy="most_frequent"), "argmax")
-random_forest = _stock("random_forest", "random forest", stock_forest)
-gradient_boosting = _stock("gradient_boosting", "gradient boosting", stock_boosting)
-logistic_regression = _stock(
-    "logistic_regression", "logistic regression", lambda seed: LogisticRegression(max_iter=1000)
-)
-stock_lightgbm = _stock("lightgbm", "LightGBM", lambda seed: StockBooster("lightgbm", random_state=seed))
-stock_xgboost = _stock("xgboost", "XGBoost", lambda seed: StockBooster("xgboost", random_state=seed))
-
-# Those that need the extra `boost`, with the package that each needs.
-BOOSTED: dict[str, Callable[[Judge], Contender]] = {"lightgbm": stock_lightgbm, "xgboost": stock_xgboost}
-
-RIVALS: dict[str, Callable[[Judge], Contender]] = {
-    "random_forest": random_forest, "gradient_boosting": gradient_boosting, "logistic_regression": logistic_regression,
-    "majority": majority,
-}  # fmt: skip
-
-
-def rival(name: str, judge: Judge) -> Contender:
-    """A rival that needs no options, by name."""
-    checks.check_choice("contender", name, RIVALS)
-    return RIVALS[name](judge)
-
-
-def _maker(kind: type[MetricClassifier], judge: Judge, options: dict[str, Any]) -> Callable[[int], MetricClassifier]:
+def _maker(
+    kind: type[MetricClassifier], judge: Judge, recipe: Any, options: dict[str, Any]
+) -> Callable[[int], MetricClassifier]:
     """A function of the seed that makes a classifier of this kind for a judge's metric."""
     aim, beta = judge.aim, judge.beta
     by_label = dict(zip(judge.names, beta, strict=True)) if isinstance(beta, list) else beta
     aimed = {
         "metric": aim.metric, "average": aim.average, "beta": by_label, "pos_label": judge.positive,
-        "subject_to": judge.subject_to or None, "confidence": aim.confidence, "costs": aim.costs,
+        "subject_to": judge.subject_to or None, "confidence": aim.confidence, "costs": aim.costs, "recipe": recipe,
     }  # fmt: skip
     return lambda seed: kind(**aimed, random_state=seed, **options)

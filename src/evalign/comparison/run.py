@@ -242,7 +242,7 @@ def compare(
 
     >>> from sklearn.datasets import load_iris
     >>> from evalign.comparison import contenders
-    >>> result = compare(*load_iris(return_X_y=True), lambda judge: [contenders.majority(judge)], Aim("accuracy"))
+    >>> result = compare(*load_iris(return_X_y=True), [contenders.MAJORITY], Aim("accuracy"))
     >>> [round(row.score, 3) for row in result.rows]
     [0.333, 0.333, 0.333, 0.333, 0.333]
     """

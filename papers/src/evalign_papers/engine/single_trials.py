@@ -121,15 +121,15 @@ def _ccs(options: dict[str, Any], seed: int) -> Any:
 
 
 def _random_forest(options: dict[str, Any], seed: int) -> Any:
-    from evalign.comparison.contenders import stock_forest
+    from sklearn.ensemble import RandomForestClassifier
 
-    return stock_forest(seed, jobs=4).set_params(**options)
+    return RandomForestClassifier(**{"n_estimators": 300, **options}, random_state=seed, n_jobs=4)
 
 
 def _gradient_boosting(options: dict[str, Any], seed: int) -> Any:
-    from evalign.comparison.contenders import stock_boosting
+    from sklearn.ensemble import HistGradientBoostingClassifier
 
-    return stock_boosting(seed).set_params(**options)
+    return HistGradientBoostingClassifier(**options, random_state=seed)
 
 
 ESTIMATORS: dict[str, Callable[[dict[str, Any], int], Any]] = {
