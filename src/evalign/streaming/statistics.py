@@ -28,11 +28,12 @@ from evalign.tables.columns import (
     factorized,
     floats,
     mean_and_std,
+    number_column,
     quantiles_of,
 )
 from evalign.tables.files import TableError, quoted
 from evalign.tables.profile import ColumnProfile, TableProfile
-from evalign.tables.read import to_pandas
+from evalign.tables.read import check_class_counts, to_pandas
 
 MOST_DISTINCT = 100_000  # categories counted at a time; an identifier would fill memory
 
@@ -82,21 +83,14 @@ class NumberSummary:
         """The encoder, with quantiles of a sample of the values; None if there is no value."""
         if not self.count:
             return None
-        indicator, own = self.missing > 0, "bool" if kind == "bool" else "number"
-        if self.low == self.high:
-            return NumberColumn(own, self.low, 0.0, 0.0, indicator)  # type: ignore[arg-type]
-        if own == "bool":
-            return NumberColumn("bool", 0.0, 1.0, self.mean, indicator)
         sample = sample[~np.isnan(sample)]
         if len(sample) < 2:  # of a column that is almost always missing, only the extremes are known
             sample = np.array([self.low, self.high])
-        quantiles = None if numeric == "standard" else quantiles_of(sample)
-        if numeric == "quantile":
-            return NumberColumn("number", 0.0, 1.0, 0.0, indicator, quantiles)
-        mean, deviation = self.mean, self.deviation
-        if not math.isfinite(mean) or not math.isfinite(deviation):
-            mean, deviation = mean_and_std(sample)
-        return NumberColumn("number", mean, deviation, 0.0, indicator, quantiles, both=numeric == "both")
+        known = math.isfinite(self.mean) and math.isfinite(self.deviation)
+        return number_column(
+            "bool" if kind == "bool" else "number", numeric, (self.low, self.high), self.missing > 0,
+            lambda: quantiles_of(sample), lambda: (self.mean, self.deviation) if known else mean_and_std(sample),
+        )  # fmt: skip
 
 
 @dataclass
@@ -140,7 +134,6 @@ SIZE = 50_000  # rows: a quantile's rank is off by 0.2 % (one standard error, in
 SALT = 0x5A3  # a different order from the one that partitions rows
 
 
-@dataclass
 class Sample:
     """A uniform sample: the rows with the smallest hashed numbers, independent of their order.
 
@@ -150,33 +143,24 @@ class Sample:
     (3, 1)
     """
 
-    columns: int
-    seed: int
-    size: int = SIZE
-    _keys: Numbers = field(init=False)
-    _values: NDArray[np.float64] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._keys, self._values = np.empty(0, np.uint64), np.empty((0, self.columns))
+    def __init__(self, columns: int, seed: int, size: int = SIZE) -> None:
+        self.seed, self.size = seed, size
+        self.keys, self.values = np.empty(0, np.uint64), np.empty((0, columns))
 
     def add(self, numbers: Numbers, values: NDArray[np.float64]) -> None:
         """Offer rows (n, columns) by their numbers."""
         self._take(hashed(numbers, self.seed + SALT), values)
 
     def merge(self, other: "Sample") -> None:
-        self._take(other._keys, other._values)
-
-    @property
-    def values(self) -> NDArray[np.float64]:
-        return self._values
+        self._take(other.keys, other.values)
 
     def _take(self, keys: Numbers, values: NDArray[np.float64]) -> None:
-        if len(self._keys) == self.size:  # most later rows end here
-            low = keys < self._keys.max()
+        if len(self.keys) == self.size:  # most later rows end here
+            low = keys < self.keys.max()
             keys, values = keys[low], values[low]
-        keys, values = np.concatenate([self._keys, keys]), np.concatenate([self._values, values])
+        keys, values = np.concatenate([self.keys, keys]), np.concatenate([self.values, values])
         kept = np.argsort(keys, kind="stable")[: self.size]
-        self._keys, self._values = keys[kept], values[kept]
+        self.keys, self.values = keys[kept], values[kept]
 
 
 Summary = NumberSummary | CategorySummary
@@ -366,7 +350,7 @@ def survey(source: ParquetRows, groups: Sequence[RowGroup], parts: Parts) -> Sur
     for statistics, labels in others:
         merged.statistics.merge(statistics)
         merged.labels.update(labels)
-    _check_classes(merged.labels, source)
+    check_class_counts(source.target, dict(sorted(merged.labels.items(), key=str)))
     return merged
 
 
@@ -392,14 +376,4 @@ def _check_amounts(labels: Counter[Any], source: ParquetRows) -> None:
         raise TableError(
             f"the target {source.target!r} looks like a regression target, with values such as "
             f"{quoted(labels, most=3)}; at most {MOST_CLASSES} classes are supported: bin it into ranges first"
-        )
-
-
-def _check_classes(labels: Counter[Any], source: ParquetRows) -> None:
-    if len(labels) < 2:
-        raise TableError(f"the target {source.target!r} must have at least two classes, but has only {quoted(labels)}")
-    if rare := sorted((str(label) for label, count in labels.items() if count < 2)):
-        raise TableError(
-            f"every class of the target {source.target!r} must have at least 2 rows, but {quoted(rare)} "
-            f"{'has' if len(rare) == 1 else 'have'} fewer; add rows, or merge or drop the class"
         )

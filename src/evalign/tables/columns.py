@@ -5,6 +5,7 @@ plain numbers and strings: JSON holds it, and loading one executes nothing.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -306,18 +307,24 @@ def fit_numbers(
         x = x[~missing]
     if not x.size:
         return None
-    low, high = float(x.min()), float(x.max())
-    if low == high:  # compared exactly: the rounded mean of equal numbers can be off and leave a tiny deviation
-        return NumberColumn(kind, low, 0.0, 0.0, indicator)
+    ends = float(x.min()), float(x.max())
+    # The quantiles come first, since the moments overwrite x.
+    return number_column(kind, numeric, ends, indicator, lambda: quantiles_of(x), lambda: mean_and_std(x))
+
+
+def number_column(
+    kind: Literal["number", "bool"], numeric: Numeric, ends: tuple[float, float], indicator: bool,
+    quantiles: Callable[[], tuple[float, ...]], moments: Callable[[], tuple[float, float]],
+) -> NumberColumn:  # fmt: skip
+    """The encoder of numbers between these ends, with the given quantiles, and mean and standard deviation."""
+    if ends[0] == ends[1]:  # compared exactly: the rounded mean of equal numbers can be off and leave a tiny deviation
+        return NumberColumn(kind, ends[0], 0.0, 0.0, indicator)
     if kind == "bool":
-        return NumberColumn(kind, 0.0, 1.0, float(x.mean()), indicator)
-    quantiles = None
-    if numeric != "standard":
-        quantiles = quantiles_of(x)
+        return NumberColumn(kind, 0.0, 1.0, moments()[0], indicator)
+    found = None if numeric == "standard" else quantiles()
     if numeric == "quantile":
-        return NumberColumn(kind, 0.0, 1.0, 0.0, indicator, quantiles)
-    mean, std = mean_and_std(x)
-    return NumberColumn(kind, mean, std, 0.0, indicator, quantiles, both=numeric == "both")
+        return NumberColumn(kind, 0.0, 1.0, 0.0, indicator, found)
+    return NumberColumn(kind, *moments(), 0.0, indicator, found, both=numeric == "both")
 
 
 def quantiles_of(x: NDArray[np.float64]) -> tuple[float, ...]:

@@ -379,17 +379,19 @@ def check_target(
             f"the target {column!r} looks like a regression target, with {len(classes)} different numbers in {len(y)} "
             "rows; bin it into ranges first, or pass --task classification if each number is a class"
         )
-    if len(classes) < 2:
-        raise TableError(
-            f"the target {column!r} must have at least two classes, but has only {quoted(classes.tolist())}"
-        )
-    if (counts < min_rows).any():
-        rare = classes[counts < min_rows].tolist()
+    check_class_counts(column, dict(zip(classes.tolist(), counts.tolist(), strict=True)), min_rows)
+    return frame.drop(columns=column), y
+
+
+def check_class_counts(column: str, counts: Mapping[Any, int], min_rows: int = 2) -> None:
+    """Raise unless there are two classes, each with `min_rows` rows."""
+    if len(counts) < 2:
+        raise TableError(f"the target {column!r} must have at least two classes, but has only {quoted(counts)}")
+    if rare := [label for label, count in counts.items() if count < min_rows]:
         raise TableError(
             f"every class of the target {column!r} must have at least {min_rows} rows, but "
             f"{quoted(rare)} {'has' if len(rare) == 1 else 'have'} fewer; add rows, or merge or drop the class"
         )
-    return frame.drop(columns=column), y
 
 
 def check_indicators(
