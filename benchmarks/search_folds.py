@@ -12,6 +12,7 @@ them. The probabilities are kept next to scores.csv (NAME.npz), so that rules ca
 import argparse
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import numpy as np
 import pandas as pd
 import torch
 from bench_recipes import decided_by, load
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp, softmax
 from sklearn.metrics import f1_score
 from stacked_splits import Part, average_and_labels, network_probabilities, selections
 
@@ -95,21 +98,33 @@ def rules(folder: Path) -> str:
                 average, labels = average_and_labels(p.shape[1])
                 options: dict[str, Any] = {"average": average, "margin": 1 / len(p)}
                 held_out = {**options, "sample_weight": arrays[f"weight.{split}"]}
+                own, of_selection = temperature(p, y, held_out["sample_weight"]), temperature(q, truth)
                 learned = {
                     "plug-in": decision.plug_in(p, "f1", **held_out),
-                    "calibrated": decision.plug_in(p, "f1", target=y, calibrate="auto", **held_out),
+                    "calibrated": replace(
+                        decision.plug_in(softmax(np.log(np.maximum(p, 1e-12)) / own, axis=1), "f1", **held_out),
+                        temperature=own,
+                    ),
                     "own": decision.plug_in(q, "f1", **options),
                 }
                 scores = {
                     kind: f1_score(truth, rule.predict(q), average=average, labels=labels, zero_division=0.0)
                     for kind, rule in learned.items()
                 }
-                temperatures = {
-                    "T held out": decision.fit_temperature(p, y, sample_weight=held_out["sample_weight"]),
-                    "T": decision.fit_temperature(q, truth),
-                }
-                found.append({"set": name, "recipe": recipe, "folds": folds, **temperatures, **scores})
+                known = {"set": name, "recipe": recipe, "folds": folds, "T held out": own, "T": of_selection}
+                found.append({**known, **scores})
     return pd.DataFrame(found).groupby(["set", "recipe", "folds"]).mean().round(4).to_string()
+
+
+def temperature(p: Any, y: Any, weight: Any = None) -> float:
+    """T that minimises the log-loss of p^(1 / T), normalised."""
+    z = np.log(np.maximum(p, 1e-12))
+
+    def loss(log_t: float) -> float:
+        each = logsumexp(z / np.exp(log_t), axis=1) - z[np.arange(len(y)), y] / np.exp(log_t)
+        return float(np.average(each, weights=weight))
+
+    return float(np.exp(minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded").x))
 
 
 def _normalised(p: Any) -> Any:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import linprog, minimize_scalar
-from sklearn.metrics import f1_score, log_loss, matthews_corrcoef, precision_score, recall_score
+from scipy.optimize import linprog
+from sklearn.metrics import f1_score, matthews_corrcoef, precision_score, recall_score
 
 from evalign import metrics
 from evalign.confusion import Confusion
-from evalign.decision import Constraint, Rule, expected_confusion, fit_temperature, parse_constraint, plug_in, tuned
+from evalign.decision import Constraint, Rule, calibrated, expected_confusion, parse_constraint, plug_in, tuned
 
 RATIOS = ["f1", "fbeta", "jaccard", "mcc", "cohen_kappa", "balanced_accuracy", "gmean", "accuracy"]
 
@@ -505,45 +505,6 @@ def test_multilabel_guard():
     assert np.mean(guarded) > np.mean(raw) + 0.003
 
 
-# Temperature
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_temperature_minimises_the_log_loss(size):
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=(2000, size)) * 2
-    y = draw_labels(softmax(z), rng)
-    p = softmax(2.5 * z)
-    best = minimize_scalar(lambda t: log_loss(y, softmax(2.5 * z / t)), bounds=(0.1, 10), method="bounded").x
-    assert fit_temperature(p, y) == pytest.approx(best, rel=1e-3)
-    assert fit_temperature(p, y) == pytest.approx(2.5, rel=0.1)
-
-
-def test_temperature_of_labels_of_their_own():
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=(1000, 3)) * 2
-    y = (rng.random(z.shape) < 1 / (1 + np.exp(-z))).astype(int)
-    assert fit_temperature(1 / (1 + np.exp(-3 * z)), y, task="multilabel") == pytest.approx(3.0, rel=0.1)
-
-
-def test_calibrated_plug_in_mends_overconfidence():
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=(3000, 3)) * 1.5 + np.array([2.0, 1.0, 0.0])
-    y = draw_labels(softmax(z), rng)
-    p = softmax(3 * z)
-    plain, auto = plug_in(p, "f1"), plug_in(p, "f1", target=y, calibrate="auto")
-    assert auto.temperature == pytest.approx(3.0, rel=0.1)
-    truth = plug_in(softmax(z), "f1")
-    assert np.mean(auto.predict(p) == truth.predict(softmax(z))) > 0.98
-    assert f1_score(y, auto.predict(p), average="macro") > f1_score(y, plain.predict(p), average="macro")
-
-
-def test_auto_calibration_stays_away_where_it_does_not_help():
-    y = np.arange(40) % 2
-    assert plug_in(np.full(40, 0.5), "f1", target=y, calibrate="auto").temperature == 1.0
-    assert plug_in([0.2, 0.7], "f1", target=[0, 1], calibrate="auto").temperature == 1.0
-
-
 # Rules
 
 RULES = [
@@ -645,15 +606,13 @@ def test_inputs_of_other_libraries():
         (lambda: plug_in([0.5], "f1", beta=2.0), ValueError, "beta requires metric 'fbeta'"),
         (lambda: plug_in([0.5], "f1", sample_weight=[-1.0]), ValueError, "at least 0"),
         (lambda: plug_in([0.5], "f1", sample_weight=[1.0, 1.0]), ValueError, "sample_weight must have shape"),
-        (lambda: plug_in([0.5], "f1", calibrate=True), ValueError, "pass target="),
-        (lambda: plug_in([0.5], "f1", calibrate="yes"), ValueError, "False, True or 'auto'"),
         (lambda: plug_in([[0.5, 0.5]], "quadratic_kappa", task="multilabel"), ValueError, "ordered classes"),
         (lambda: plug_in([0.5], lambda c: c.tp), ValueError, "must return one number"),
         (lambda: plug_in(np.eye(3), lambda c: c.tp.detach().sum()), ValueError, "has no gradient"),
         (lambda: tuned([0.5], ["yes"], "f1"), TypeError, "class indices 0 to 1"),
         (lambda: tuned([0.5], [2], "f1"), ValueError, "class indices 0 to 1, got 2"),
         (lambda: tuned([0.5], [1, 0], "f1"), ValueError, "target must have shape"),
-        (lambda: fit_temperature([0.5], [0.5]), TypeError, "class indices"),
+        (lambda: calibrated([0.5], [0.5], "f1"), TypeError, "class indices"),
     ],
 )
 def test_errors_are_one_clear_sentence(call, error, message):

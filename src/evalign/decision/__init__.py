@@ -4,7 +4,6 @@
 labels. All take constraints and return a `Rule`, which predicts and is saved as JSON.
 """
 
-from evalign.decision.calibration import fit_temperature
 from evalign.decision.certified import unit_weights
 from evalign.decision.constraints import Constraint, parse_constraint, parse_constraints
 from evalign.decision.export import json_schema, numpy_source
@@ -27,7 +26,6 @@ __all__ = [
     "evaluate_rule",
     "expected_confusion",
     "find_shift",
-    "fit_temperature",
     "joint_rule",
     "json_schema",
     "learn_from_batches",

@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize, minimize_scalar
-from scipy.special import expit, logsumexp, softmax
+from scipy.optimize import minimize
+from scipy.special import expit, softmax
 
-from evalign.confusion import Task
-from evalign.decision.rule import FLOOR, Floats, Labels, Vector, as_held_out, logit, recalibrated
+from evalign.decision.rule import FLOOR, Floats, Labels, Vector, logit, recalibrated
 
 RIDGE = 0.5  # ridge on log slope and offsets: a prior of standard deviation 1.4 around "already calibrated"
-FOLDS = 5
 STEEPEST = 30.0  # largest log slope: beyond it every probability is 0 or 1
 BLOCK = 2**18  # probabilities processed at a time, so that temporary arrays fit in the cache
 SAMPLE = 2**23  # maximum probabilities used in a fit; larger arrays are sampled by row, stratified
@@ -29,44 +27,6 @@ def probability_floor(p: Floats, *, multilabel: bool) -> float:
     return float(np.clip(smallest / 2, FLOOR, 0.05)) if (values == 0).any() else FLOOR
 
 
-def fit_temperature(probabilities: Any, target: Any, *, task: Task = "multiclass", sample_weight: Any = None) -> float:
-    """T that minimises the log-loss of p^(1 / T), normalised (Guo 2017); above 1 if p is overconfident.
-
-    Labels are class indices (n,), or 0/1 (n, L) with task="multilabel". T lies between 1/20 and 20.
-
-    >>> fit_temperature([0.9, 0.9, 0.9, 0.1], [1, 1, 0, 0]) > 1
-    True
-    """
-    p, y, weight = as_held_out(probabilities, target, sample_weight, task)
-    multilabel = task == "multilabel"
-    return temperature_of(p, y, weight, multilabel=multilabel, floor=probability_floor(p, multilabel=multilabel))
-
-
-def temperature_of(p: Floats, y: Labels, weight: Floats, *, multilabel: bool, floor: float = FLOOR) -> float:
-    """`fit_temperature` of checked arrays."""
-    loss = _log_loss(p, y, weight, multilabel=multilabel, floor=floor)
-    # Convex in 1 / T, hence unimodal in log T.
-    bounds = (-np.log(20.0), np.log(20.0))
-    found = minimize_scalar(lambda t: loss(np.exp(t)), bounds=bounds, method="bounded", options={"xatol": 1e-5})
-    return float(np.exp(found.x))
-
-
-def helpful_temperature(p: Floats, y: Labels, weight: Floats, *, multilabel: bool, floor: float = FLOOR) -> float:
-    """The fitted temperature if it lowers the log-loss in 5-fold cross-validation, else 1."""
-    if len(p) < 2 * FOLDS:
-        return 1.0
-    fold = balanced_folds(p, y, FOLDS)
-    gain = 0.0
-    for k in range(FOLDS):
-        fit, rest = fold != k, fold == k
-        if weight[fit].sum() == 0:
-            continue
-        temperature = temperature_of(p[fit], y[fit], weight[fit], multilabel=multilabel, floor=floor)
-        loss = _log_loss(p[rest], y[rest], weight[rest], multilabel=multilabel, floor=floor)
-        gain += loss(1.0) - loss(temperature)
-    return temperature_of(p, y, weight, multilabel=multilabel, floor=floor) if gain > 1e-6 * weight.sum() else 1.0
-
-
 def sampled_rows(p: Floats, weight: Floats) -> Labels:
     """Rows to keep for tests of a shift, at most `ROWS`; drawn by weight where weights differ."""
     most = min(ROWS, max(100, 2**20 // p.shape[1]))
@@ -81,16 +41,6 @@ def balanced_folds(p: Floats, y: Labels, folds: int) -> Labels:
     fold = np.empty(len(p), dtype=np.int64)
     fold[np.lexsort((*p.T[:8], *y.reshape(len(y), -1).T[:8]))] = np.arange(len(p)) % folds
     return fold
-
-
-def _log_loss(p: Floats, y: Labels, weight: Floats, *, multilabel: bool, floor: float) -> Callable[[float], float]:
-    """Summed log-loss as a function of the temperature."""
-    if multilabel:
-        signed = np.where(y == 1, 1.0, -1.0) * logit(p, floor)
-        return lambda t: float((weight[:, None] * np.logaddexp(0.0, -signed / t)).sum())
-    z = np.log(np.maximum(p, floor))
-    at_label = z[np.arange(len(y)), y]
-    return lambda t: float(weight @ (logsumexp(z / t, axis=1) - at_label / t))
 
 
 @dataclass(frozen=True)

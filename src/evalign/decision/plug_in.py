@@ -1,34 +1,21 @@
 """Plug-in rule: maximise the expected metric of calibrated probabilities; constraints are met on labels."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from evalign import checks
 from evalign.confusion import Task
-from evalign.decision.calibration import helpful_temperature, probability_floor, temperature_of
-from evalign.decision.rule import (
-    FLOOR,
-    Floats,
-    Labels,
-    Rule,
-    as_labels,
-    as_probabilities,
-    as_weights,
-    recalibrated,
-)
+from evalign.decision.rule import Floats, Labels, Rule, as_labels, as_probabilities, as_weights
 from evalign.decision.search.counts import expected_confusion, expected_gain
-from evalign.decision.search.frank_wolfe import ROUNDS
 from evalign.decision.search.problem import Problem
 from evalign.decision.search.thresholds import best_expected
 from evalign.metrics import Average, Beta, MetricFunction
-
-Calibrate = bool | Literal["auto"]
 
 
 def plug_in(
     probabilities: Any, metric: str | MetricFunction, *, task: Task = "multiclass", average: Average | None = None,
     beta: Beta | None = None, subject_to: Any = None, sample_weight: Any = None, target: Any = None,
-    calibrate: Calibrate = False, margin: float = 0.0, rounds: int = ROUNDS,
+    margin: float = 0.0,
 ) -> Rule:  # fmt: skip
     """Rule that maximises M(C) of the expected confusion matrix C = sum_i w_i p(x_i) one-hot(decision_i)^T.
 
@@ -50,10 +37,8 @@ def plug_in(
         "<=", value), or a list of these. They are met on the labels `target`, never on probabilities alone; only
         "flagged" needs no labels. If no rule meets them, the rule with the least shortfall is returned with
         `feasible=False` and a warning that names the nearest feasible value.
-    target, calibrate: True first applies the temperature that fits the labels `target` best, "auto" only if it
-        lowers the log-loss in cross-validation.
+    target: labels of these rows; needed by constraints. To calibrate on labels, use `calibrated`.
     margin: expected gain in the metric below which argmax (multilabel: the threshold 1/2) is kept.
-    rounds: maximum number of Frank-Wolfe iterations.
 
     >>> import numpy as np
     >>> p = np.array([[0.6, 0.3, 0.1], [0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [0.3, 0.6, 0.1]])
@@ -66,10 +51,7 @@ def plug_in(
     """
     p = as_probabilities(probabilities, task)
     weight = as_weights(sample_weight, p)
-    checks.check_number("rounds", rounds, low=1)
     checks.check_number("margin", margin, low=0.0)
-    if calibrate not in (False, True, "auto"):
-        raise ValueError(f"calibrate must be False, True or 'auto', got {calibrate!r}")
     problem = Problem.of(metric, p, task, average, beta, subject_to)
     y = None if target is None else as_labels(target, p, task)
     if y is None and problem.needs_labels:
@@ -77,14 +59,12 @@ def plug_in(
             f"{problem.constraints[0]} cannot be checked on probabilities alone; pass the labels of these rows as "
             "target=, or use decision.tuned or decision.calibrated"
         )
-    temperature, floor = _temperature(p, y, calibrate, weight, multilabel=problem.multilabel)
-    q = recalibrated(p, temperature, floor=floor, multilabel=problem.multilabel)
-    rule = best_expected(q, problem, weight, y, rounds=int(rounds))
+    rule = best_expected(p, problem, weight, y)
     if margin > 0.0 and problem.at_most is None:
-        rule = _unless_negligible(rule, q, problem, weight, y, margin)
-    decided = rule.decide(q)
-    expected = expected_confusion(q, decided, task=task, sample_weight=weight)
-    rule = replace(rule, temperature=temperature, floor=floor, value=problem.metric_value(expected))
+        rule = _unless_negligible(rule, p, problem, weight, y, margin)
+    decided = rule.decide(p)
+    expected = expected_confusion(p, decided, task=task, sample_weight=weight)
+    rule = replace(rule, value=problem.metric_value(expected))
     return problem.completed(rule, expected if y is None else problem.observed(decided, y, weight))
 
 
@@ -99,15 +79,3 @@ def _unless_negligible(
     if problem.missing(problem.constraint_values(c)).any():
         return rule
     return rule if expected_gain(problem, q, rule.decide(q), decided, weight) > margin else plain
-
-
-def _temperature(
-    p: Floats, y: Labels | None, calibrate: Calibrate, weight: Floats, *, multilabel: bool
-) -> tuple[float, float]:
-    if calibrate is False:
-        return 1.0, FLOOR
-    if y is None:
-        raise ValueError("calibrate needs the labels of these rows; pass target=, or leave calibrate out")
-    fit = helpful_temperature if calibrate == "auto" else temperature_of
-    floor = probability_floor(p, multilabel=multilabel)
-    return fit(p, y, weight, multilabel=multilabel, floor=floor), floor

@@ -175,7 +175,7 @@ class BestGain:
                 return
 
 
-def maximise(p: Floats, problem: Problem, values: ClassCounts, limits: ClassCounts, *, rounds: int) -> BestGain:
+def maximise(p: Floats, problem: Problem, values: ClassCounts, limits: ClassCounts) -> BestGain:
     """Best gain matrix for a problem, from several starts and, with constraints, for many multipliers."""
     best = BestGain(p, problem, values, limits)
 
@@ -184,14 +184,13 @@ def maximise(p: Floats, problem: Problem, values: ClassCounts, limits: ClassCoun
         return run_together([ascent], lambda gains: [best.add(gain) for gain in gains])[0]
 
     def attempt(multipliers: Floats) -> Floats:
-        ascended(multipliers, state, min(FIRST, rounds))
+        ascended(multipliers, state, FIRST)
         return best.latest
 
     free = np.zeros(len(problem.constraints))
-    ends = [ascended(free, start, min(FIRST, rounds)) for start in starts(p, values)]
+    ends = [ascended(free, start, FIRST) for start in starts(p, values)]
     state = max(ends, key=lambda end: end[1])[0]
-    if rounds > FIRST:
-        state = ascended(free, state, rounds - FIRST)[0]
+    state = ascended(free, state, ROUNDS - FIRST)[0]
     if best.shortfall.any():
         # Constraints are met by moving class scores from the unconstrained optimum, or by multipliers: try both.
         moved = copy(best)

@@ -9,7 +9,7 @@ from torch import Tensor
 from evalign.confusion import Confusion
 from evalign.decision.rule import NEVER, Floats, Labels, Rule
 from evalign.decision.search.counts import ClassCounts
-from evalign.decision.search.frank_wolfe import ROUNDS, maximise, search_multipliers
+from evalign.decision.search.frank_wolfe import maximise, search_multipliers
 from evalign.decision.search.problem import Problem, Scored, best_of, coarse_to_fine, present_classes
 
 EXACT = 2**22  # cuts searched exhaustively
@@ -227,7 +227,7 @@ def best_thresholds(problem: Problem, values: LabelCounts, limits: LabelCounts) 
     return [sweep.threshold(int(k)) for sweep, k in zip(values.sweeps, found.best, strict=True)]
 
 
-def best_expected(q: Floats, problem: Problem, weight: Floats, y: Labels | None, *, rounds: int = ROUNDS) -> Rule:
+def best_expected(q: Floats, problem: Problem, weight: Floats, y: Labels | None) -> Rule:
     """Rule of the best expected metric for calibrated probabilities q, among those that meet constraints on y."""
     limited = y is not None and bool(problem.constraints)
     if problem.multilabel:
@@ -252,4 +252,4 @@ def best_expected(q: Floats, problem: Problem, weight: Floats, y: Labels | None,
     limit_counts = counts
     if limited and y is not None:
         limit_counts = ClassCounts(y, weight, problem.classes, reads_matrix=problem.reads_matrix)
-    return maximise(q, problem, counts, limit_counts, rounds=rounds).gain.rule()
+    return maximise(q, problem, counts, limit_counts).gain.rule()
