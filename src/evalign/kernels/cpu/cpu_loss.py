@@ -209,7 +209,7 @@ class CompiledLoss(torch.autograd.Function):
         *given, ctx.eager = how
         loss, slopes, ctx.kept = _forward(batch, *given)
         ctx.given = *given[:2], slopes
-        return torch.tensor(loss, dtype=logits.dtype)
+        return torch.scalar_tensor(loss, dtype=logits.dtype)
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:

@@ -27,7 +27,8 @@ from evalign.kernels.cpu.compilation import loop
 
 STATS = 4
 FLUSH_ROWS = 128  # rows summed in float32 before the sum is added to a float64 one
-ENTRIES = 2048  # entries whose exponentials are computed at once: they fit in the L1 cache
+ENTRIES = 8192  # entries of a chunk of rows: they fit in the L1 cache
+LANES = 16  # rows of a chunk are a multiple of it if possible, so that vectors of rows are filled
 LOWEST, BITS_OF_ONE = INT(-(2**31)), INT(0x3F800000)
 
 
@@ -36,6 +37,13 @@ LOWEST, BITS_OF_ONE = INT(-(2**31)), INT(0x3F800000)
 def ordered(bits: INT) -> INT:
     """Bits of a float32 as an integer that is ordered like it, and back."""
     return bits ^ ((bits >> INT(31)) & INT(0x7FFFFFFF))
+
+
+@loop()
+def rows_together(d: int) -> int:
+    """Rows of a chunk."""
+    rows = ENTRIES // d
+    return max(1, rows) if d > 2 * ENTRIES // LANES else (rows + LANES - 1) // LANES * LANES
 
 
 @loop()
@@ -94,7 +102,7 @@ def row_forward(
 ) -> float:  # fmt: skip
     """`block_forward` for rows (M, C); writes x to `kept`, unless that is empty."""
     a, b, cut, smoothing = points[0], points[1], points[3], points[5]
-    d, together = z.shape[1], max(1, ENTRIES // z.shape[1])
+    d, together = z.shape[1], rows_together(z.shape[1])
     added, buffer = np.zeros((3, d), np.float32), np.empty((0 if kept.size else together, d), np.float32)
     s = np.empty((4, together), np.float32)
     by_label, labels, column = added[0], added[1], added[2]
@@ -163,7 +171,7 @@ def row_backward(
 ) -> None:
     """`block_backward` for rows (M, C), in place of the data that `row_forward` kept."""
     by_tp, by_predicted, by_losses = by
-    a, b, cut, d, together = points[0], points[1], points[3], out.shape[1], max(1, ENTRIES // out.shape[1])
+    a, b, cut, d, together = points[0], points[1], points[3], out.shape[1], rows_together(out.shape[1])
     flat, of = HALF - b, np.empty((8, together), np.float32)
     for begin in range(start, stop, together):
         end = min(begin + together, stop)
