@@ -20,6 +20,7 @@ import torch
 from evalign import MetricLoss, steps
 from evalign.networks import mlp
 from evalign_papers.engine.reports import environment
+from evalign_papers.engine.terms import LookupTable
 from evalign_papers.rivals.ap_perf import APPerfLoss
 
 ROWS, FEATURES, SHARE = 7157, 6, 0.023
@@ -77,7 +78,7 @@ def main() -> None:
         ),
         "epoch: AP-Perf F1, batches of 20": partial(epoch, APPerfLoss(), 20, args.ap_perf_rows),
     }
-    table = steps.LookupTable(steps.linear)
+    table = LookupTable(steps.linear)
     for n in (1024, 1_000_000):
         for backward in (False, True):
             kind = f"{n} values, {'forward and backward' if backward else 'forward'}"

@@ -15,7 +15,7 @@ STEPS = {
     **{f"annealed {t}": partial(steps.annealed, temperature=t) for t in (0.01, 0.2, 0.4)},
     "linear": steps.linear,
     "sigmoid": steps.sigmoid,
-    "lookup": steps.LookupTable(),
+    "identity": steps.identity,
 }
 
 

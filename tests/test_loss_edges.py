@@ -80,7 +80,7 @@ def test_a_function_that_divides_by_an_absent_class_is_finite(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("metric", "task"), [*WITH_AUROC, (recall_of_2, "multiclass")])
-@pytest.mark.parametrize("step", ["annealed", "linear", "sigmoid", "lookup"])
+@pytest.mark.parametrize("step", ["annealed", "linear", "sigmoid", "identity"])
 def test_a_nan_is_not_hidden(metric, task, step, backend):
     z, y = batch(task)
     z[0] = math.nan
@@ -217,15 +217,6 @@ def test_a_step_may_be_a_function():
     z, y = batch("binary")
     loss = MetricLoss("f1", task="binary", step=lambda p, threshold: torch.sigmoid(7 * (p - threshold)))
     torch.testing.assert_close(loss(z, y), metric_loss(z, y, "f1", task="binary", step="sigmoid", k=7.0))
-
-
-def test_the_lookup_step_is_close_to_the_linear_one():
-    for task in TASKS:
-        z, y = batch(task)
-        table = metric_loss(z, y, "f1", task=task, step="lookup", threshold=0.5)
-        assert table.item() == pytest.approx(
-            metric_loss(z, y, "f1", task=task, step="linear", threshold=0.5).item(), abs=0.02
-        )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

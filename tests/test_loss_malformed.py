@@ -38,7 +38,7 @@ from test_losses import batch
         ("per_image", "no", "per_image must be True or False, got 'no'"),
         ("from_logits", "no", "from_logits must be True or False"),
         ("include_background", None, "include_background must be True or False"),
-        ("delta", 0.3, "delta requires step 'linear' or 'lookup', got step 'annealed'"),
+        ("delta", 0.3, "delta requires step 'linear', got step 'annealed'"),
     ],
 )
 def test_malformed_options_are_refused_in_one_sentence(name, value, message):

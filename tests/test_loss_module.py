@@ -24,7 +24,7 @@ OPTIONS = [
     {"metric": "accuracy", "step": "linear", "delta": 0.25, "threshold": 0.25},
     {"metric": "jaccard", "step": "sigmoid", "k": 5.0, "average": "micro"},
     {"metric": "auroc", "threshold": [0.25, 0.5]},
-    {"metric": "f1", "step": "lookup"},
+    {"metric": "f1", "step": "identity"},
 ]
 torch_own_warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own parts, while it compiles
 ids = [" ".join(map(str, options.values())) for options in OPTIONS]
@@ -182,9 +182,9 @@ def test_vmap_over_trials_with_their_own_temperatures_equals_a_loop(metric, task
         torch.testing.assert_close(gradient, logits.grad)
 
 
-def test_vmap_takes_a_beta_per_trial_and_the_lookup_step():
+def test_vmap_takes_a_beta_per_trial():
     z, y = batch("multiclass")
-    objective = Objective.of(LossOptions("fbeta", beta=1.0, step="lookup"))
+    objective = Objective.of(LossOptions("fbeta", beta=1.0, step="sigmoid"))
     betas = torch.tensor([[1.0] * 4, [0.5, 1.0, 2.0, 4.0]], dtype=torch.float64)
     each = partial(objective, z, y, torch.ones(len(y), dtype=torch.float64), 0.2)
     torch.testing.assert_close(torch.func.vmap(each)(betas), torch.stack([each(beta) for beta in betas]))

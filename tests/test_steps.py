@@ -1,4 +1,4 @@
-"""Steps: five points, BtG Thm 4.1 for every threshold, T = 0.4, thresholds of every form, the lookup table."""
+"""Steps: five points, BtG Thm 4.1 for every threshold, T = 0.4, thresholds of every form."""
 
 from itertools import pairwise
 
@@ -128,34 +128,6 @@ def test_gradients_to_p_threshold_and_temperature_are_difference_quotients(p, ta
         assert low - 1e-4 * (1 + abs(low)) <= x.grad.item() <= high + 1e-4 * (1 + abs(high))
 
 
-@pytest.mark.parametrize("step", [steps.linear, steps.annealed, steps.sigmoid, steps.LookupTable()])
+@pytest.mark.parametrize("step", [steps.linear, steps.annealed, steps.sigmoid])
 def test_a_nan_stays_a_nan(step):
     assert step(torch.tensor([float("nan"), 0.5]), 0.5).isnan().tolist() == [True, False]
-
-
-@pytest.mark.parametrize("tenth", range(1, 10))
-@pytest.mark.parametrize("delta", [0.1, 0.2])
-def test_lookup_table_is_within_its_documented_error(tenth, delta):
-    tau, table = tenth / 10, steps.LookupTable(lambda p, t: steps.linear(p, t, delta=delta))
-    p = torch.rand(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(tenth))
-    p.requires_grad_()
-    for threshold in (tau, torch.full((2000,), tau)):
-        values = table(p, threshold)
-        for x, value in zip(p.tolist(), values.tolist(), strict=True):
-            rise = loops.linear(min(x + 0.01, 1), tau, delta) - loops.linear(max(x - 0.01, 0), tau, delta)
-            assert abs(value - loops.linear(x, tau, delta)) <= rise + 1 / 510 + 1e-9
-    # The slope over a hundredth, from two values that are each rounded to within 1/510.
-    (slope,) = torch.autograd.grad(values.sum(), p)
-    for x, s in zip(p.tolist(), slope.tolist(), strict=True):
-        left = int(x * 100 + 1e-4) / 100
-        exact = 100 * (loops.linear(min(left + 0.01, 1), tau, delta) - loops.linear(left, tau, delta))
-        assert abs(s - exact) <= 100 / 255 + 1e-6
-
-
-def test_lookup_table_takes_909_bytes_and_rounds_thresholds_to_tenths():
-    table = steps.LookupTable()
-    assert table.bytes == 909
-    p = torch.linspace(0, 1, 101)
-    assert torch.equal(table(p, 0.33), table(p, 0.3))
-    assert torch.equal(table(p, 0.001), table(p, 0.1))
-    assert table(torch.tensor([0.0, 1.0]), 0.7).tolist() == [0, 1]

@@ -92,7 +92,7 @@ class LossOptions:
                 raise TypeError(f"{name} must be {expected}, got {getattr(self, name)!r}")
         resolve(self.sync, training=False)  # report a wrong value now, not at the first batch
         StepChoice(self.step, self.delta, self.k)
-        for name, steps in {"delta": ("linear", "lookup"), "k": ("sigmoid",)}.items():
+        for name, steps in {"delta": ("linear",), "k": ("sigmoid",)}.items():
             if self.is_given(name) and self.step not in steps:
                 raise ValueError(f"{name} requires step {' or '.join(map(repr, steps))}, got step {self.step!r}")
         if not callable(self.metric):

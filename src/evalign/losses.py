@@ -73,9 +73,8 @@ class MetricLoss(nn.Module):
     at: for "precision_at" and "recall_at" the rows that may be flagged (an int, or a share as a float), for
         "recall_at_precision" the precision, for "top_k_accuracy" the number of classes.
     max_fpr: for "auroc": the area up to this false positive rate, standardised as in scikit-learn.
-    step: "annealed" (EAST, by `temperature`), "linear" (BtG, by `delta`), "sigmoid" (by `k`), "lookup" (the
-        linear one as a table), "identity" (the probability itself, as in Dice losses), or a function of
-        probabilities and threshold.
+    step: "annealed" (EAST, by `temperature`), "linear" (BtG, by `delta`), "sigmoid" (by `k`), "identity" (the
+        probability itself, as in Dice losses), or a function of probabilities and threshold.
     temperature: 0 < T <= 0.4; settable by schedules, and part of `state_dict`.
     threshold: None means 1/2, or the dynamic threshold for multiclass tasks; a sequence is a grid over which the
         metric is averaged (or, for "auroc", integrated).
