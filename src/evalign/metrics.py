@@ -203,27 +203,18 @@ def cohen_kappa(c: Confusion, *, zero_division: float = 0.0) -> Tensor:
     return safe_divide(correct - chance, 1 - chance, at_zero=zero_division)
 
 
-def weighted_kappa(c: Confusion, *, power: float = 2.0, zero_division: float = 0.0) -> Tensor:
-    """1 - sum w_ij C_ij / sum w_ij E_ij with w_ij = |i - j|^power, E_ij = t_i p_j / n, for ordered classes.
-
-    >>> weighted_kappa(Confusion.hard(torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 1, 2])))
-    tensor(0.8000, dtype=torch.float64)
-    """
-    rank = torch.arange(c.num_classes, dtype=c.tp.dtype, device=c.tp.device)
-    cost = (rank[:, None] - rank).abs() ** power
-    _, predicted, actual = _shares(c)  # shares of n, since products of counts could leave the range of float32
-    paid = safe_divide((cost * c.matrix).sum((-2, -1)), c.total)
-    expected = (actual.unsqueeze(-1) * cost * predicted.unsqueeze(-2)).sum((-2, -1))
-    return safe_divide(expected - paid, expected, at_zero=zero_division)
-
-
 def quadratic_kappa(c: Confusion, *, zero_division: float = 0.0) -> Tensor:
-    """`weighted_kappa` with squared distances, for ordered classes.
+    """1 - sum w_ij C_ij / sum w_ij E_ij with w_ij = (i - j)^2, E_ij = t_i p_j / n, for ordered classes.
 
     >>> quadratic_kappa(Confusion.hard(torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 1, 2])))
     tensor(0.8000, dtype=torch.float64)
     """
-    return weighted_kappa(c, power=2.0, zero_division=zero_division)
+    rank = torch.arange(c.num_classes, dtype=c.tp.dtype, device=c.tp.device)
+    cost = (rank[:, None] - rank) ** 2
+    _, predicted, actual = _shares(c)  # shares of n, since products of counts could leave the range of float32
+    paid = safe_divide((cost * c.matrix).sum((-2, -1)), c.total)
+    expected = (actual.unsqueeze(-1) * cost * predicted.unsqueeze(-2)).sum((-2, -1))
+    return safe_divide(expected - paid, expected, at_zero=zero_division)
 
 
 METRICS: dict[str, Callable[..., Tensor]] = {

@@ -83,30 +83,6 @@ _ALL = _AVERAGED | {*AGREEMENTS, *SAME}
 CLOSED_FORMS = {"binary": _ALL, "multiclass": _ALL, "multilabel": _AVERAGED}
 
 
-class LinearForm:
-    """A linear combination of tp, actual, predicted and total, with the operations of metrics before the division."""
-
-    dtype, device = torch.float64, torch.device("cpu")
-
-    def __init__(self, *numbers: float, classes: int) -> None:
-        self.numbers, self.shape = numbers, (classes,)
-
-    def __add__(self, other: "LinearForm") -> "LinearForm":
-        added = (a + b for a, b in zip(self.numbers, other.numbers, strict=True))
-        return LinearForm(*added, classes=self.shape[0])
-
-    def __sub__(self, other: "LinearForm") -> "LinearForm":
-        return self + -1.0 * other
-
-    def __mul__(self, number: Any) -> "LinearForm":
-        return LinearForm(*(float(number) * x for x in self.numbers), classes=self.shape[0])
-
-    __rmul__ = __mul__
-
-    def unsqueeze(self, dim: int) -> "LinearForm":
-        return self
-
-
 class ClosedForm(NamedTuple):
     """Coefficients of tp, actual, predicted and total in three linear forms of the counts of a class.
 
@@ -137,17 +113,16 @@ def closed_form(
     >>> closed_form("f1", "macro", 3)
     ClosedForm(name='macro', top=(2.0, 0.0, 0.0, 0.0), bottom=(0.0, 1.0, 1.0, 0.0), weight=(0.0, 1.0, 0.0, 0.0))
     """
-    unit: list[Any] = [LinearForm(*(float(i == k) for i in range(4)), classes=classes) for k in range(4)]
-    tp, actual, predicted, total = unit
-    counts = Confusion(tp, actual, predicted, total, outcomes=classes).smoothed(label_smoothing)
+    # The parts of a metric are linear in the counts, so its values at unit counts (4, C) are the coefficients.
+    unit = torch.eye(4, dtype=torch.float64, device="cpu")
+    tp, actual, predicted = (unit[:, k, None].expand(4, classes) for k in range(3))
+    counts = Confusion(tp, actual, predicted, unit[:, 3], outcomes=classes).smoothed(label_smoothing)
     metric, name = SAME.get(metric, (metric, average))
-    pair: tuple[Any, Any]
     if metric in AGREEMENTS:
         name, pair = metric, (counts.tp, counts.predicted)
     else:
         pair = metrics.quotient(metric, counts, beta=beta)
-    parts: tuple[Any, ...] = *pair, counts.actual
-    return ClosedForm(name, *(part.numbers for part in parts))
+    return ClosedForm(name, *(tuple(part[:, 0].tolist()) for part in (*pair, counts.actual)))
 
 
 Saved = tuple[Any, ...]  # what a backward pass needs: tensors, or None
