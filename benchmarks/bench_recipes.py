@@ -161,7 +161,7 @@ def boosted_scores(
         recipe = "cross_entropy" if "cross-entropy" in method else "anchored"
         model = EASTBooster(recipe=recipe, random_state=seed, n_jobs=jobs)
     else:
-        model = StockBooster(method.removeprefix("stock ").lower(), random_state=seed, n_jobs=jobs)
+        model = StockBooster(library=method.removeprefix("stock ").lower(), random_state=seed, n_jobs=jobs)
     model.fit(X.iloc[dev], y[dev])
     seconds = round(time.process_time() - started, 2)
     scores = decided_by(model.held_out_predictions_, model.predict_proba(X.iloc[test]), y[test], int(y.max()) + 1)

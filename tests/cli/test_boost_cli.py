@@ -95,7 +95,7 @@ def test_stock_boosters_are_the_libraries_own_models(data):
     X, y = frame.drop(columns=["label", "town"]), (frame["label"] == "yes").astype(int).to_numpy()
     import lightgbm
 
-    model = StockBooster("lightgbm", random_state=0).fit(X, y)
+    model = StockBooster(library="lightgbm", random_state=0).fit(X, y)
     assert model.estimator_.n_jobs == 1  # of a small table
     network = EASTClassifier(hidden=(4,), epochs=1, folds=1, random_state=0).fit(X, y)
     valid = network.held_out_predictions_.rows  # the same rows are held out
@@ -105,10 +105,10 @@ def test_stock_boosters_are_the_libraries_own_models(data):
         n_estimators=model.estimator_.best_iteration_, random_state=0, n_jobs=1, verbose=-1
     ).fit(X.iloc[train].to_numpy(), y[train])  # fmt: skip
     np.testing.assert_allclose(model.predict_proba(X), own.predict_proba(X.to_numpy()), atol=1e-9)
-    boosted = StockBooster("xgboost", random_state=0, n_jobs=1).fit(X, y)
+    boosted = StockBooster(library="xgboost", random_state=0, n_jobs=1).fit(X, y)
     assert f1_score(y, boosted.predict(X)) > 0.8
     with pytest.raises(ValueError, match="did you mean 'xgboost'"):
-        StockBooster("xgb").fit(X, y)
+        StockBooster(library="xgb").fit(X, y)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_network_and_trees_hold_out_the_same_rows(cancer: Table) -> None:
     for positive in ("benign", "malignant"):
         judge = Judge(Aim("f1", positive=positive), cancer.y)
         network = c.ours(judge, **SMALL, folds=1).make(7).fit(cancer.X, cancer.y)
-        other = HeldOut(GaussianNB(), random_state=7).fit(cancer.X, judge.codes(cancer.y))
+        other = HeldOut(estimator=GaussianNB(), pos_label=positive, random_state=7).fit(cancer.X, cancer.y)
         assert network.held_out_predictions_.labels.tolist() == other.held_out_predictions_.labels.tolist()
         means = [[column["shift"] for column in m.encoder_.to_json()["columns"]] for m in (network, other)]
         assert means[0] == means[1]  # learned from the same training rows
@@ -145,7 +145,7 @@ def test_rivals_get_one_openmp_thread_on_small_tables(rows: int, one: bool) -> N
 
     with threadpool_limits(2, "openmp"):
         before = threads()
-        HeldOut(Spy(), random_state=0).fit(np.arange(float(rows)).reshape(-1, 1), np.arange(rows) % 2)
+        HeldOut(estimator=Spy(), random_state=0).fit(np.arange(float(rows)).reshape(-1, 1), np.arange(rows) % 2)
         assert threads() == before
     assert seen == [[1] * len(before) if one else before]
 

@@ -3,14 +3,14 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from numpy.typing import ArrayLike
+from sklearn.base import clone
 from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
-from sklearn.utils import check_random_state
 from threadpoolctl import threadpool_limits
 
 from evalign import checks
@@ -22,60 +22,61 @@ from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.network import EASTClassifier
 from evalign.tables import TableEncoder
 from evalign.tables.encode import TreeTable
-from evalign.tables.split import Codes, Division, Floats, HeldOutPredictions, distinct_rows, divide_rows, rarest_label
+from evalign.tables.split import Codes, Floats, TrainingRows
+from evalign.training.loop import OnEpoch
 from evalign.training.recipes import Recipe, find_recipe
 
 ROUNDS, PATIENCE = 1000, 50
-HELD_OUT = 0.2  # of every class, as in `EASTClassifier`
 # Up to this many rows, boosting gets one thread: several would wait for each other in every round.
 ONE_THREAD_ROWS = 5000
 
 
-class HeldOut(ClassifierMixin, BaseEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class HeldOut(MetricClassifier):
     """Any classifier with `predict_proba`, fitted on the encoded rows that `EASTClassifier` would train on.
 
     With one `random_state` both hold out the same rows. Equal rows are kept on one side of the split. Numbers are
     only scaled, without the additional ranks of a network: trees need neither.
 
-    >>> from sklearn.dummy import DummyClassifier
     >>> X, y = np.arange(20.0).reshape(-1, 1), np.array(["a", "b"] * 10)
-    >>> model = HeldOut(DummyClassifier(), random_state=0).fit(X, y)
+    >>> model = HeldOut(estimator=DummyClassifier(), random_state=0).fit(X, y)
     >>> len(model.held_out_predictions_.labels), model.predict_proba(X[:1])
     (4, array([[0.5, 0.5]]))
     """
 
     ENCODER: ClassVar[type[TableEncoder]] = TableEncoder
 
-    def __init__(self, estimator: Any, *, random_state: Any = None) -> None:
-        self.estimator = estimator
-        self.random_state = random_state
+    estimator: Any = None
+    folds: int = 1
 
-    def fit(self, X: Any, y: Any, divided: "Divided | None" = None) -> Self:
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        codes = codes.astype(np.int64)
-        train, valid, division, seed = divided or divide(self, X, codes)
-        self.encoder_: Any = self.ENCODER().fit(X, rows=train)
+    def fit(
+        self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None, *, on_epoch: OnEpoch | None = None
+    ) -> Self:
+        """Fit, and predict the held-out rows; the judge learns the decisions."""
+        self._check_options()
+        return self.fit_prepared(self._prepare(X, y, sample_weight), on_epoch)
+
+    def _check_options(self) -> None:
+        self._check_metric_and_decision()
+
+    def _cross_fit(self, data: TrainingRows, on_epoch: OnEpoch | None) -> Floats:
+        (division,) = data.divisions
+        self.encoder_, x = data.encoder(self.ENCODER), data.encoded(self.ENCODER)
         # Equal rows are repeated as often as they were given.
-        train = np.repeat(train, np.rint(division.train_weight).astype(np.int64))
-        x, held_out = (self.encoder_.transform(X, rows=part) for part in (train, valid))
+        train = np.repeat(division.train, np.rint(division.train_weight).astype(np.int64))
+        held_out = x[division.valid]
         with threadpool_limits(1 if len(train) <= ONE_THREAD_ROWS else None, "openmp"):
-            self.estimator_ = self._fitted(x, codes[train], held_out, codes[valid], seed)
-        self.held_out_predictions_ = _predictions(
-            self.estimator_.predict_proba(held_out), codes, valid, division.valid_weight
-        )
-        return self
+            self.estimator_ = self._fitted(x[train], data.codes[train], held_out, data.codes[division.valid], data.seed)
+        return np.asarray(self.estimator_.predict_proba(held_out), dtype=np.float64)
 
     def _fitted(self, x: Any, y: Codes, held_out: Any, truth: Codes, seed: int) -> Any:
         return clone(self.estimator).fit(x, y)
 
-    def predict_proba(self, X: Any) -> Floats:
+    def _probabilities(self, X: Any, fold: int | None = None) -> Floats:
         return np.asarray(self.estimator_.predict_proba(self.encoder_.transform(X)), dtype=np.float64)
 
-    def predict(self, X: Any) -> Any:
-        """The most probable class."""
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
 
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class StockBooster(HeldOut):
     """LightGBM or XGBoost with default parameters, stopped early by held-out log-loss.
 
@@ -83,22 +84,19 @@ class StockBooster(HeldOut):
     others, which would make the comparison unfair.
 
     >>> X, y = np.arange(60.0).reshape(-1, 1), np.arange(60) // 30
-    >>> model = StockBooster("lightgbm", random_state=0, n_jobs=1).fit(X, y)
+    >>> model = StockBooster(library="lightgbm", random_state=0, n_jobs=1).fit(X, y)
     >>> model.predict_proba(X[:2]).shape, len(model.held_out_predictions_.labels)
     ((2, 2), 12)
     """
 
     ENCODER = TreeTable
 
-    def __init__(self, library: str = "lightgbm", *, random_state: Any = None, n_jobs: int = -1) -> None:
-        super().__init__(None, random_state=random_state)
-        self.library = library
-        self.n_jobs = n_jobs
+    library: str = "lightgbm"
 
-    def fit(self, X: Any, y: Any, divided: "Divided | None" = None) -> Self:
+    def _check_options(self) -> None:
+        super()._check_options()
         checks.check_choice("library", self.library, LIBRARIES)
         find_library(self.library)  # raises an error that says what to install
-        return super().fit(X, y, divided)
 
     def _fitted(self, x: Any, y: Codes, held_out: Any, truth: Codes, seed: int) -> Any:
         jobs = 1 if len(x) <= ONE_THREAD_ROWS else self.n_jobs
@@ -119,56 +117,6 @@ class StockBooster(HeldOut):
         types = ["c" if j in codes else "q" for j in range(x.shape[1])]
         options |= {"early_stopping_rounds": PATIENCE, "enable_categorical": True, "feature_types": types}
         return xgboost.XGBClassifier(**options).fit(x, y, eval_set=[(held_out, truth)], verbose=False)
-
-
-class PerLabel(ClassifierMixin, BaseEstimator):
-    """A `StockBooster` or `HeldOut` per label of y (n, L), with the same held-out rows; probabilities are (n, L)."""
-
-    def __init__(self, estimator: Any, *, random_state: Any = None) -> None:
-        self.estimator = estimator
-        self.random_state = random_state
-
-    def fit(self, X: Any, y: Codes) -> Self:
-        patterns = np.unique(y, axis=0, return_inverse=True)[1].ravel()
-        divided = divide(self, X, patterns, rarest_label(y))
-        own = (y[divided.train].min(0) < y[divided.train].max(0)).tolist()  # else predict the label's share
-        self.estimators_: list[Any] = [
-            clone(self.estimator).fit(X, y[:, k], divided) if learned else float(y[:, k].mean())
-            for k, learned in enumerate(own)
-        ]
-        p = self._stacked(len(divided.valid), lambda model: model.held_out_predictions_.probabilities)
-        self.held_out_predictions_ = _predictions(p, y, divided.valid, divided.division.valid_weight)
-        return self
-
-    def _stacked(self, rows: int, probabilities: Callable[[Any], Floats]) -> Floats:
-        parts = [np.full(rows, m) if isinstance(m, float) else probabilities(m)[:, 1] for m in self.estimators_]
-        return np.stack(parts, axis=1)
-
-    def predict_proba(self, X: Any) -> Floats:
-        """Probability of each label (n, L)."""
-        return self._stacked(len(X), lambda model: model.predict_proba(X))
-
-
-class Divided(NamedTuple):
-    """Training and validation rows of a table, with the weights of their division, and a seed."""
-
-    train: Codes
-    valid: Codes
-    division: Division
-    seed: int
-
-
-def divide(model: Any, X: Any, codes: Codes, strata: Codes | None = None) -> Divided:
-    """Rows as `EASTClassifier` would divide them; equal codes are equal labels. `strata` stratify the split."""
-    seed = int(check_random_state(model.random_state).randint(2**31 - 1))
-    rows, weight = distinct_rows(X, codes, np.ones(len(codes)))
-    division = divide_rows((codes if strata is None else strata)[rows], weight, HELD_OUT, seed)
-    return Divided(rows[division.train], rows[division.valid], division, seed)
-
-
-def _predictions(p: Any, codes: Codes, rows: Codes, weight: Floats) -> HeldOutPredictions:
-    """Held-out predictions of one division."""
-    return HeldOutPredictions(np.asarray(p, dtype=np.float64), codes[rows], weight, rows, np.zeros_like(rows))
 
 
 OURS, OURS_BOOSTED, OURS_BLENDED = "ours", "ours_boosted", "ours_blended"
@@ -242,8 +190,8 @@ RIVALS = {
     )
 }
 BOOSTED = {  # these need the extra `boost`; the names are those of their packages
-    "lightgbm": Contender("lightgbm", "LightGBM", lambda seed: StockBooster("lightgbm", random_state=seed)),
-    "xgboost": Contender("xgboost", "XGBoost", lambda seed: StockBooster("xgboost", random_state=seed)),
+    "lightgbm": Contender("lightgbm", "LightGBM", lambda seed: StockBooster(library="lightgbm", random_state=seed)),
+    "xgboost": Contender("xgboost", "XGBoost", lambda seed: StockBooster(library="xgboost", random_state=seed)),
 }
 
 

@@ -14,7 +14,7 @@ from sklearn.metrics import precision_recall_curve
 from sklearn.utils import _safe_indexing
 
 from evalign import metrics
-from evalign.comparison.contenders import OURS, Contender, HeldOut, PerLabel
+from evalign.comparison.contenders import OURS, Contender, HeldOut
 from evalign.comparison.goals import INFEASIBLE, Aim, Judge
 from evalign.decision import Rule
 from evalign.estimators.base import MetricClassifier
@@ -189,22 +189,19 @@ def evaluate(
     """Fit, learn every decision rule on the rows held out of development, and only then look at the test rows."""
     started = time.perf_counter()
     estimator = contender.make(seed)
-    ours = isinstance(estimator, MetricClassifier)
-    if ours:
-        with warnings_of_ours(contender):
-            estimator.fit(development.X, development.y, on_epoch=on_epoch)
-    else:
-        # Labels as the judge's codes, so that the same rows are held out as for a network.
-        estimator = estimator if isinstance(estimator, HeldOut) else HeldOut(estimator, random_state=seed)
-        estimator = PerLabel(estimator, random_state=seed) if judge.multilabel else estimator
-        estimator.fit(development.X, judge.codes(development.y))
+    if not isinstance(estimator, MetricClassifier):
+        estimator = HeldOut(estimator=estimator, random_state=seed)
+    rival = isinstance(estimator, HeldOut)
+    if rival:  # so that the same rows are held out as for a network
+        estimator.set_params(pos_label=judge.positive)
+    with warnings_of_ours(contender):
+        estimator.fit(development.X, development.y, on_epoch=on_epoch)
     held_out = estimator.held_out_predictions_
     rules = {name: judge.rule(name, held_out, development.X) for name in judge.decisions(contender.decisions)}
-    if ours and estimator.decision in rules:
+    if not rival and estimator.decision in rules:
         rules[estimator.decision] = estimator.decision_
     seconds = time.perf_counter() - started
-    p = estimator.predict_proba(test.X)
-    p = np.ascontiguousarray(p[:, judge.order]) if ours else p
+    p = np.ascontiguousarray(estimator.predict_proba(test.X)[:, judge.order])
     return judged(contender, estimator, rules, p, judge.codes(test.y), seconds, judge, test.X)
 
 
