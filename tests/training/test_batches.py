@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evalign.training.batches import Batches
@@ -38,29 +38,6 @@ def test_the_same_seed_gives_the_same_epochs_and_epochs_differ():
 def test_nothing_to_batch_is_refused(n: int, size: int):
     with pytest.raises(ValueError, match="at least 1"):
         Batches(n, size, seed=0)
-
-
-@given(counts=st.lists(st.integers(1, 60), min_size=2, max_size=4), seed=st.integers(0, 20))
-@settings(max_examples=30, deadline=None)
-def test_oversampling_draws_every_class_alike_and_rows_within_one_alike(counts, seed):
-    y = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])[
-        torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed))
-    ]
-    batches = Batches(len(y), 16, seed=seed, labels=y, oversample=True)
-    drawn = torch.cat([torch.cat(list(batches.epoch())) for _ in range(200)])
-    assert len(drawn) == 200 * len(y)
-    share = y[drawn].bincount(minlength=len(counts)) / len(drawn)
-    slack = 5 * (0.25 / len(drawn)) ** 0.5
-    assert torch.all((share - 1 / len(counts)).abs() < slack)
-    expected = 1 / (len(counts) * torch.tensor(counts)[y])  # of every row
-    assert torch.all(
-        (drawn.bincount(minlength=len(y)) / len(drawn) - expected).abs() < 6 * (expected / len(drawn)).sqrt()
-    )
-
-
-def test_oversampling_needs_labels():
-    with pytest.raises(ValueError, match="needs labels"):
-        Batches(10, 5, seed=0, oversample=True)
 
 
 @pytest.mark.parametrize(("n", "size"), [(10, 3), (7, 7), (100, 32), (5, 9)])

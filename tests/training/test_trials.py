@@ -255,7 +255,7 @@ def test_graphs_stacked_are_graphs_one_by_one():
 def test_graphs_have_no_class_to_be_drawn_by():
     trial = Trial(torch.arange(40), torch.arange(40, 60), trials()[0].recipe)
     with pytest.raises(ValueError, match="cannot be drawn by class"):
-        train_trials(pairs, frames(), [trial], OBJECTIVE, SCORE, batch_size=13, task="binary", oversample=True)
+        train_trials(pairs, frames(), [trial], OBJECTIVE, SCORE, batch_size=13, task="binary", stratified=True)
 
 
 def test_a_step_that_is_a_function_is_not_replaced_by_a_stages():

@@ -8,6 +8,8 @@ import pytest
 import slow_rivals as slow
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import f1_score, precision_recall_curve, roc_auc_score
 from sklearn.utils import resample
 from sklearn.utils.class_weight import compute_class_weight
@@ -26,6 +28,7 @@ from evalign_papers.rivals import (
     sigmoid_f1_loss,
     wmw_loss,
 )
+from evalign_papers.rivals.cross_entropy import BalancedBatches
 from evalign_papers.rivals.ldam import ldam_margins
 
 COUNTS = [400, 30, 1, 9]
@@ -278,8 +281,8 @@ def test_margins_and_deferred_weights():
 @pytest.mark.parametrize("labels", [[0, 0, 0, 1], [2, 0, 1, 1, 1, 0, 2, 2, 2, 1]])
 def test_class_weights_are_scikit_learns(labels):
     expected = compute_class_weight("balanced", classes=np.unique(labels), y=np.array(labels))
-    for given in (labels, np.array(labels), torch.tensor(labels), np.array(labels, dtype=np.uint8)):
-        assert class_weights(given).tolist() == pytest.approx(expected.tolist())
+    for same in (labels, np.array(labels), torch.tensor(labels), np.array(labels, dtype=np.uint8)):
+        assert class_weights(same).tolist() == pytest.approx(expected.tolist())
     assert class_weights([0, 0, 2], num_classes=3).tolist() == pytest.approx([0.5, 0.0, 1.0])
     assert class_counts(torch.tensor([True, False, True])).tolist() == [1, 2]
 
@@ -624,3 +627,26 @@ def test_the_table_names_every_loss_and_imports_no_scikit_learn():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     names = ["ap_perf", "cross_entropy", "dice", "focal", "ldam", "logit_adjustment", "sigmoid_f1", "wmw"]
     assert out.strip() == f"{names} False False"
+
+
+@given(counts=st.lists(st.integers(1, 60), min_size=2, max_size=4), seed=st.integers(0, 20))
+@settings(max_examples=30, deadline=None)
+def test_oversampling_draws_every_class_alike_and_rows_within_one_alike(counts, seed):
+    y = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])[
+        torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed))
+    ]
+    batches = BalancedBatches(len(y), 16, seed=seed, labels=y)
+    drawn = torch.cat([torch.cat(list(batches.epoch())) for _ in range(200)])
+    assert len(drawn) == 200 * len(y)
+    share = y[drawn].bincount(minlength=len(counts)) / len(drawn)
+    slack = 5 * (0.25 / len(drawn)) ** 0.5
+    assert torch.all((share - 1 / len(counts)).abs() < slack)
+    expected = 1 / (len(counts) * torch.tensor(counts)[y])  # of every row
+    assert torch.all(
+        (drawn.bincount(minlength=len(y)) / len(drawn) - expected).abs() < 6 * (expected / len(drawn)).sqrt()
+    )
+
+
+def test_oversampling_needs_labels():
+    with pytest.raises(ValueError, match="need labels"):
+        BalancedBatches(10, 5, seed=0).order()

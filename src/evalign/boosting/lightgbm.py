@@ -1,7 +1,6 @@
 """LightGBM: trees grown one round at a time, and a metric objective for its own interfaces."""
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import lightgbm
 import numpy as np
@@ -97,25 +96,6 @@ class LightGBMGrower:
         return LightGBMTrees(self._booster.model_to_string(num_iteration=rounds))
 
 
-_labels: "WeakKeyDictionary[lightgbm.Dataset, Array]" = WeakKeyDictionary()
-
-
-def with_labels(data: lightgbm.Dataset, labels: Any) -> lightgbm.Dataset:
-    """Attach 0/1 labels (n, L) to a data set for a multilabel objective, since LightGBM's labels have one column.
-
-    The label of the data set itself may be anything, such as zeros.
-
-    >>> data = lightgbm.Dataset(np.zeros((2, 1)), np.zeros(2))
-    >>> with_labels(data, [[0, 1], [1, 1]]) is data
-    True
-    """
-    table = np.asarray(labels)
-    if table.ndim != 2:
-        raise ValueError(f"labels of a multilabel task must have shape (n, L), got {table.shape}")
-    _labels[data] = table
-    return data
-
-
 class MetricObjective(RoundObjective):
     """`ScoreObjective` as LightGBM calls it: `objective(scores, data)`, or `objective(y, scores, weight)`.
 
@@ -137,9 +117,8 @@ class MetricObjective(RoundObjective):
 
     def _read(self, first: Any, second: Any, weight: Any) -> tuple[Array, Array, Array | None]:
         if isinstance(second, lightgbm.Dataset):
-            labels, weight = _labels.get(second), second.get_weight()
-            y = np.asarray(second.get_label() if labels is None else labels)
-            return _short(first), y, None if weight is None else np.asarray(weight)
+            weight = second.get_weight()
+            return _short(first), np.asarray(second.get_label()), None if weight is None else np.asarray(weight)
         return _short(second), first, weight
 
 

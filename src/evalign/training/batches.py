@@ -22,8 +22,7 @@ class Batches:
     """Shuffled batches of nearly equal size, in a new order every epoch; deterministic for a seed.
 
     The number of batches is n / batch_size rounded, so that no epoch ends in a tiny batch: a metric of ten samples
-    is noise. With `labels` every batch gets its share of every class, to within one sample; with `oversample`
-    also, an epoch is n draws with replacement in which every class is as likely as any other.
+    is noise. With `labels` every batch gets its share of every class, to within one sample.
 
     >>> batches = Batches(10, 4, seed=0)
     >>> [len(batch) for batch in batches.epoch()]
@@ -37,24 +36,18 @@ class Batches:
         *,
         seed: int,
         labels: Tensor | None = None,
-        oversample: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         if n < 1 or batch_size < 1:
             raise ValueError(f"rows and batch_size must be at least 1, got {n} and {batch_size}")
-        if oversample and labels is None:
-            raise ValueError("oversample draws every class equally often and needs labels, got none")
         self.n, self.count = n, max(1, round(n / batch_size))
         self.generator = torch.Generator(device).manual_seed(seed)
         self.labels = None if labels is None else labels.to(device)
-        self.oversample = oversample
         self.counts = torch.ones(0) if self.labels is None else self.labels.bincount()
         self.counts = self.counts[self.counts > 0]
 
     def order(self) -> Tensor:
         """The order of one epoch."""
-        if self.oversample:
-            return self._drawn()
         shuffled = torch.randperm(self.n, generator=self.generator, device=self.generator.device)
         if self.labels is None:
             return shuffled
@@ -62,18 +55,10 @@ class Batches:
         by_class = shuffled[self.labels[shuffled].argsort(stable=True)]
         start = (self.counts.cumsum(0) - self.counts).repeat_interleave(self.counts)
         rank = torch.arange(self.n, device=start.device) - start
-        place = (rank + self._uniform()) / self.counts.repeat_interleave(self.counts)
+        place = (rank + self.uniform()) / self.counts.repeat_interleave(self.counts)
         return by_class[place.argsort(stable=True)]
 
-    def _drawn(self) -> Tensor:
-        """Draw n rows with replacement, every class equally likely."""
-        assert self.labels is not None
-        by_class = self.labels.argsort(stable=True)
-        which = (self._uniform() * len(self.counts)).long()
-        start = self.counts.cumsum(0) - self.counts
-        return by_class[start[which] + (self._uniform() * self.counts[which]).long()]
-
-    def _uniform(self) -> Tensor:
+    def uniform(self) -> Tensor:
         return torch.rand(self.n, generator=self.generator, device=self.generator.device, dtype=torch.float64)
 
     def epoch(self) -> Iterator[Tensor]:
@@ -101,8 +86,8 @@ def default_batch_size(n: int) -> int:
 class StackedBatches:
     """Batches of several trials in parallel: the same number for each, padded to one length and masked.
 
-    `rows` are the row numbers that each trial draws from; `labels` of those rows are needed for stratified or
-    oversampled batches.
+    `rows` are the row numbers that each trial draws from; `kind` is how batches are drawn, with the `labels` of those
+    rows if it needs them.
 
     >>> one, two = torch.arange(3), torch.arange(10, 14)
     >>> made = StackedBatches([one, two], 2, seeds=[0, 1], labels=[None, None], dtype=torch.float32)
@@ -118,11 +103,11 @@ class StackedBatches:
         seeds: Sequence[int],
         labels: Sequence[Tensor | None],
         dtype: torch.dtype,
-        oversample: bool = False,
+        kind: type[Batches] = Batches,
         device: torch.device | str = "cpu",
     ) -> None:
         self.own = [
-            Batches(len(numbers), batch_size, seed=seed, labels=own, oversample=oversample, device=device)
+            kind(len(numbers), batch_size, seed=seed, labels=own, device=device)
             for numbers, seed, own in zip(rows, seeds, labels, strict=True)
         ]
         if len({batches.count for batches in self.own}) > 1:

@@ -137,18 +137,19 @@ class Stack:
         batch_size: int,
         task: Task = "multiclass",
         stratified: bool = False,
-        oversample: bool = False,
+        batches: type[Batches] = Batches,
         watch: Watch | None = None,
     ) -> None:  # fmt: skip
         trials = [replace(trial, recipe=trial.recipe.for_rows(len(trial.train), batch_size)) for trial in trials]
         self.term, self.rows, self.score, self.task, self.watch = _term(objective, trials), rows, score, task, watch
-        if rows.y.dim() > 1 and (stratified or oversample):
+        by_class = stratified or batches is not Batches
+        if rows.y.dim() > 1 and by_class:
             raise ValueError("rows with many labels, such as graphs, cannot be drawn by class; leave that option off")
         device, seeds = rows.x.device, [trial.seed for trial in trials]
         self.batches = StackedBatches(
             [trial.train for trial in trials], batch_size, seeds=seeds,
-            labels=[rows.y[t.train.to(device)] if stratified or oversample else None for t in trials],
-            dtype=rows.x.dtype, oversample=oversample, device=device,
+            labels=[rows.y[t.train.to(device)] if by_class else None for t in trials],
+            dtype=rows.x.dtype, kind=batches, device=device,
         )  # fmt: skip
         self.networks = StackedNetworks(
             make_network, rows.x, seeds=seeds, dropouts=[trial.dropout for trial in trials],

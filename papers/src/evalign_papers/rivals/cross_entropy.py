@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from evalign import checks, objective
 from evalign.checks import safe_divide
 from evalign.confusion import TASKS, Task
+from evalign.training.batches import Batches
 from evalign_papers.rivals.inputs import Labels, PerClass, class_counts, flat, vector_of, weight_of_labels
 
 
@@ -88,3 +89,15 @@ def oversampled(labels: Labels, *, seed: int | torch.Generator = 0) -> Tensor:
         short = int(counts.max()) - len(members)
         rows.append(members[torch.randint(len(members), (short,), generator=generator)])
     return torch.cat(rows).to(y.device)
+
+
+class BalancedBatches(Batches):
+    """Batches of n draws with replacement, in which every class is as likely as any other, as in BtG's code."""
+
+    def order(self) -> Tensor:
+        if self.labels is None:
+            raise ValueError("balanced batches draw every class equally often and need labels, got none")
+        by_class = self.labels.argsort(stable=True)
+        which = (self.uniform() * len(self.counts)).long()
+        start = self.counts.cumsum(0) - self.counts
+        return by_class[start[which] + (self.uniform() * self.counts[which]).long()]
