@@ -1,4 +1,4 @@
-"""Temperature schedules: each sets `loss.temperature` and stores its state in `state_dict`."""
+"""The temperature schedule of EAST: sets `loss.temperature`, and stores its state in `state_dict`."""
 
 import math
 from typing import Any, Protocol
@@ -10,32 +10,7 @@ class HasTemperature(Protocol):
     temperature: float
 
 
-class Schedule:
-    """Base of schedules: they own the loss's temperature, and their state is plain numbers."""
-
-    def __init__(self, loss: HasTemperature, start: float) -> None:
-        checks.check_temperature(start)
-        if not hasattr(loss, "temperature"):
-            raise TypeError(f"a schedule sets the temperature of a MetricLoss, got {type(loss).__name__} without one")
-        self.loss = loss
-        self.loss.temperature = start
-
-    def state_dict(self) -> dict[str, Any]:
-        """State without the loss, as numbers and None, ready for JSON."""
-        state = {name: value for name, value in vars(self).items() if name != "loss"}
-        return {**state, "temperature": self.loss.temperature}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        expected = set(self.state_dict())
-        if set(state) != expected:
-            raise ValueError(
-                f"state must have the keys {sorted(expected)}, got {sorted(state)}; is it from another schedule?"
-            )
-        self.loss.temperature = state["temperature"]
-        vars(self).update({name: value for name, value in state.items() if name != "temperature"})
-
-
-class Geometric(Schedule):
+class Geometric:
     """T_k = T_0 r^k, cooled when the loss at a temperature stops improving (EAST Sec. 4.3).
 
     Call `step` with the validation loss after every epoch. At one temperature, `patience` epochs without a new best end
@@ -61,8 +36,12 @@ class Geometric(Schedule):
         checks.check_number("rate", rate, low=0.0, high=1.0, open_low=True, open_high=True)
         checks.check_number("patience", patience, low=1, whole=True)
         checks.check_number("max_stale", max_stale, low=1, whole=True)
-        super().__init__(loss, start)
+        checks.check_temperature(start)
         checks.check_number("minimum", minimum, low=0.0, high=start)
+        if not hasattr(loss, "temperature"):
+            raise TypeError(f"a schedule sets the temperature of a MetricLoss, got {type(loss).__name__} without one")
+        self.loss = loss
+        self.loss.temperature = start
         self.start, self.rate, self.patience, self.max_stale, self.minimum = start, rate, patience, max_stale, minimum
         self.coolings = 0
         self.finished = False
@@ -70,6 +49,20 @@ class Geometric(Schedule):
         self.best_here: float | None = None  # at this temperature
         self.waited = 0
         self.stale = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """State without the loss, as numbers and None, ready for JSON."""
+        state = {name: value for name, value in vars(self).items() if name != "loss"}
+        return {**state, "temperature": self.loss.temperature}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        expected = set(self.state_dict())
+        if set(state) != expected:
+            raise ValueError(
+                f"state must have the keys {sorted(expected)}, got {sorted(state)}; is it from another schedule?"
+            )
+        self.loss.temperature = state["temperature"]
+        vars(self).update({name: value for name, value in state.items() if name != "temperature"})
 
     def step(self, validation_loss: float) -> bool:
         """Record one epoch's validation loss; True if it cooled. A nan never counts as a best."""
@@ -97,53 +90,3 @@ class Geometric(Schedule):
         self.best_here, self.waited = None, 0
         self.loss.temperature = temperature
         return True
-
-
-class Linear(Schedule):
-    """T falls by the same amount at every step: T_0 + (T_end - T_0) i / steps.
-
-    `step` is called after every batch or every epoch, `steps` times in all.
-
-    >>> from evalign import MetricLoss
-    >>> loss = MetricLoss("f1")
-    >>> schedule = Linear(loss, steps=2, start=0.2, end=0.1)
-    >>> schedule.step(), round(loss.temperature, 3), schedule.step(), round(loss.temperature, 3), schedule.finished
-    (True, 0.15, True, 0.1, True)
-    """
-
-    def __init__(self, loss: HasTemperature, steps: int, start: float = 0.2, end: float = 0.01) -> None:
-        checks.check_number("steps", steps, low=1, whole=True)
-        checks.check_temperature(end)
-        super().__init__(loss, start)
-        self.steps, self.start, self.end = steps, start, end
-        self.taken = 0
-
-    @property
-    def finished(self) -> bool:
-        return self.taken >= self.steps
-
-    def step(self, validation_loss: float | None = None) -> bool:
-        """Advance by one; True if the temperature changed. The validation loss is ignored."""
-        if self.finished:
-            return False
-        self.taken += 1
-        self.loss.temperature = self.end + (self.start - self.end) * self._left(self.taken / self.steps)
-        return self.start != self.end
-
-    def _left(self, progress: float) -> float:
-        """Remaining share of the way from `start` to `end`."""
-        return 1 - progress
-
-
-class Cosine(Linear):
-    """T falls slowly at both ends: T_end + (T_0 - T_end) (1 + cos(pi i / steps)) / 2.
-
-    >>> from evalign import MetricLoss
-    >>> loss = MetricLoss("f1")
-    >>> schedule = Cosine(loss, steps=4, start=0.2, end=0.1)
-    >>> [schedule.step() and round(loss.temperature, 4) for _ in range(4)]
-    [0.1854, 0.15, 0.1146, 0.1]
-    """
-
-    def _left(self, progress: float) -> float:
-        return (1 + math.cos(math.pi * progress)) / 2

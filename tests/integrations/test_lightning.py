@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from evalign import MetricLoss
-from evalign.annealing import Geometric, Linear
+from evalign.annealing import Geometric
 from evalign.integrations.lightning import MetricCallback, step_in_parts
+from schedules import Linear
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 

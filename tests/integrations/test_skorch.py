@@ -16,8 +16,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from evalign import MetricLoss
-from evalign.annealing import Geometric, Linear
+from evalign.annealing import Geometric
 from evalign.integrations.skorch import MetricCallback, MetricNetClassifier, binary_probabilities
+from schedules import Linear
 
 X, Y = load_digits(return_X_y=True)
 X, Y = (X / 16).astype(np.float32)[:300], Y[:300]

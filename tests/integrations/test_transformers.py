@@ -20,8 +20,9 @@ from transformers import (
 )
 
 from evalign import MetricLoss
-from evalign.annealing import Geometric, Linear
+from evalign.annealing import Geometric
 from evalign.integrations.transformers import MetricTrainer, loss_function
+from schedules import Linear
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 WORDS, LENGTH, CLASSES = 20, 6, 3

@@ -25,7 +25,8 @@ class MetricCallback(pl.Callback):
 
     Parameters
     ----------
-    schedule: function that makes a schedule of `annealing` from the loss; None keeps the temperature.
+    schedule: function that makes a schedule, such as `annealing.Geometric`, from the loss; None keeps the
+        temperature.
     attribute: name of the loss in the module.
     prefix: of the logged names.
 

@@ -100,8 +100,8 @@ class MetricNetClassifier(NeuralNetClassifier):
 class MetricCallback(Callback):
     """Records `valid_<metric>` (hard), `valid_soft_<metric>` and `temperature` of every epoch, and anneals.
 
-    Scores are those of all validation rows together. `schedule` makes a schedule of `annealing` from the loss; it
-    follows the validation loss and ends training when finished. Save its `state_dict` in addition to
+    Scores are those of all validation rows together. `schedule` makes a schedule, such as `annealing.Geometric`, from
+    the loss; it follows the validation loss and ends training when finished. Save its `state_dict` in addition to
     `net.save_params`, whose `f_criterion` has temperature and memory.
 
     >>> MetricCallback().prefix

@@ -129,7 +129,7 @@ class MetricTrainer(Trainer):
 
 
 class AnnealingCallback(TrainerCallback):
-    """Passes the loss of every evaluation to a schedule of `annealing`, for use with your own Trainer.
+    """Passes the loss of every evaluation to a schedule such as `annealing.Geometric`, for use with your own Trainer.
 
     >>> from evalign.annealing import Geometric
     >>> loss = MetricLoss("f1")
