@@ -118,6 +118,8 @@ def test_another_schedules_state_is_refused():
         (lambda loss: Geometric(loss, patience=1.5), "patience must be a whole number"),
         (lambda loss: Geometric(loss, start=0), "temperature must lie in"),
         (lambda loss: Geometric(nn.CrossEntropyLoss()), "of a MetricLoss, got CrossEntropyLoss"),
+        (lambda loss: Geometric(MetricLoss("f1", step="linear")), "with step='annealed', got step='linear'"),
+        (lambda loss: Geometric(MetricLoss("f1", step=lambda p, t: p)), "with step='annealed', got step=<function"),
     ],
 )
 def test_wrong_options_are_refused(make, name):

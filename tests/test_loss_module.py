@@ -216,6 +216,31 @@ def test_an_exported_loss_takes_batches_of_any_size(strict, metric):
         torch.testing.assert_close(exported(x, y), module(x, y))
 
 
+@torch_own_warnings
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reduction": "none", "metric": "mcc"}, {"anchor": 1.0, "label_smoothing": 0.1, "weight": [1.0, 2.0, 0.5]},
+     {"anchor": (0.5, "focal"), "metric": "quadratic_kappa"}],
+)  # fmt: skip
+def test_an_exported_loss_per_image_takes_any_number_of_images(options):
+    class Step(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Conv2d(2, 3, 1)
+            self.loss = MetricLoss(**{"metric": "f1", "per_image": True, "ignore_index": 7} | options)
+
+        def forward(self, x, y):
+            return self.loss(self.layer(x), y)
+
+    module, images = Step(), torch.export.Dim("images")
+    y = torch.randint(0, 3, (9, 4, 5), generator=torch.Generator().manual_seed(0))
+    y[:, 1], y[2] = 7, 7  # a row of every image, and an image
+    exported = torch.export.export(module, (torch.randn(4, 2, 4, 5), y[:4]), dynamic_shapes=({0: images}, {0: images}))
+    for n in (2, 9):
+        x = torch.randn(n, 2, 4, 5)
+        torch.testing.assert_close(exported.module()(x, y[:n]), module(x, y[:n]))
+
+
 @pytest.mark.parametrize("move", [lambda m: m.half(), lambda m: m.to_empty(device="cpu"), lambda m: m])
 @pytest.mark.parametrize("meta", [False, True])
 def test_numbers_of_the_user_survive_a_move_and_the_meta_device(meta, move):

@@ -47,6 +47,14 @@ class FlatBatch(NamedTuple):
         apart = self.smoothing_weights and (by_image(self.smoothing_weights[0]), self.smoothing_weights[1])
         return FlatBatch(by_image(self.logits), by_image(y), by_image(weight), apart)
 
+    def with_shares(self) -> "FlatBatch":
+        """The same multiclass batch, with weights as a tensor, and integer labels as shares of every class."""
+        logits, y, weight, apart = self
+        if y.is_floating_point():
+            return self
+        y = (y[..., None] == torch.arange(logits.shape[-1], device=y.device)).to(logits.dtype)
+        return FlatBatch(logits, y, weight) if apart is None else FlatBatch(logits, y * apart[1], apart[0], apart)
+
 
 def dense(y: Tensor, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Valid labels, and the weight of each, for logits of this dtype.

@@ -40,6 +40,12 @@ class Geometric:
         checks.check_number("minimum", minimum, low=0.0, high=start)
         if not hasattr(loss, "temperature"):
             raise TypeError(f"a schedule sets the temperature of a MetricLoss, got {type(loss).__name__} without one")
+        objective: Any = getattr(loss, "objective", None)
+        if objective is not None and objective.step.step != "annealed" and not objective.is_ranking:
+            raise ValueError(
+                f"a schedule needs a loss with step='annealed', got step={objective.step.step!r}, which has no "
+                "temperature; leave out the schedule (schedule=None)"
+            )
         self.loss = loss
         self.loss.temperature = start
         self.start, self.rate, self.patience, self.max_stale, self.minimum = start, rate, patience, max_stale, minimum

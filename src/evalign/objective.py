@@ -112,23 +112,23 @@ class Objective:
         """The loss of every image, (N,), by the eager form; 0 for an image without counted labels."""
         if images == 0:
             return batch.logits.reshape(0).to(counting_dtype(batch.logits.dtype))
-        logits, y, weight, apart = batch.split(images)
-        eager = replace(self, backend="eager")
+        batch, eager = batch.split(images), replace(self, backend="eager")
+        if self.task == "multiclass" and torch.compiler.is_exporting() and not self.is_ranking:
+            batch = batch.with_shares()  # a vmap of gather or scatter makes the number of images a constant
+        logits, y, weight, apart = batch
 
-        def each(logits: Tensor, y: Tensor, weight: Weight, counted: Tensor | None) -> Tensor:
-            smoothing_weights = None if apart is None or counted is None else (counted, apart[1])
+        def each(logits: Tensor, y: Tensor, weight: Weight, *counted: Tensor) -> Tensor:
+            smoothing_weights = None if apart is None else (counted[0], apart[1])
             return eager(logits, y, weight, temperature, beta, smoothing_weights=smoothing_weights)
 
-        counted = None if apart is None else apart[0]
-        return torch.func.vmap(each, (0, 0, 0, None if apart is None else 0))(logits, y, weight, counted)
+        return torch.func.vmap(each)(logits, y, weight, *(() if apart is None else apart[:1]))
 
     def cross_entropy(
         self, logits: Tensor, y: Tensor, weight: Tensor, smoothing_weights: SmoothingWeights | None = None
     ) -> Tensor:
         """The anchor's mean over the batch."""
-        return cross_entropy(
-            logits, y, weight, self.task, self.label_smoothing, smoothing_weights, focal=self.anchor_term == "focal"
-        )
+        focal = self.anchor_term == "focal"
+        return cross_entropy(logits, y, weight, self.task, self.label_smoothing, smoothing_weights, focal=focal)
 
     def ranked(self, logits: Tensor, y: Tensor, weight: Tensor, temperature: float | Tensor = 0.2) -> Tensor:
         """1 - a ranking metric, and 0 for a batch without counted labels."""

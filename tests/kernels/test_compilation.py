@@ -94,6 +94,16 @@ def test_a_short_script_waits_for_a_thread_that_loads_the_loops():
     assert (run.returncode, run.stdout) == (0, "ended\n"), run.stderr
 
 
+def test_the_loops_are_not_loaded_while_a_program_is_exported(monkeypatch):
+    exporting, loaded = [True, True, False], []
+    monkeypatch.setattr(compilation, "_state", "compiling")
+    monkeypatch.setattr(compilation, "cache_folder", lambda: None)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: exporting.pop(0))
+    monkeypatch.setattr(compilation, "_run_all_loops", lambda: loaded.append(len(exporting)))
+    compilation._compile_in_background()
+    assert (compilation._state, loaded) == ("ready", [0])
+
+
 @needs_numba
 @pytest.mark.slow
 def test_an_empty_cache_is_filled_in_the_background_once(tmp_path):

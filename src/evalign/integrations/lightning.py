@@ -26,7 +26,7 @@ class MetricCallback(pl.Callback):
     Parameters
     ----------
     schedule: function that makes a schedule, such as `annealing.Geometric`, from the loss; None keeps the
-        temperature.
+        temperature, as it must be for steps other than "annealed".
     attribute: name of the loss in the module.
     prefix: of the logged names.
 

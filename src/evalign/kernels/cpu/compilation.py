@@ -90,6 +90,9 @@ def _compile_in_background() -> None:
             while process.poll() is None:
                 if _exiting.wait(0.1):
                     return
+        while torch.compiler.is_compiling():  # torch.export patches torch in all threads
+            if _exiting.wait(0.1):
+                return
         _run_all_loops()
         _state = "ready"
     except Exception as error:  # a loss must not fail because compilation does
