@@ -28,10 +28,10 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from evalign.memory import Memory
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
-from evalign.tables import TableEncoder
+from evalign.tables.encode import TableEncoder
 from evalign.training.loop import Controller
 from evalign.training.recipes import Recipe, Stage, find_recipe
 from evalign_papers.datasets import load

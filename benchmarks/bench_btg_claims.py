@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from evalign import MetricLoss, steps
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 from evalign_papers.engine.reports import environment
 from evalign_papers.engine.terms import LookupTable
 from evalign_papers.rivals.ap_perf import APPerfLoss

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, Watch, predict_logits

@@ -30,7 +30,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from evalign import MetricLoss
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 
 RESULTS = Path(__file__).parent / "results" / "bench_overhead.csv"
 FEATURES, CLASSES = 30, 10

@@ -44,8 +44,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import balanced_accuracy_score, f1_score, matthews_corrcoef
 
 from evalign.storage.atomic import write_atomically
-from evalign.tables import TableEncoder
-from evalign.tables.encode import TreeTable
+from evalign.tables.encode import TableEncoder, TreeTable
 from evalign.tables.split import split_rows
 
 RESULTS = Path(__file__).parent / "results" / "bench_suite.csv"

@@ -21,7 +21,7 @@ from bench_loss import circumstances, save
 from torch import Tensor, nn
 
 from evalign import MetricLoss
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 from evalign_papers.networks import darknet19
 
 

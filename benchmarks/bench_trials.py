@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from search_recipe import Scores, table
 
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.recipes import Recipe, find_recipe

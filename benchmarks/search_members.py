@@ -34,8 +34,7 @@ from evalign import EASTBlend
 from evalign.estimators import planning
 from evalign.estimators.blend import NEGLIGIBLE, make_member, mixture_weights
 from evalign.estimators.explain import log_loss
-from evalign.tables import TableEncoder
-from evalign.tables.encode import TreeTable
+from evalign.tables.encode import TableEncoder, TreeTable
 from evalign.tables.split import HeldOutPredictions, TrainingRows, fold_rows, split_rows
 
 DEFAULT = ["linear", "forest", "boost", "network"]

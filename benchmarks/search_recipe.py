@@ -28,8 +28,8 @@ from search_grids import GRIDS, Config, Inputs
 from torch import Tensor
 
 from evalign import Confusion, metrics
-from evalign.networks import table_network
 from evalign.networks.embedding import Fields
+from evalign.networks.mlp import table_network
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Batches, Rows

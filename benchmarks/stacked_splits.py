@@ -14,12 +14,11 @@ from sklearn.model_selection import train_test_split
 from evalign import EASTClassifier, metrics
 from evalign.estimators.network import automatic_folds
 from evalign.metrics import Average
-from evalign.networks import MeanOfNetworks, table_network
 from evalign.networks.embedding import Fields
-from evalign.networks.mlp import fields_of
+from evalign.networks.mlp import MeanOfNetworks, fields_of, table_network
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.tables import TableEncoder
+from evalign.tables.encode import TableEncoder
 from evalign.tables.split import Division, distinct_rows, fold_rows
 from evalign.training.batches import Batches, Rows, argmax_score, default_batch_size, predict_logits
 from evalign.training.recipes import find_recipe

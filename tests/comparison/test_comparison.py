@@ -13,10 +13,11 @@ from sklearn.naive_bayes import GaussianNB
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from evalign import decision
-from evalign.comparison import Aim, Contender, Judge, Table, compare, evaluate, split, standard_error, summarise
 from evalign.comparison import contenders as c
-from evalign.comparison.contenders import HeldOut
-from evalign.comparison.significance import interval, resampled_matrices, resampled_scores
+from evalign.comparison.contenders import Contender, HeldOut
+from evalign.comparison.goals import Aim, Judge
+from evalign.comparison.run import Table, compare, evaluate, split
+from evalign.comparison.significance import interval, resampled_matrices, resampled_scores, standard_error, summarise
 from evalign.training.recipes import find_recipe
 
 SMALL: dict[str, Any] = {"hidden": (16,), "epochs": 4, "device": "cpu"}

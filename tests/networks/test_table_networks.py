@@ -9,12 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from evalign import EASTClassifier, metrics
-from evalign.networks import Ensemble, TableEmbedding, mlp, table_network
-from evalign.networks.embedding import CategoryEmbedding, Fields, NumberEmbedding, Piecewise
-from evalign.networks.mlp import NETWORKS, fields_of
+from evalign.networks.embedding import CategoryEmbedding, Fields, NumberEmbedding, Piecewise, TableEmbedding
+from evalign.networks.mlp import NETWORKS, Ensemble, fields_of, mlp, table_network
 from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
-from evalign.tables import TableEncoder
+from evalign.tables.encode import TableEncoder
 from evalign.training.batches import Rows, argmax_score
 from evalign.training.in_memory import batch_loss, train
 from evalign.training.recipes import find_recipe

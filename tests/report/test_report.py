@@ -14,11 +14,12 @@ from sklearn.metrics import precision_recall_curve, precision_score, recall_scor
 from sklearn.naive_bayes import GaussianNB
 
 from browser import PROBE, browse, needs_browser
-from evalign.comparison import Aim, Comparison, Judge, Table, compare, evaluate, split
 from evalign.comparison import contenders as c
+from evalign.comparison.goals import Aim, Judge
+from evalign.comparison.run import Comparison, Table, compare, evaluate, split
 from evalign.comparison.significance import paired_p
-from evalign.report import build_result, plots, render
-from evalign.report.page import verdict, versions
+from evalign.report import plots
+from evalign.report.page import build_result, render, verdict, versions
 
 SMALL: dict[str, Any] = {"hidden": (16,), "epochs": 6, "device": "cpu"}
 ROOT = Path(__file__).parents[2]

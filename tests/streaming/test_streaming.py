@@ -15,8 +15,8 @@ from evalign.streaming import source as sources
 from evalign.streaming.fit_stream import Stream, StreamBatches, fit_stream
 from evalign.streaming.source import ParquetRows, Parts, hashed
 from evalign.streaming.statistics import CategorySummary, HeldOutRows, Sample, Statistics, survey
-from evalign.tables import TableEncoder
 from evalign.tables.columns import ColumnTypeError
+from evalign.tables.encode import TableEncoder
 from evalign.tables.files import TableError
 from evalign.training.batches import Rows
 from streams import people, write

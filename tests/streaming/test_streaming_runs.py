@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evalign import EASTClassifier
 from evalign.cli.app import main
-from evalign.networks import Ensemble
+from evalign.networks.mlp import Ensemble
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.storage import container

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import QuantileTransformer, StandardScaler
 
 from evalign import EASTClassifier
-from evalign.tables import TableEncoder
 from evalign.tables.columns import NUMERIC
+from evalign.tables.encode import TableEncoder
 from evalign.tables.packed import Layout, PackedTable
 from evalign.training.batches import Rows
 from evalign.training.stacked import FoldedRows

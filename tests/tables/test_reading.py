@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from evalign.tables import TableEncoder, read
+from evalign.tables import read
+from evalign.tables.encode import TableEncoder
 from evalign.tables.files import TableError
 from evalign.tables.read import check_target, read_table
 

@@ -18,9 +18,8 @@ from sklearn.exceptions import NotFittedError
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, QuantileTransformer, StandardScaler
 
-from evalign.tables import TableEncoder
 from evalign.tables.columns import ColumnTypeError
-from evalign.tables.encode import TreeTable
+from evalign.tables.encode import TableEncoder, TreeTable
 
 RNG = np.random.default_rng(0)
 NUMBERS = RNG.normal(3, 5, size=(200, 4))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from evalign import metrics
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, argmax_score

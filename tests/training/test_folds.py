@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score
 
 from evalign import EASTClassifier, decision, metrics
 from evalign.estimators.network import automatic_folds
-from evalign.networks import MeanOfNetworks, mlp
+from evalign.networks.mlp import MeanOfNetworks, mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables.split import fold_rows

@@ -10,7 +10,7 @@ from torch import nn
 
 from evalign import Confusion, EASTClassifier, metrics
 from evalign.decision import learn_rule
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, argmax_score, predict_logits

@@ -8,7 +8,7 @@ from sklearn.metrics import f1_score
 from torch import nn
 
 from evalign import metrics
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, argmax_score, predict_logits

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 from evalign.training.batches import Batches, Rows
 from evalign.training.recipes import Recipe
 from evalign.training.stacked import Stack, Trial

@@ -121,7 +121,7 @@ def command(
         result["file"] = str(out)
         output.show(f"{len(frame)} predictions: {out}")
     if report is not None and trained:
-        from evalign.report import render
+        from evalign.report.page import render
 
         result["report"] = str(write_atomically(report, render(trained | {"shift": result["shift"]})))
         output.show(f"Report: {report}")

@@ -359,8 +359,7 @@ def finish(
 ) -> dict[str, Any]:
     """Write result, report and the `estimator`, if any, and print the table; `decision` is the reference row's."""
     from evalign.cli.console import as_table
-    from evalign.report import build_result, render
-    from evalign.report.page import headline, verdict, versions
+    from evalign.report.page import build_result, headline, render, verdict, versions
 
     result: dict[str, Any] = {
         "format": FORMAT, "version": VERSION, "command": command,

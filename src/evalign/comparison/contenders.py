@@ -20,8 +20,7 @@ from evalign.estimators.base import MetricClassifier
 from evalign.estimators.blend import EASTBlend
 from evalign.estimators.boosted import EASTBooster
 from evalign.estimators.network import EASTClassifier
-from evalign.tables import TableEncoder
-from evalign.tables.encode import TreeTable
+from evalign.tables.encode import TableEncoder, TreeTable
 from evalign.tables.split import Codes, Floats, TrainingRows
 from evalign.training.loop import OnEpoch
 from evalign.training.recipes import Recipe, find_recipe

@@ -27,8 +27,7 @@ from evalign.estimators.network import EASTClassifier
 from evalign.estimators.planning import PRESETS, Preset, Shape, TimeBudget, clock, few_threads, side_by_side
 from evalign.metrics import MetricFunction
 from evalign.storage import container
-from evalign.tables import TableEncoder
-from evalign.tables.encode import TreeTable
+from evalign.tables.encode import TableEncoder, TreeTable
 from evalign.tables.split import Codes, Floats, TrainingRows, split_rows
 from evalign.training.loop import OnEpoch
 

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from evalign import checks
 from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.estimators.explain import log_loss
-from evalign.tables import TableEncoder
+from evalign.tables.encode import TableEncoder
 from evalign.tables.split import Codes, Floats, TrainingRows
 from evalign.training.loop import Epoch, OnEpoch
 

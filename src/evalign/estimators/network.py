@@ -19,8 +19,8 @@ from evalign.estimators.base import Arrays, MetricClassifier
 from evalign.networks.mlp import NETWORKS, SHARING, MeanOfNetworks, Network, Sharing, fields_of, table_network
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.tables import TableEncoder
 from evalign.tables.columns import Numeric
+from evalign.tables.encode import TableEncoder
 from evalign.tables.packed import EncodedTable, release_memory
 from evalign.tables.split import Codes, Floats, TrainingRows
 from evalign.training.batches import Rows, Score, argmax_score, default_batch_size, predict_logits

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from evalign.decision.export import with_decision
 from evalign.storage.atomic import write_atomically
-from evalign.tables import TableEncoder
 from evalign.tables.columns import BOUND, NumberColumn
+from evalign.tables.encode import TableEncoder
 
 if TYPE_CHECKING:
     from evalign.estimators.metric_decision import MetricDecision

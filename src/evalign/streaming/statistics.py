@@ -13,7 +13,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from evalign.streaming.source import Chunk, Numbers, ParquetRows, Parts, RowGroup, gathered, hashed
-from evalign.tables import TableEncoder
 from evalign.tables.columns import (
     AnyColumn,
     CategoryColumn,
@@ -31,6 +30,7 @@ from evalign.tables.columns import (
     number_column,
     quantiles_of,
 )
+from evalign.tables.encode import TableEncoder
 from evalign.tables.files import TableError, quoted
 from evalign.tables.profile import ColumnProfile, TableProfile
 from evalign.tables.read import check_class_counts, to_pandas

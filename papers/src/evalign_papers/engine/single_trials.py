@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evalign.confusion import Task
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 from evalign.objective import Objective
 from evalign.training.batches import Rows, predict_logits
 from evalign.training.in_memory import InMemory, train

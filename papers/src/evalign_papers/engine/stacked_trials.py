@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evalign.confusion import Task
-from evalign.networks import mlp
+from evalign.networks.mlp import mlp
 from evalign.training.batches import Batches, Rows, predict_logits
 from evalign.training.loop import Epoch
 from evalign.training.recipes import Recipe

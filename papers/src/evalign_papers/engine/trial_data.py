@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalign.tables import TableEncoder
+from evalign.tables.encode import TableEncoder
 from evalign_papers.datasets import Card, DataError, Dataset, Split, find_card, load, open_store, splits
 from evalign_papers.datasets.dataset import Graphs
 from evalign_papers.engine.config import Config
