@@ -290,7 +290,7 @@ class MetricClassifier(Deciding, Explaining, ClassifierMixin, BaseEstimator):
         if "hidden" in params:
             params["hidden"] = tuple(params["hidden"])
         model = cls(params.pop("metric"), **params)
-        model.classes_ = container.classes_from_json(fitted["classes"])
+        model.classes_ = np.array(fitted["classes"]["values"], dtype=fitted["classes"]["dtype"])
         model.n_features_in_ = fitted["n_features_in"]
         if fitted["feature_names_in"] is not None:
             model.feature_names_in_ = np.array(fitted["feature_names_in"], dtype=object)

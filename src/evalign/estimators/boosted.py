@@ -23,7 +23,6 @@ from evalign.boosting.score_objective import BoostRecipe, ScoreObjective, coolin
 from evalign.confusion import Confusion
 from evalign.decision import Rule
 from evalign.estimators.base import Arrays, MetricClassifier
-from evalign.storage import container
 from evalign.tables.encode import TreeTable
 from evalign.tables.split import Floats, HeldOutPredictions, TrainingRows
 from evalign.training.loop import OnEpoch
@@ -143,7 +142,8 @@ class EASTBooster(MetricClassifier):
         return np.asarray(np.mean([as_probabilities(trees.scores(x) + self.start_) for trees in kept], axis=0))
 
     def _content(self) -> tuple[Arrays, dict[str, Any]]:
-        arrays = {f"trees_{i}": container.text_as_array(trees.text) for i, trees in enumerate(self.trees_)}
+        texts = [np.frombuffer(trees.text.encode(), dtype=np.uint8).copy() for trees in self.trees_]
+        arrays = {f"trees_{i}": torch.from_numpy(text) for i, text in enumerate(texts)}
         own = {"rounds": self.rounds_, "columns": self.columns_, "start": self.start_}
         return arrays, {"encoder": self.encoder_.to_json(), **own}
 
@@ -151,7 +151,7 @@ class EASTBooster(MetricClassifier):
         self.encoder_ = TreeTable.from_json(fitted["encoder"])
         self.rounds_, self.columns_, self.start_ = fitted["rounds"], fitted["columns"], np.array(fitted["start"])
         read = find_library(self.library).trees
-        self.trees_ = [read(container.array_as_text(arrays[f"trees_{i}"])) for i in range(len(arrays))]
+        self.trees_ = [read(arrays[f"trees_{i}"].numpy().tobytes().decode()) for i in range(len(arrays))]
 
     # -- the parts of fit ---------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ quantile scaling goes in as `encoder_.transform` makes it, since ONNX has no dat
 import json
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,6 @@ from torch import Tensor, nn
 from evalign.decision.export import with_decision
 from evalign.storage.atomic import write_atomically
 from evalign.tables.columns import BOUND, NumberColumn
-from evalign.tables.encode import TableEncoder
 
 if TYPE_CHECKING:
     from evalign.estimators.metric_decision import MetricDecision
@@ -39,7 +40,9 @@ def export_classifier(model: "EASTClassifier", path: Path) -> Path:
         raise ValueError(
             "a multilabel model has a network per label; export those in label_models_, and decision_.to_json()"
         )
-    scaling = _scaling(model.encoder_)
+    columns = model.encoder_.columns_
+    plain = [c for c in columns if isinstance(c, NumberColumn) and c.quantiles is None]
+    scaling = _Scale(plain) if len(plain) == len(columns) else None
     names = (
         [str(name) for name in getattr(model, "feature_names_in_", range(model.n_features_in_))]
         if scaling is not None
@@ -48,7 +51,7 @@ def export_classifier(model: "EASTClassifier", path: Path) -> Path:
     order = model.class_order.tolist()
     graph = nn.Sequential(scaling or nn.Identity(), model.network_, _Probabilities(order)).to("cpu").eval()
     try:
-        with warnings.catch_warnings(), _quiet("torch.onnx"), _quiet("onnxscript"), _quiet("onnx_ir"):
+        with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"):
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 graph, (torch.zeros(2, len(names)),), input_names=["x"], output_names=["probabilities"],
@@ -135,20 +138,14 @@ class _Probabilities(nn.Module):
         return logits.double().softmax(1)[:, self.order]
 
 
-def _scaling(encoder: TableEncoder) -> _Scale | None:
-    columns = [c for c in encoder.columns_ if isinstance(c, NumberColumn) and c.quantiles is None]
-    return _Scale(columns) if len(columns) == len(encoder.columns_) else None
-
-
-class _quiet:
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
     """Silence the exporter, which logs its progress."""
-
-    def __init__(self, name: str) -> None:
-        self.log = logging.getLogger(name)
-
-    def __enter__(self) -> None:
-        self.level = self.log.level
-        self.log.setLevel(logging.ERROR)
-
-    def __exit__(self, *_: object) -> None:
-        self.log.setLevel(self.level)
+    before = {logging.getLogger(name): logging.getLogger(name).level for name in names}
+    for log in before:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for log, level in before.items():
+            log.setLevel(level)

@@ -60,7 +60,11 @@ def build_result(
     drawn = [t for t in comparison.trials if judge.binary and t.contender.name != "majority"]
     shown_histories = (reference[0], "cross_entropy")
     # Several models, as in a blend, have no common history.
-    trained = [t for t in comparison.trials if t.contender.name in shown_histories and _is_single(t.estimator)]
+    trained = [
+        t for t in comparison.trials
+        if t.contender.name in shown_histories and hasattr(t.estimator, "history_")
+        and not (hasattr(t.estimator, "members_") or hasattr(t.estimator, "label_models_"))
+    ]  # fmt: skip
     return {
         "metric": {
             "name": judge.aim.name,
@@ -86,10 +90,6 @@ def build_result(
         ],
         "history": {trial.contender.title: thinned(trial.estimator.history_) for trial in trained},
     }
-
-
-def _is_single(model: Any) -> bool:
-    return hasattr(model, "history_") and not hasattr(model, "members_") and not hasattr(model, "label_models_")
 
 
 def class_rows(comparison: Comparison) -> list[int]:
@@ -292,7 +292,7 @@ def _is_reference(row: dict[str, Any], result: dict[str, Any]) -> bool:
 def verdict(result: dict[str, Any]) -> str:
     """Our score against the strongest rival and the usual choice, with the uncertainty, in words."""
     name, ours = result["metric"]["title"], next(row for row in result["table"] if _is_reference(row, result))
-    rivals = [row for row in result["table"] if row["contender"] != "majority" and not _is_ours(row)]
+    rivals = [row for row in result["table"] if not row["contender"].startswith(("ours", "majority"))]
     begin = f"{ours['title'].capitalize()} reached {name} {score(ours['score'])}"
     if ours["limits"]:
         values = ", ".join(f"{text}: {score(value)}" for text, value in ours["limits"].items())
@@ -313,10 +313,6 @@ def verdict(result: dict[str, Any]) -> str:
                 missed if row["missed"] else f"Against cross-entropy + argmax, the usual choice: {_gap(row, sign)}."
             )
     return " ".join(words)
-
-
-def _is_ours(row: dict[str, Any]) -> bool:
-    return str(row["contender"]).startswith("ours")
 
 
 def _gap(row: dict[str, Any], sign: int = 1) -> str:

@@ -62,29 +62,12 @@ def format_of(path: Path) -> Any:
     return _open(path)[1].get("format")
 
 
-def text_as_array(text: str) -> torch.Tensor:
-    """Text as bytes, for a file of arrays.
-
-    >>> array_as_text(text_as_array("tree"))
-    'tree'
-    """
-    return torch.from_numpy(np.frombuffer(text.encode(), dtype=np.uint8).copy())
-
-
-def array_as_text(array: torch.Tensor) -> str:
-    return array.numpy().tobytes().decode()
-
-
 def classes_to_json(classes: np.ndarray) -> dict[str, Any]:
     kind = "object" if classes.dtype == object else classes.dtype.str
     values = classes.tolist()
     if not all(isinstance(v, (str, int, float, bool)) for v in values):
         raise ValueError(f"only labels that are text, numbers or booleans can be saved, got {type(values[0]).__name__}")
     return {"dtype": kind, "values": values}
-
-
-def classes_from_json(data: dict[str, Any]) -> np.ndarray:
-    return np.array(data["values"], dtype=np.dtype(data["dtype"]))
 
 
 def saved_params(model: Any) -> dict[str, Any]:

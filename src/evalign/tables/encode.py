@@ -148,7 +148,8 @@ class TableEncoder:
         (8, True)
         """
         table, order = self._checked(X)
-        layout = self._layout
+        kinds = np.concatenate([np.repeat(range(3), column.widths) for column in self.columns_])
+        layout = Layout(*(tuple(np.flatnonzero(kinds == kind).tolist()) for kind in range(3)))
         data = layout.zeros(table.shape[0] if rows is None else len(rows))
         ends = np.cumsum([column.widths for column in self.columns_], axis=0)[:-1]
         views: tuple[NDArray[Any], ...] = layout.views(data)
@@ -160,11 +161,6 @@ class TableEncoder:
         for j, label, encoder, out in zip(order, self._labels, self.columns_, blocks, strict=True):
             column = column_of(table, j, rows)
             encoder.write(column, column_kind(column, label), label, out)
-
-    @property
-    def _layout(self) -> Layout:
-        kinds = np.concatenate([np.repeat(range(3), column.widths) for column in self.columns_])
-        return Layout(*(tuple(np.flatnonzero(kinds == kind).tolist()) for kind in range(3)))
 
     def fit_transform(self, X: Any) -> NDArray[np.float32]:
         return self.fit(X).transform(X)

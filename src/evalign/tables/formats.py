@@ -5,7 +5,7 @@ A column is converted only if every entry fits one format. Otherwise it stays te
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -409,7 +409,3 @@ def _seconds(column: "pd.Series[Any]", kind: str) -> "pd.Series[Any]":
         return pd.to_timedelta(column).dt.total_seconds()
     seconds = [np.nan if pd.isna(t) else 3600 * t.hour + 60 * t.minute + t.second for t in column]
     return pd.Series(seconds, index=column.index, dtype=np.float64)
-
-
-def formats_to_json(formats: Mapping[str, ColumnFormat]) -> dict[str, Any]:
-    return {name: asdict(one) for name, one in formats.items()}

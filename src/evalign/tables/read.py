@@ -6,6 +6,7 @@ Nothing in a file is executed: text and JSON are data, Parquet and Feather are r
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ from evalign.tables.files import (
     refuse_encoding,
     text_errors,
 )
-from evalign.tables.formats import ColumnFormat, Note, convert, format_from_json, formats_to_json, is_text
+from evalign.tables.formats import ColumnFormat, Note, convert, format_from_json, is_text
 
 DECIMAL = "decimal"  # key in `attrs` of a frame: the given or detected decimal separator
 
@@ -252,7 +253,7 @@ def read_table(
         frame = read_arrow(path, columns, _read_parquet if kind == "parquet" else _read_feather)
     if not len(frame):
         raise TableError(f"{path} has a header but no rows; is it the right file?")
-    frame.attrs[FORMATS] = formats_to_json(found)
+    frame.attrs[FORMATS] = {name: asdict(one) for name, one in found.items()}
     return frame
 
 

@@ -6,7 +6,7 @@ no row, to the last bit, whatever the order of the rows; and no copy of a traini
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -146,13 +146,7 @@ class Folds(Sequence[Division]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Division: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Division]: ...
-    def __getitem__(self, index: int | slice) -> Division | list[Division]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
+    def __getitem__(self, index: Any) -> Any:
         held_out = self.fold == self.numbers[index]
         train, valid = np.flatnonzero(~held_out | self.heavy), np.flatnonzero(held_out | self.heavy)
         return Division(

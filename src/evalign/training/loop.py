@@ -37,15 +37,6 @@ class Epoch:
     watched: tuple[float, ...] = ()  # values recorded on other rows, which influence no choice
 
 
-def check_finite(train_loss: float, epoch: int, stage: str) -> None:
-    """Raise FloatingPointError for a training loss that is not a finite number."""
-    if not math.isfinite(train_loss):
-        raise FloatingPointError(
-            f"the training loss became {train_loss} in epoch {epoch} of stage {stage!r}; "
-            "lower the learning rate or look for extreme values in the features"
-        )
-
-
 class Values(NamedTuple):
     """Values of an epoch of one network: its mean training loss, then validation values, then watched ones."""
 
@@ -201,7 +192,11 @@ def _run_epoch(
     if not may_diverge:
         for number in unfinished:
             run = runs[number]
-            check_finite(values[number].train_loss, run.controller.epochs + 1, run.stage.name)
+            if not math.isfinite(loss := values[number].train_loss):
+                raise FloatingPointError(
+                    f"the training loss became {loss} in epoch {run.controller.epochs + 1} of stage "
+                    f"{run.stage.name!r}; lower the learning rate or look for extreme values in the features"
+                )
     seconds = time.perf_counter() - started
     epochs = [runs[number].record(values[number], seconds) for number in unfinished]
     source.keep([number for number, epoch in zip(unfinished, epochs, strict=True) if epoch.best])
