@@ -22,7 +22,6 @@ class Config:
     dropout: float = 0.2
     hidden: tuple[int, ...] = (512, 256, 128)
     inputs: Inputs = "standard"
-    stratified: bool = False
     watch: Literal["argmax", "plug_in"] = "argmax"  # the decision behind a stage's monitor "score"
     updates: int | None = None  # maximum number of updates, but at least 40 epochs
     sets: tuple[str, ...] | None = None  # data sets of the candidate; None for all
@@ -41,7 +40,7 @@ class Config:
         """Configurations with equal keys train as one stacked network."""
         epochs = self.recipe(rows).epochs
         shape = (self.hidden, self.network, self.ensemble, self.sharing, self.embedding)
-        return (self.batch_size(rows), shape, self.inputs, self.stratified, self.watch, round(epochs, -1))
+        return (self.batch_size(rows), shape, self.inputs, self.watch, round(epochs, -1))
 
 
 def entropy_stage(**changes: Any) -> Stage:
@@ -110,7 +109,6 @@ def factors() -> Iterator[Config]:
         }
         for name, change in of_metric.items():
             yield anchored(f"{kind} metric {name}", change, inputs=kind)
-        yield anchored(f"{kind} metric stratified", inputs=kind, stratified=True)
         for name, changes in {"loss": {}, "score": {"monitor": "score"}}.items():
             yield anchored(f"{kind} metric plug-in {name}", changes, inputs=kind, watch="plug_in")
 
@@ -143,7 +141,6 @@ def inputs() -> Iterator[Config]:
     for name, change in of_metric.items():
         yield anchored(f"both metric {name}", {**slow, **change}, inputs="both")
     yield anchored("both metric 80+20", {**slow, "epochs": 20}, {"epochs": 80}, inputs="both")
-    yield anchored("both metric stratified", slow, inputs="both", stratified=True)
     of_both: Changes = {
         "dropout=0.1": {"dropout": 0.1},
         "dropout=0.35": {"dropout": 0.35},

@@ -32,7 +32,7 @@ from evalign.networks.embedding import Fields
 from evalign.networks.mlp import table_network
 from evalign.objective import Objective
 from evalign.steps import StepChoice
-from evalign.training.batches import Batches, Rows
+from evalign.training.batches import Rows
 from evalign.training.stacked import Trial, train_trials
 
 SETS = ("yeast", "mammography", "letter", "shuttle", "adult", "creditcard")
@@ -125,12 +125,24 @@ class Table:
     classes: int
 
 
+def stratified_order(labels: Tensor, seed: int) -> Tensor:
+    """A random order in which every part has its share of every class: the r-th row of a class is (r + u) / n_c on."""
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(len(labels), generator=generator)
+    by_class, counts = shuffled[labels[shuffled].argsort(stable=True)], labels.bincount()
+    counts = counts[counts > 0].repeat_interleave(counts[counts > 0])
+    start = torch.cat([counts.new_zeros(1), (labels[by_class].diff() != 0).nonzero().flatten() + 1])
+    rank = torch.arange(len(labels)) - start.repeat_interleave(torch.diff(start, append=torch.tensor([len(labels)])))
+    place = (rank + torch.rand(len(labels), generator=generator, dtype=torch.float64)) / counts
+    return by_class[place.argsort(stable=True)]
+
+
 @lru_cache(maxsize=2)
 def table(name: str, inputs: Inputs, splits: int, folder: Path) -> Table:
     x, categories, y = load(name, folder)
     n, parts, tables, fields = len(y), [], [], []
     for split in range(splits):
-        order = Batches(n, n, seed=split, labels=torch.from_numpy(y)).order().numpy()
+        order = stratified_order(torch.from_numpy(y), split).numpy()
         train, valid, select, _ = np.split(order, [round(n * part) for part in PARTS])
         parts.append((train + split * n, valid + split * n, select + split * n))
         tables.append(np.concatenate([encoded(x, train, inputs), categories], 1).astype(np.float32))
@@ -235,9 +247,7 @@ def run(name: str, configs: list[Config], splits: int, folder: Path) -> list[dic
     started = time.perf_counter()
     batch_size = first.batch_size(len(data.train[0]))
     watch = scores.argmax if first.watch == "argmax" else scores.plug_in
-    results = train_trials(
-        network, data.rows, trials, objective, watch, batch_size=batch_size, stratified=first.stratified
-    )
+    results = train_trials(network, data.rows, trials, objective, watch, batch_size=batch_size)
     seconds = time.perf_counter() - started
     rows = []
     for place, result in enumerate(results):

@@ -15,18 +15,6 @@ def test_an_epoch_is_a_permutation_in_nearly_equal_batches(n: int, batch_size: i
     assert len(sizes) == max(1, round(n / batch_size))
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=200), st.integers(1, 50))
-def test_stratified_batches_get_their_share_of_every_class(labels: list[int], batch_size: int):
-    y = torch.tensor(labels)
-    batches = list(Batches(len(y), batch_size, seed=1, labels=y).epoch())
-    assert sorted(torch.cat(batches).tolist()) == list(range(len(y)))
-    for batch in batches:
-        for label, total in enumerate(y.bincount().tolist()):
-            # The first k rows of the order hold k / n of every class to within one row plus the spread of the others.
-            share = total * len(batch) / len(y)
-            assert abs(int((y[batch] == label).sum()) - share) <= 1 + len(set(labels))
-
-
 def test_the_same_seed_gives_the_same_epochs_and_epochs_differ():
     first, second = Batches(50, 10, seed=3), Batches(50, 10, seed=3)
     orders = [(first.order(), second.order()) for _ in range(3)]

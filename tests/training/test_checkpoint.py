@@ -51,7 +51,7 @@ def network() -> nn.Module:
 
 def run(path: Path | None, on_epoch=None, **options):
     own = network()
-    arguments = {"batch_size": 16, "seed": 3, "stratified": True, "checkpoint": path, "on_epoch": on_epoch, **options}
+    arguments = {"batch_size": 16, "seed": 3, "checkpoint": path, "on_epoch": on_epoch, **options}
     history = train(own, small_pictures(42, 0), small_pictures(28, 1), RECIPE, OBJECTIVE, SCORE, **arguments)
     return own, [{**asdict(epoch), "seconds": 0.0} for epoch in history]
 

@@ -67,16 +67,14 @@ def assert_same(state, history, result) -> None:
         torch.testing.assert_close(result.state[name], value, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("stratified", [False, True])
-def test_stacked_equals_the_plain_loop_one_by_one(stratified: bool):
+def test_stacked_equals_the_plain_loop_one_by_one():
     rows, made = table(), trials()
-    results = train_trials(lambda: network(0.0), rows, made, OBJECTIVE, SCORE, batch_size=40, stratified=stratified)
+    results = train_trials(lambda: network(0.0), rows, made, OBJECTIVE, SCORE, batch_size=40)
     for trial, result in zip(made, results, strict=True):
         torch.manual_seed(trial.seed)
         alone = network(0.0)
         history = train(
             alone, rows[trial.train], rows[trial.valid], trial.recipe, OBJECTIVE, SCORE, batch_size=40, seed=trial.seed,
-            stratified=stratified,
         )  # fmt: skip
         assert_same(alone.state_dict(), history, result)
 
@@ -250,12 +248,6 @@ def test_graphs_stacked_are_graphs_one_by_one():
         assert_same(alone.state_dict(), history, result)
         for ours, theirs in zip(history, result.history, strict=True):
             assert ours.watched == pytest.approx(theirs.watched)
-
-
-def test_graphs_have_no_class_to_be_drawn_by():
-    trial = Trial(torch.arange(40), torch.arange(40, 60), trials()[0].recipe)
-    with pytest.raises(ValueError, match="cannot be drawn by class"):
-        train_trials(pairs, frames(), [trial], OBJECTIVE, SCORE, batch_size=13, task="binary", stratified=True)
 
 
 def test_a_step_that_is_a_function_is_not_replaced_by_a_stages():

@@ -635,7 +635,7 @@ def test_oversampling_draws_every_class_alike_and_rows_within_one_alike(counts, 
     y = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])[
         torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed))
     ]
-    batches = BalancedBatches(len(y), 16, seed=seed, labels=y)
+    batches = BalancedBatches(y, 16, seed=seed)
     drawn = torch.cat([torch.cat(list(batches.epoch())) for _ in range(200)])
     assert len(drawn) == 200 * len(y)
     share = y[drawn].bincount(minlength=len(counts)) / len(drawn)
@@ -647,6 +647,6 @@ def test_oversampling_draws_every_class_alike_and_rows_within_one_alike(counts, 
     )
 
 
-def test_oversampling_needs_labels():
-    with pytest.raises(ValueError, match="need labels"):
-        BalancedBatches(10, 5, seed=0).order()
+def test_graphs_have_no_class_to_be_drawn_by():
+    with pytest.raises(ValueError, match="cannot be drawn by class"):
+        BalancedBatches(torch.zeros(10, 4), 5, seed=0)

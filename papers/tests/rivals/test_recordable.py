@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from evalign.networks.mlp import mlp
-from evalign.training.batches import Batches, Rows
+from evalign.training.batches import Rows, plain_batches
 from evalign.training.recipes import Recipe
 from evalign.training.stacked import Stack, Trial
 from evalign_papers.engine.config import read_config
 from evalign_papers.engine.printed import find_papers
 from evalign_papers.engine.scores import watch_cuts
 from evalign_papers.engine.terms import build_term, metric_score
-from evalign_papers.rivals.cross_entropy import BalancedBatches
+from evalign_papers.rivals.cross_entropy import balanced_batches
 
 PAPERS = find_papers()
 
@@ -54,7 +54,8 @@ def test_no_tensor_is_made_from_numbers(path, monkeypatch):
     stack = Stack(
         lambda: mlp(3, 1 if one else 2, (4,), 0.5), Rows.of(x, y), trials,
         build_term(config.method, "binary" if one else "multiclass"), metric_score(config.decide_for, 2), batch_size=20,
-        task="binary" if one else "multiclass", batches=BalancedBatches if config.training.oversample else Batches,
+        task="binary" if one else "multiclass",
+        make_batches=balanced_batches(y) if config.training.oversample else plain_batches,
         watch=watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None,
     )  # fmt: skip
     stack.networks.mlp, stack.fusible = None, False  # what only a CPU has

@@ -58,7 +58,6 @@ class EASTClassifier(MetricClassifier):
     folds: k networks take k times the time of one on a CPU, about the same time on a GPU. "auto" is 5 where one
         division would hold out fewer than 100 rows of the rarest class and the table has at most 300,000 rows; else 1,
         as with amp=True, class offsets or a metric that is a function, which may not stack.
-    stratified: whether every batch gets its share of every class.
     numeric: numbers "standard" (scaled), "quantile" (ranked to a normal shape) or "both" (a column of each).
     amp: whether the network runs in bfloat16; worth it for wide layers on a GPU.
 
@@ -89,7 +88,6 @@ class EASTClassifier(MetricClassifier):
     epochs: int | None = None
     learning_rate: float | None = None
     folds: int | Literal["auto"] = "auto"
-    stratified: bool = False
     numeric: Numeric = "both"
     amp: bool = False
 
@@ -128,7 +126,7 @@ class EASTClassifier(MetricClassifier):
         self.network_ = self.make_network(data.seed).to(self.torch_device)
         history = train(
             self.network_, train_rows, valid_rows, recipe, self.objective(), self._score(), batch_size=size,
-            seed=data.seed, stratified=self.stratified, amp=self.amp, on_epoch=self._listener(on_epoch),
+            seed=data.seed, amp=self.amp, on_epoch=self._listener(on_epoch),
         )  # fmt: skip
         self._keep_history(history, recipe)
         return _predicted(self.network_, valid_rows.x)
@@ -143,7 +141,7 @@ class EASTClassifier(MetricClassifier):
             print(f"training {self.folds_} networks, one for each fold")
         trained = train_folds(
             self._new_network, folded, recipe, self.objective(), self._score(), batch_size=size, seed=data.seed,
-            stratified=self.stratified, on_epoch=self._listener(on_epoch),
+            on_epoch=self._listener(on_epoch),
         )  # fmt: skip
         self.network_ = trained.network
         self._keep_history(trained.histories[0], recipe)

@@ -22,44 +22,22 @@ class Batches:
     """Shuffled batches of nearly equal size, in a new order every epoch; deterministic for a seed.
 
     The number of batches is n / batch_size rounded, so that no epoch ends in a tiny batch: a metric of ten samples
-    is noise. With `labels` every batch gets its share of every class, to within one sample.
+    is noise.
 
     >>> batches = Batches(10, 4, seed=0)
     >>> [len(batch) for batch in batches.epoch()]
     [5, 5]
     """
 
-    def __init__(
-        self,
-        n: int,
-        batch_size: int,
-        *,
-        seed: int,
-        labels: Tensor | None = None,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, n: int, batch_size: int, *, seed: int, device: torch.device | str = "cpu") -> None:
         if n < 1 or batch_size < 1:
             raise ValueError(f"rows and batch_size must be at least 1, got {n} and {batch_size}")
         self.n, self.count = n, max(1, round(n / batch_size))
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.labels = None if labels is None else labels.to(device)
-        self.counts = torch.ones(0) if self.labels is None else self.labels.bincount()
-        self.counts = self.counts[self.counts > 0]
 
     def order(self) -> Tensor:
         """The order of one epoch."""
-        shuffled = torch.randperm(self.n, generator=self.generator, device=self.generator.device)
-        if self.labels is None:
-            return shuffled
-        # Spread each class evenly over the epoch: its r-th row goes to about (r + u) / n_c of the way.
-        by_class = shuffled[self.labels[shuffled].argsort(stable=True)]
-        start = (self.counts.cumsum(0) - self.counts).repeat_interleave(self.counts)
-        rank = torch.arange(self.n, device=start.device) - start
-        place = (rank + self.uniform()) / self.counts.repeat_interleave(self.counts)
-        return by_class[place.argsort(stable=True)]
-
-    def uniform(self) -> Tensor:
-        return torch.rand(self.n, generator=self.generator, device=self.generator.device, dtype=torch.float64)
+        return torch.randperm(self.n, generator=self.generator, device=self.generator.device)
 
     def epoch(self) -> Iterator[Tensor]:
         return iter(self.order().tensor_split(self.count))
@@ -83,14 +61,20 @@ def default_batch_size(n: int) -> int:
     return int(min(4096, max(32, 2 ** round(math.log2(4 * math.sqrt(max(1, n)))))))
 
 
+MakeBatches = Callable[[Tensor, int, int, torch.device | str], Batches]  # row numbers, batch size, seed, device
+
+
+def plain_batches(rows: Tensor, batch_size: int, seed: int, device: torch.device | str) -> Batches:
+    return Batches(len(rows), batch_size, seed=seed, device=device)
+
+
 class StackedBatches:
     """Batches of several trials in parallel: the same number for each, padded to one length and masked.
 
-    `rows` are the row numbers that each trial draws from; `kind` is how batches are drawn, with the `labels` of those
-    rows if it needs them.
+    `rows` are the row numbers that each trial draws from; `make` makes the batches of each.
 
     >>> one, two = torch.arange(3), torch.arange(10, 14)
-    >>> made = StackedBatches([one, two], 2, seeds=[0, 1], labels=[None, None], dtype=torch.float32)
+    >>> made = StackedBatches([one, two], 2, seeds=[0, 1], dtype=torch.float32)
     >>> [(numbers.shape, mask.tolist()) for numbers, mask in made.epoch()]
     [(torch.Size([2, 2]), [[1.0, 1.0], [1.0, 1.0]]), (torch.Size([2, 2]), [[1.0, 0.0], [1.0, 1.0]])]
     """
@@ -101,15 +85,11 @@ class StackedBatches:
         batch_size: int,
         *,
         seeds: Sequence[int],
-        labels: Sequence[Tensor | None],
         dtype: torch.dtype,
-        kind: type[Batches] = Batches,
+        make: MakeBatches = plain_batches,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.own = [
-            kind(len(numbers), batch_size, seed=seed, labels=own, device=device)
-            for numbers, seed, own in zip(rows, seeds, labels, strict=True)
-        ]
+        self.own = [make(numbers, batch_size, seed, device) for numbers, seed in zip(rows, seeds, strict=True)]
         if len({batches.count for batches in self.own}) > 1:
             sizes = sorted({len(numbers) for numbers in rows})
             raise ValueError(

@@ -231,7 +231,6 @@ def train(
     batch_size: int,
     task: Task = "multiclass",
     seed: int = 0,
-    stratified: bool = False,
     amp: bool = False,
     source: type[InMemory] = InMemory,
     watch: Watch | None = None,
@@ -253,14 +252,14 @@ def train(
     stages = recipe.for_rows(len(train_rows), batch_size).stages
     trained = source(
         network, train_rows, valid_rows, objective, objective.task if isinstance(objective, Objective) else task, score,
-        Batches(len(train_rows), batch_size, seed=seed, labels=train_rows.y if stratified else None),
+        Batches(len(train_rows), batch_size, seed=seed),
         amp=amp, watch=watch, watch_rows=watch_rows,
     )  # fmt: skip
     file = None
     if checkpoint is not None:
         identity = {
             **identify(stages, seed, batch_size, network), "rows": [len(train_rows), len(valid_rows)],
-            "stratified": stratified, "source": source.__name__,
+            "source": source.__name__,
         }  # fmt: skip
         file = Checkpoint(checkpoint, identity, checkpoint_every)
     with torch.random.fork_rng([train_rows.x.device] if train_rows.x.is_cuda else []):

@@ -22,12 +22,14 @@ from evalign.tables.packed import EncodedTable, release_memory
 from evalign.tables.split import Codes, Division, Floats
 from evalign.training.batches import (
     Batches,
+    MakeBatches,
     Rows,
     Score,
     StackedBatches,
     Term,
     Watch,
     flat,
+    plain_batches,
     predict_logits,
     probabilities_of,
 )
@@ -136,20 +138,15 @@ class Stack:
         *,
         batch_size: int,
         task: Task = "multiclass",
-        stratified: bool = False,
-        batches: type[Batches] = Batches,
+        make_batches: MakeBatches = plain_batches,
         watch: Watch | None = None,
     ) -> None:  # fmt: skip
         trials = [replace(trial, recipe=trial.recipe.for_rows(len(trial.train), batch_size)) for trial in trials]
         self.term, self.rows, self.score, self.task, self.watch = _term(objective, trials), rows, score, task, watch
-        by_class = stratified or batches is not Batches
-        if rows.y.dim() > 1 and by_class:
-            raise ValueError("rows with many labels, such as graphs, cannot be drawn by class; leave that option off")
         device, seeds = rows.x.device, [trial.seed for trial in trials]
         self.batches = StackedBatches(
-            [trial.train for trial in trials], batch_size, seeds=seeds,
-            labels=[rows.y[t.train.to(device)] if by_class else None for t in trials],
-            dtype=rows.x.dtype, kind=batches, device=device,
+            [trial.train for trial in trials], batch_size, seeds=seeds, dtype=rows.x.dtype, make=make_batches,
+            device=device,
         )  # fmt: skip
         self.networks = StackedNetworks(
             make_network, rows.x, seeds=seeds, dropouts=[trial.dropout for trial in trials],
@@ -366,7 +363,6 @@ def train_folds(
     *,
     batch_size: int,
     seed: int,
-    stratified: bool = False,
     on_epoch: OnEpoch | None = None,
 ) -> TrainedFolds:
     """Train a network per fold as one stack, fold i with the seed `seed` + i; each stops by its own fold.
@@ -387,8 +383,8 @@ def train_folds(
         for i, (train, valid) in enumerate(zip(folded.train, folded.valid, strict=True))
     ]
     results = train_trials(
-        make_network, folded.rows, trials, objective, score, batch_size=batch_size, stratified=stratified,
-        on_epoch=listen, catch_interrupt=True, may_diverge=False,
+        make_network, folded.rows, trials, objective, score, batch_size=batch_size, on_epoch=listen,
+        catch_interrupt=True, may_diverge=False,
     )  # fmt: skip
     with torch.random.fork_rng([]):  # the caller's random state is unchanged
         members = [make_network() for _ in results]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evalign.confusion import Task
 from evalign.networks.mlp import mlp
-from evalign.training.batches import Batches, Rows, predict_logits
+from evalign.training.batches import Batches, Rows, plain_batches, predict_logits
 from evalign.training.loop import Epoch
 from evalign.training.recipes import Recipe
 from evalign.training.stacked import Trial, train_trials
@@ -21,7 +21,7 @@ from evalign_papers.engine.scores import watch_cuts
 from evalign_papers.engine.terms import build_term, metric_score
 from evalign_papers.engine.trial_data import Part
 from evalign_papers.networks.graph import pair_network
-from evalign_papers.rivals.cross_entropy import BalancedBatches, class_weights
+from evalign_papers.rivals.cross_entropy import balanced_batches, class_weights
 
 LARGEST_STACK = 80
 Point = dict[str, float]
@@ -112,7 +112,7 @@ def _stack(
     results = train_trials(
         make, Rows(x, y, weight), made, build_term(config.method, task), metric_score(config.decide_for, classes),
         batch_size=batch_size, task=task, watch=watch_cuts(squash) if watches else None,
-        batches=BalancedBatches if training.oversample else Batches,
+        make_batches=balanced_batches(y) if training.oversample else plain_batches,
         on_epoch=None if on_epoch is None else lambda s, epoch: on_epoch(members[s][0].trial, epoch),
     )  # fmt: skip
     found = []

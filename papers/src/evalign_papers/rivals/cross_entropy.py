@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from evalign import checks, objective
 from evalign.checks import safe_divide
 from evalign.confusion import TASKS, Task
-from evalign.training.batches import Batches
+from evalign.training.batches import Batches, MakeBatches
 from evalign_papers.rivals.inputs import Labels, PerClass, class_counts, flat, vector_of, weight_of_labels
 
 
@@ -94,10 +94,24 @@ def oversampled(labels: Labels, *, seed: int | torch.Generator = 0) -> Tensor:
 class BalancedBatches(Batches):
     """Batches of n draws with replacement, in which every class is as likely as any other, as in BtG's code."""
 
+    def __init__(self, labels: Tensor, batch_size: int, *, seed: int, device: torch.device | str = "cpu") -> None:
+        if labels.dim() != 1:
+            raise ValueError(f"rows with many labels, such as graphs, cannot be drawn by class, got {labels.shape}")
+        super().__init__(len(labels), batch_size, seed=seed, device=device)
+        self.by_class, counts = labels.to(device).argsort(stable=True), labels.to(device).bincount()
+        self.counts = counts[counts > 0]
+
     def order(self) -> Tensor:
-        if self.labels is None:
-            raise ValueError("balanced batches draw every class equally often and need labels, got none")
-        by_class = self.labels.argsort(stable=True)
-        which = (self.uniform() * len(self.counts)).long()
+        which = (self._uniform() * len(self.counts)).long()
         start = self.counts.cumsum(0) - self.counts
-        return by_class[start[which] + (self.uniform() * self.counts[which]).long()]
+        return self.by_class[start[which] + (self._uniform() * self.counts[which]).long()]
+
+    def _uniform(self) -> Tensor:
+        return torch.rand(self.n, generator=self.generator, device=self.generator.device, dtype=torch.float64)
+
+
+def balanced_batches(labels: Tensor) -> MakeBatches:
+    """For `Stack`: balanced batches of rows with these labels."""
+    return lambda rows, size, seed, device: BalancedBatches(
+        labels[rows.to(labels.device)], size, seed=seed, device=device
+    )
