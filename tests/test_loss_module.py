@@ -182,6 +182,29 @@ def test_vmap_over_trials_with_their_own_temperatures_equals_a_loop(metric, task
         torch.testing.assert_close(gradient, logits.grad)
 
 
+@pytest.mark.parametrize("name", ["labels", "shares", "weights", "temperature", "offset", "class weights"])
+def test_vmap_over_all_but_the_logits_equals_a_loop(name):
+    generator = torch.Generator().manual_seed(0)
+    z, y = torch.randn(12, 4, generator=generator), torch.arange(12) % 4
+    given = {
+        "labels": torch.stack([y, y.flip(0)]), "shares": torch.rand(2, 12, 4, generator=generator).softmax(2),
+        "weights": torch.rand(2, 12, generator=generator), "temperature": torch.tensor([0.1, 0.3]),
+        "offset": torch.randn(2, 4, generator=generator), "class weights": torch.rand(2, 4, generator=generator),
+    }[name]  # fmt: skip
+    loss = MetricLoss("f1", anchor=1.0, offset=[0.0] * 4, weight=[1.0] * 4)
+
+    def each(value):
+        if name in ("labels", "shares"):
+            return loss(z, value)
+        if name == "weights":
+            return loss(z, y, value)
+        buffer = {"temperature": "_temperature", "class weights": "weight"}.get(name, name)
+        return torch.func.functional_call(loss, {buffer: value}, (z, y))
+
+    expected = torch.stack([each(value) for value in given])
+    torch.testing.assert_close(torch.func.vmap(each)(given), expected)
+
+
 def test_vmap_takes_a_beta_per_trial():
     z, y = batch("multiclass")
     objective = Objective.of(LossOptions("fbeta", beta=1.0, step="sigmoid"))

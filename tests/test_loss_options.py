@@ -196,6 +196,41 @@ def test_class_dim_leaves_one_logit_an_entry_alone(shape):
 # --- anchors
 
 
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_a_class_of_weight_0_has_its_part_of_the_smoothing(backend):
+    generator = torch.Generator().manual_seed(0)
+    z, y, weight = torch.randn(40, 5, generator=generator), torch.arange(40) % 5, torch.tensor([0.0, 1, 2, 3, 4])
+    options = {"weight": weight, "label_smoothing": 0.1, "backend": backend}
+    found = []
+    for anchor in (1.0, 0.0):
+        x = z.clone().requires_grad_()
+        value = MetricLoss("f1", anchor=anchor, **options)(x, y)
+        found.append([value, *torch.autograd.grad(value, x)])
+    x = z.clone().requires_grad_()
+    expected = F.cross_entropy(x, y, weight, label_smoothing=0.1)
+    wanted = [expected, *torch.autograd.grad(expected, x)]
+    torch.testing.assert_close([a - b for a, b in zip(*found, strict=True)], wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_focal_term_takes_p_without_class_weights(smoothing):
+    generator = torch.Generator().manual_seed(0)
+    z, y, weight = torch.randn(40, 5, generator=generator), torch.arange(40) % 5, torch.tensor([0.5, 1, 2, 3, 4])
+    shares = F.one_hot(y, 5).float()
+
+    def term(target, **options):
+        with_term, alone = (metric_loss(z, target, "f1", anchor=a, **options) for a in ((1.0, "focal"), 0.0))
+        return with_term - alone
+
+    if not smoothing:
+        entropy = F.cross_entropy(z, y, reduction="none")
+        expected = ((1 - (-entropy).exp()) ** 2 * entropy * weight[y]).sum() / weight[y].sum()
+        torch.testing.assert_close(term(y, weight=weight), expected)
+    options = {"label_smoothing": smoothing}
+    torch.testing.assert_close(term(shares, weight=weight, **options), term(y, weight=weight, **options))
+    torch.testing.assert_close(term(y, weight=[2.0] * 5, **options), term(y, **options))
+
+
 def test_an_anchor_may_be_focal_or_any_module():
     z, y = batch("multiclass")
     metric = metric_loss(z, y, "f1")

@@ -86,14 +86,14 @@ def check_threshold(threshold: Any) -> None:
     check_number("threshold", threshold, low=0.0, high=1.0, open_low=True, open_high=True)
 
 
-def is_transformed(x: Tensor) -> bool:
+def in_transform() -> bool:
     """Whether `vmap`, `grad` or forward-mode differentiation is active; there is no public function for this."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(x) or forward_ad._current_level >= 0
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def can_read(*tensors: Tensor) -> bool:
     """Whether values may be read: cheap on the CPU, impossible in a traced or vmapped function."""
-    return not torch.compiler.is_compiling() and all(t.device.type == "cpu" and not is_transformed(t) for t in tensors)
+    return not torch.compiler.is_compiling() and not in_transform() and all(t.device.type == "cpu" for t in tensors)
 
 
 def check_vector(name: str, value: Any, *, low: float = -math.inf, infinite: bool = False) -> None:
@@ -244,7 +244,8 @@ def check_weights(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
         return weight
     if tuple(weight.shape) == shape[:1]:
         return weight.reshape(-1, *([1] * (len(shape) - 1))).expand(shape)
-    raise ValueError(f"sample_weight must have shape {shape[:1]} or {shape}, got {tuple(weight.shape)}")
+    expected = f"{shape}" if len(shape) == 1 else f"{shape[:1]} or {shape}"
+    raise ValueError(f"sample_weight must have shape {expected}, got {tuple(weight.shape)}")
 
 
 def check_per_class(name: str, value: Tensor, num_classes: int, *, number_allowed: bool = True) -> None:

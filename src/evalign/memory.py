@@ -86,7 +86,7 @@ class Memory(nn.Module):
     def forward(self, sums: Sums) -> Sums:
         """Remember a batch, and return its sums plus the remembered counts."""
         counts, rows = sums.counts, sums.rows_behind_classes
-        if not torch.compiler.is_compiling() and checks.is_transformed(counts):
+        if not torch.compiler.is_compiling() and checks.in_transform():
             raise RuntimeError(
                 "a memory cannot be written inside a transform of torch.func or of forward mode; "
                 "use torch.autograd, or say memory=None"

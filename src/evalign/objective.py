@@ -431,20 +431,20 @@ def cross_entropy(
     smoothing_weights: SmoothingWeights | None = None, *, focal: bool = False,
 ) -> Tensor:  # fmt: skip
     """Weighted mean of the cross-entropy (multiclass) or the binary one; `focal` times (1 - p)^2 (Lin et al. 2017)."""
-    logits = blank(logits.to(counting_dtype(logits.dtype)), weight)
-    mass, factor = weight.sum(), weight
+    mass, inside, (factor, classes) = weight.sum(), weight.new_ones(()), smoothing_weights or (weight, None)
+    logits = blank(logits.to(counting_dtype(logits.dtype)), factor)  # smoothing reads rows of a class of weight 0
     if is_soft(task, y):
         mass = confusion_mass(y, weight)
-        factor, spread = (weight, y.sum(1, keepdim=True)) if smoothing_weights is None else smoothing_weights
+        spread = y.sum(1, keepdim=True) if classes is None else classes
         soft = (1 - label_smoothing) * y + label_smoothing / y.shape[1] * spread
-        each = F.cross_entropy(logits, soft, reduction="none")
+        each, inside = F.cross_entropy(logits, soft, reduction="none"), soft.sum(1)
     elif task == "multiclass":
-        factor, classes = (weight, None) if smoothing_weights is None else smoothing_weights
         each = F.cross_entropy(logits, y, classes, reduction="none", label_smoothing=label_smoothing)
+        inside = inside if classes is None else (1 - label_smoothing) * classes[y] + label_smoothing * classes.mean()
     else:
         soft = (1 - label_smoothing) * y.to(logits.dtype) + label_smoothing / 2
         each = F.binary_cross_entropy_with_logits(logits, soft, reduction="none")
     if focal:
-        each = (1 - (-each).exp()) ** 2 * each
+        each = (1 - (-safe_divide(each, inside)).exp()) ** 2 * each  # p of the loss per class weight
     # An ignored row counts for nothing, even if its loss is infinite.
     return safe_divide(torch.where(factor == 0, 0.0, each * factor).sum(), mass)

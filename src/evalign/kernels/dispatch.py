@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from evalign.checks import is_transformed
+from evalign.checks import in_transform
 from evalign.confusion import Confusion
 from evalign.kernels.cpu import compilation
 from evalign.kernels.plan import (
@@ -58,7 +58,7 @@ def _module(name: str) -> ModuleType:
 
 def is_fused(z: Tensor) -> bool:
     """Whether a compiled backend supports these logits in eager mode: not under `torch.compile`, `vmap` or `jvp`."""
-    if is_compiling() or is_transformed(z):
+    if is_compiling() or in_transform():
         return False
     if z.is_cuda:
         return z.dtype in GPU_DTYPES and has_triton()
@@ -358,7 +358,7 @@ def batch_key(z: Tensor, y: Tensor) -> BatchKey | None:
 
     None on a CPU, for tensor subclasses, and under `torch.compile` or `vmap`.
     """
-    if is_compiling() or type(z) is not Tensor or type(y) is not Tensor or not z.is_cuda or is_transformed(z):
+    if is_compiling() or type(z) is not Tensor or type(y) is not Tensor or not z.is_cuda or in_transform():
         return None
     return z.shape, z.stride(), z.dtype, z.data_ptr() % 16, z.get_device(), y.shape, y.stride(), y.dtype, y.get_device()
 
