@@ -135,7 +135,7 @@ def test_an_error_after_training_leaves_no_folder(
     def fail(*arguments: object) -> None:
         raise ValueError("no page")
 
-    monkeypatch.setattr("evalign.report.render", fail)
+    monkeypatch.setattr("evalign.report.page.render", fail)
     assert call("fit", folder / "train.csv", "-t", "kind", "-q", "-o", tmp_path / "a" / "run", *FAST).code != 0
     assert list(tmp_path.iterdir()) == []
 
