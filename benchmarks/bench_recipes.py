@@ -65,7 +65,6 @@ LARGER: dict[str, dict[str, Any]] = {  # run on request; with a single validatio
         "folds": 1,
     },
     "embedding ensemble, narrow": {"network": "embedding", "ensemble": 8, "hidden": (256, 128), "folds": 1},
-    "embedding ensemble, rank_one": {"network": "embedding", "ensemble": 8, "sharing": "rank_one", "folds": 1},
 }
 TREES: dict[str, Callable[[int, int], Any]] = {  # of a seed and a number of threads
     "random forest": lambda seed, jobs: RandomForestClassifier(300, random_state=seed, n_jobs=jobs),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from evalign.networks.mlp import Network, Sharing
+from evalign.networks.mlp import Network
 from evalign.training.recipes import Recipe, Stage, find_recipe
 
 Inputs = Literal["standard", "quantile", "both", "bins", "clip"]
@@ -27,7 +27,6 @@ class Config:
     sets: tuple[str, ...] | None = None  # data sets of the candidate; None for all
     network: Network = "mlp"
     ensemble: int = 1
-    sharing: Sharing = "none"
     embedding: tuple[tuple[str, Any], ...] = ()  # options of TableEmbedding that differ
 
     def batch_size(self, rows: int) -> int:
@@ -39,7 +38,7 @@ class Config:
     def stack(self, rows: int) -> tuple[Any, ...]:
         """Configurations with equal keys train as one stacked network."""
         epochs = self.recipe(rows).epochs
-        shape = (self.hidden, self.network, self.ensemble, self.sharing, self.embedding)
+        shape = (self.hidden, self.network, self.ensemble, self.embedding)
         return (self.batch_size(rows), shape, self.inputs, self.watch, round(epochs, -1))
 
 
@@ -239,17 +238,14 @@ def networks() -> Iterator[Config]:
     bins: dict[str, Any] = {"network": "embedding"}
     narrow: dict[str, Any] = {"hidden": (256, 128)}
     eight: dict[str, Any] = {"ensemble": 8}
-    rank_one: dict[str, Any] = {**eight, "sharing": "rank_one"}
     yield candidate("mlp")
     yield candidate("mlp x8", **eight)
-    yield candidate("mlp x8 rank_one", **rank_one)
     yield candidate("embedding", **bins)
     yield candidate("embedding lr x0.5", 0.5, **bins)
     yield candidate("embedding dropout=0.35", dropout=0.35, **bins)
     yield candidate("embedding 256-128", **bins, **narrow)
     yield candidate("embedding x8", **bins, **eight)
     yield candidate("embedding x8 256-128", **bins, **eight, **narrow)
-    yield candidate("embedding x8 rank_one", **bins, **rank_one)
     few: dict[str, Any] = {"sets": ("yeast", "mammography", "letter", "adult")}
     yield candidate("embedding bins=24 width=8", embedding=(("bins", 24), ("width", 8)), **bins, **few)
     yield candidate("embedding bins=128 width=24", embedding=(("bins", 128), ("width", 24)), **bins, **few)

@@ -240,7 +240,7 @@ def run(name: str, configs: list[Config], splits: int, folder: Path) -> list[dic
 
     def network() -> torch.nn.Module:
         return table_network(
-            first.network, next(places), data.classes, first.hidden, ensemble=first.ensemble, sharing=first.sharing,
+            first.network, next(places), data.classes, first.hidden, ensemble=first.ensemble,
             **dict(first.embedding),
         )  # fmt: skip
 

@@ -108,9 +108,7 @@ def network_probabilities(
 
     def network(part: Part) -> torch.nn.Module:
         fields = replace(part.fields, features=widest) if plain else part.fields
-        return table_network(
-            model.network, fields, classes, model.hidden, model.dropout, ensemble=model.ensemble, sharing=model.sharing
-        )
+        return table_network(model.network, fields, classes, model.hidden, model.dropout, ensemble=model.ensemble)
 
     size = default_batch_size(min(len(d.train) for part in made for d in part.divisions))
     groups: dict[Any, list[_Member]] = {}

@@ -64,7 +64,7 @@ def test_what_is_for_one_set_is_left_out_of_others(search, monkeypatch):
 @pytest.mark.slow
 def test_networks_are_searched_and_no_neighbour_is_felt(search):
     module, folder = search
-    names = ("mlp", "embedding", "embedding x8 rank_one", "embedding bins=24 width=8")
+    names = ("mlp", "embedding", "embedding x8", "embedding bins=24 width=8")
     configs = [c for c in module.GRIDS["networks"]() if c.name in names]
     assert len(module.stacks(["yeast"], configs, {"yeast": 2}, 100, folder)) == 4
     for config in configs:

@@ -141,17 +141,13 @@ def members_of(network: Ensemble, features: int, classes: int, hidden: tuple[int
         one = mlp(features, classes, hidden, dropout=0.0)
         linear = [module for module in one if isinstance(module, nn.Linear)]
         for mine, layer in zip(linear, [*network.layers, network.last], strict=True):
-            weight = layer.weight[m] if layer.weight.dim() == 3 else layer.weight
-            if hasattr(layer, "before"):
-                weight = layer.before[m].t() * weight * layer.after[m]
-            mine.weight.data, mine.bias.data = weight.detach().t().clone(), layer.bias[m, 0].detach().clone()
+            mine.weight.data, mine.bias.data = layer.weight[m].detach().t().clone(), layer.bias[m, 0].detach().clone()
         built.append(one)
     return built
 
 
-@pytest.mark.parametrize("sharing", ["none", "rank_one"])
-def test_an_ensemble_is_its_members(sharing):
-    network = randomise(Ensemble(5, 3, (8, 4), dropout=0.0, members=4, sharing=sharing))
+def test_an_ensemble_is_its_members():
+    network = randomise(Ensemble(5, 3, (8, 4), dropout=0.0, members=4))
     members = members_of(network, 5, 3, (8, 4))
     x = torch.randn(9, 5)
     torch.testing.assert_close(network(x), torch.stack([one(x) for one in members]), rtol=1e-4, atol=1e-4)
@@ -193,16 +189,15 @@ def test_members_drop_out_apart():
     assert torch.equal(network.eval()(torch.ones(2, 4)), network(torch.ones(2, 4)))
 
 
-@pytest.mark.parametrize("sharing", ["none", "rank_one"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_stacked_trials_equal_the_plain_loop(name, sharing):
+def test_stacked_trials_equal_the_plain_loop(name):
     x = torch.randn(160, 6, generator=torch.Generator().manual_seed(0))
     x[:, 4:] = F.one_hot((x[:, 2] > 0).long(), 2)
     rows = Rows.of(x, (x[:, 1] ** 2 + x[:, 2] > 1).long())
     recipe, score = find_recipe("anchored").limited(4), argmax_score(metrics.resolve("f1", average="macro"))
 
     def make() -> nn.Module:
-        return table_network(name, FIELDS, 2, (8,), 0.0, ensemble=2, sharing=sharing, width=4, bins=4)
+        return table_network(name, FIELDS, 2, (8,), 0.0, ensemble=2, width=4, bins=4)
 
     parts = torch.arange(120), torch.arange(120, 160)
     stacked = train_trials(make, rows, [Trial(*parts, recipe, seed=s) for s in (3, 5)], F1, score, batch_size=40)
@@ -240,7 +235,6 @@ def frame():
     [
         {"network": "embedding"},
         {"network": "embedding", "numeric": "quantile", "ensemble": 3},
-        {"network": "embedding", "ensemble": 3, "sharing": "rank_one"},
         {"ensemble": 3},
     ],
 )
@@ -260,7 +254,7 @@ def test_tables_of_all_kinds_are_learned_and_saved(frame, options, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"network": "embedding", "ensemble": 2}, {"network": "embedding", "ensemble": 2, "sharing": "rank_one"}],
+    [{"network": "embedding", "ensemble": 2}, {"ensemble": 2}],
 )
 def test_onnx_agrees(frame, options, tmp_path):
     table, y = frame
@@ -295,7 +289,6 @@ def test_a_seed_decides_and_members_differ(frame):
     ("options", "words"),
     [
         ({"network": "embeding"}, "did you mean 'embedding'"),
-        ({"sharing": "all"}, "sharing must be one of"),
         ({"ensemble": 0}, r"ensemble must lie in \[1"),
         ({"ensemble": 2.5}, "ensemble must be a whole number"),
         ({"network": "embedding", "numeric": "standard"}, "numeric 'standard' does not learn"),

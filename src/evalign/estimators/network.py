@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evalign import checks, metrics
 from evalign.decision import Rule
 from evalign.estimators.base import Arrays, MetricClassifier
-from evalign.networks.mlp import NETWORKS, SHARING, MeanOfNetworks, Network, Sharing, fields_of, table_network
+from evalign.networks.mlp import NETWORKS, MeanOfNetworks, Network, fields_of, table_network
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.tables.columns import Numeric
@@ -51,7 +51,6 @@ class EASTClassifier(MetricClassifier):
         number and a vector for each category.
     hidden, dropout: the network's layers.
     ensemble: number of networks trained on the same batches; predictions are the mean of their probabilities.
-    sharing: of an ensemble's weights: "none", or "rank_one": one matrix per layer, scaled by each member (TabM).
     batch_size: "auto" grows with the table.
     epochs: maximum in total; None is 60, or the number of a paper's recipe.
     learning_rate: of the first stage; those of the other stages are scaled with it. None is the recipe's.
@@ -83,7 +82,6 @@ class EASTClassifier(MetricClassifier):
     hidden: Sequence[int] = (256, 128)
     dropout: float = 0.2
     ensemble: int = 1
-    sharing: Sharing = "none"
     batch_size: int | Literal["auto"] = "auto"
     epochs: int | None = None
     learning_rate: float | None = None
@@ -167,7 +165,6 @@ class EASTClassifier(MetricClassifier):
         self._check_metric_and_decision()
         checks.check_number("dropout", self.dropout, low=0.0, high=1.0, open_high=True)
         checks.check_choice("network", self.network, NETWORKS)
-        checks.check_choice("sharing", self.sharing, SHARING)
         checks.check_number("ensemble", self.ensemble, low=1, whole=True)
         if self.network == "embedding" and self.numeric == "standard":
             raise ValueError(
@@ -218,7 +215,7 @@ class EASTClassifier(MetricClassifier):
     def _new_network(self) -> nn.Module:
         return table_network(
             self.network, fields_of(self.encoder_), len(self.classes_), self.hidden, self.dropout,
-            ensemble=self.ensemble, sharing=self.sharing,
+            ensemble=self.ensemble,
         )  # fmt: skip
 
     def _score(self) -> Score:

@@ -16,9 +16,6 @@ from evalign.networks.embedding import Fields, TableEmbedding
 from evalign.tables.columns import CategoryColumn
 from evalign.tables.encode import TableEncoder
 
-Sharing = Literal["none", "rank_one"]
-SHARING: tuple[Sharing, ...] = ("none", "rank_one")
-
 
 class MemberLinear(nn.Module):
     """A linear layer for each member, (k, n, inputs) -> (k, n, outputs)."""
@@ -33,33 +30,10 @@ class MemberLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-class RankOneLinear(nn.Module):
-    """One weight matrix for all members, scaled by each on both sides: ((x * r_k) W) * s_k + b_k.
-
-    BatchEnsemble (Wen et al. 2020); k members have hardly more weights than one. r starts with random signs where
-    `signs`, else with ones, as in TabM (Gorishniy et al. 2024), which has signs in its first layer alone.
-    """
-
-    def __init__(self, members: int, inputs: int, outputs: int, *, signs: bool = False) -> None:
-        super().__init__()
-        bound = inputs**-0.5
-        ones = torch.ones(members, 1, inputs)
-        self.before = nn.Parameter(2 * torch.randint_like(ones, 2) - 1 if signs else ones)
-        self.weight = nn.Parameter(torch.empty(inputs, outputs).uniform_(-bound, bound))
-        self.after = nn.Parameter(torch.ones(members, 1, outputs))
-        self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self.bias, (x * self.before) @ self.weight, self.after)
-
-
 class Ensemble(nn.Module):
     """`members` networks like `mlp`: logits of each in training, (k, n, C), of their mean in evaluation, (n, C).
 
     In evaluation the output is log p of the mean probabilities p = 1/k sum_m softmax(z_m), so that softmax returns p.
-    `sharing` "none" gives each its own weights; "rank_one" shares all but two scales, the biases
-    and the last layer.
-
     >>> network = Ensemble(4, 3, hidden=(8,), members=5)
     >>> x = torch.zeros(2, 4)
     >>> network(x).shape, network.eval()(x).shape
@@ -74,18 +48,13 @@ class Ensemble(nn.Module):
         dropout: float = 0.25,
         *,
         members: int = 8,
-        sharing: Sharing = "none",
     ) -> None:
         super().__init__()
         self.members = members
         self.layers, self.dropouts = nn.ModuleList(), nn.ModuleList()
         width = features
-        for i, size in enumerate(hidden):
-            self.layers.append(
-                MemberLinear(members, width, size)
-                if sharing == "none"
-                else RankOneLinear(members, width, size, signs=i == 0)
-            )
+        for size in hidden:
+            self.layers.append(MemberLinear(members, width, size))
             self.dropouts.append(nn.Dropout(dropout))
             width = size
         self.last = MemberLinear(members, width, classes)
@@ -173,7 +142,6 @@ def table_network(
     dropout: float = 0.25,
     *,
     ensemble: int = 1,
-    sharing: Sharing = "none",
     **embedding: Any,
 ) -> nn.Module:
     """The network for a table, by name: "mlp" on the columns, "embedding" with piecewise linear curves and
@@ -188,6 +156,6 @@ def table_network(
     body = (
         mlp(features, classes, hidden, dropout)
         if ensemble == 1
-        else Ensemble(features, classes, hidden, dropout, members=ensemble, sharing=sharing)
+        else Ensemble(features, classes, hidden, dropout, members=ensemble)
     )
     return body if front is None else nn.Sequential(front, body)
