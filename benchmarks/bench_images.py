@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows
-from evalign.training.in_memory import adamw, batch_loss
+from evalign.training.in_memory import Phase, adamw, batch_loss
 from evalign.training.recipes import Stage
 from evalign_papers.engine.recorded import RecordedStep
 from evalign_papers.networks import Pictures, darknet19
@@ -59,7 +59,7 @@ def plain_step(
     network.train()
 
     def step(index: Tensor) -> None:
-        loss = batch_loss(network, rows[index], stage, objective, stage.temperature, amp)
+        loss = batch_loss(network, rows[index], Phase(stage, objective, stage.temperature), amp)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()

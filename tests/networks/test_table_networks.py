@@ -1,5 +1,7 @@
 """Embeddings by slow loops over their definition, an ensemble by its members built one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnxruntime
 import pandas as pd
@@ -15,7 +17,7 @@ from evalign.objective import Objective, cross_entropy
 from evalign.steps import StepChoice
 from evalign.tables.encode import TableEncoder
 from evalign.training.batches import Rows, argmax_score
-from evalign.training.in_memory import batch_loss, train
+from evalign.training.in_memory import Phase, batch_loss, train
 from evalign.training.recipes import find_recipe
 from evalign.training.stacked import Trial, train_trials
 
@@ -164,8 +166,7 @@ def test_a_member_learns_from_its_own_loss(metric):
     x, y = torch.randn(40, 5, dtype=torch.float64), torch.arange(40) % 3
     weight = torch.rand(40, dtype=torch.float64)
     stage = find_recipe("anchored").stages[int(metric)]
-    loss = batch_loss(network, Rows(x, y, weight), stage, Objective("f1", "multiclass", StepChoice("annealed"),
-                      average="macro", anchor=3.0), 0.2)  # fmt: skip
+    loss = batch_loss(network, Rows(x, y, weight), Phase(stage, replace(F1, anchor=3.0), 0.2))
     loss.backward()
     alone = []
     for m, one in enumerate(members):

@@ -27,7 +27,7 @@ from evalign.streaming.source import ParquetRows, Parts
 from evalign.streaming.statistics import survey
 from evalign.training.batches import Rows
 from evalign.training.checkpoint import FORMAT
-from evalign.training.in_memory import at_stage
+from evalign.training.in_memory import Phase, at_stage
 from evalign.training.recipes import RECIPES
 from ranks import on_ranks
 from streams import people, write
@@ -107,8 +107,8 @@ def gradients(rank, ranks):
         own, held_out = shares(rank, ranks)
         model, objective = network(members), at_stage(OBJECTIVE, stage)
         parallel = DistributedDataParallel(model)  # kept, since it averages only while it lives
-        step_loss(parallel, rows_of(101)[own], stage, objective, 0.2, None).backward()
-        values, matrix = validate(model, rows_of(101)[held_out], stage, objective, 0.2, None)
+        step_loss(parallel, rows_of(101)[own], Phase(stage, objective, 0.2)).backward()
+        values, matrix = validate(model, rows_of(101)[held_out], Phase(stage, objective, 0.2))
         found.append(([p.grad for p in model.parameters()], values, matrix))
     return found
 
@@ -117,8 +117,8 @@ def test_two_ranks_have_the_gradient_and_the_validation_of_one_process(tmp_path)
     results = on_ranks(gradients, 2, tmp_path)
     for i, (stage, members) in enumerate(product(RECIPES["anchored"].stages, (1, 3))):
         model, objective = network(members), at_stage(OBJECTIVE, stage)
-        step_loss(model, rows_of(101), stage, objective, 0.2, None).backward()
-        values, matrix = validate(model, rows_of(101), stage, objective, 0.2, None)
+        step_loss(model, rows_of(101), Phase(stage, objective, 0.2)).backward()
+        values, matrix = validate(model, rows_of(101), Phase(stage, objective, 0.2))
         for found in results:
             for one, parameter in zip(found[i][0], model.parameters(), strict=True):
                 torch.testing.assert_close(one, parameter.grad, rtol=1e-6, atol=1e-9)
@@ -135,7 +135,7 @@ def test_validation_is_that_of_training_in_memory():
         objective = replace(at_stage(OBJECTIVE, stage), average="binary")
         score = argmax_score(metrics.resolve("f1", average="binary", beta=None))
         wanted = in_memory.validate(network(), rows_of(101), stage, objective, score, 0.15)
-        assert validate(network(), rows_of(101), stage, objective, 0.15, None)[0] == pytest.approx(wanted, abs=1e-9)
+        assert validate(network(), rows_of(101), Phase(stage, objective, 0.15))[0] == pytest.approx(wanted, abs=1e-9)
 
 
 def surveyed(rank, ranks, folder):

@@ -14,7 +14,7 @@ from evalign.networks.mlp import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, argmax_score, predict_logits
-from evalign.training.in_memory import batch_loss, train, validate
+from evalign.training.in_memory import Phase, batch_loss, train, validate
 from evalign.training.offsets import class_gains, estimate_offset, gain_matrix, metric_offset, of_matrix
 from evalign.training.recipes import Recipe, Stage, find_recipe
 from evalign_papers.rivals import logit_adjusted_loss
@@ -117,10 +117,10 @@ def tailed(n: int = 120) -> Rows:
 def test_cross_entropy_with_the_offset_of_balanced_accuracy_is_logit_adjusted():
     rows, network = tailed(), mlp(4, 3, (8,), 0.0)
     offset = estimate_offset(network, rows, BALANCED, STAGE, None)
-    ours = batch_loss(network, rows, STAGE, BALANCED, 0.2, offset=offset)
+    ours = batch_loss(network, rows, Phase(STAGE, BALANCED, 0.2, offset))
     theirs = logit_adjusted_loss(network(rows.x), rows.y, rows.y.bincount(), tau=1.5)
     torch.testing.assert_close(ours, theirs)
-    values = validate(network, rows, STAGE, BALANCED, argmax_score(metrics.balanced_accuracy), 0.2, offset=offset)
+    values = validate(network, rows, Phase(STAGE, BALANCED, 0.2, offset), argmax_score(metrics.balanced_accuracy))
     assert values["loss"] == pytest.approx(float(theirs.detach()), rel=1e-5)
     plain = nn.functional.cross_entropy(network(rows.x), rows.y)
     assert values["entropy"] == pytest.approx(float(plain.detach()), rel=1e-5)
@@ -150,7 +150,7 @@ def test_binary_offsets_move_one_logit():
     rows = Rows.of(torch.randn(40, 3), torch.tensor([0] * 30 + [1] * 10))
     network, objective = mlp(3, 1, (), 0.0), Objective("balanced_accuracy", "binary", StepChoice("linear"))
     offset = estimate_offset(network, rows, objective, STAGE, None)
-    ours = batch_loss(network, rows, STAGE, objective, 0.2, offset=offset)
+    ours = batch_loss(network, rows, Phase(STAGE, objective, 0.2, offset))
     theirs = logit_adjusted_loss(network(rows.x).squeeze(1), rows.y, [30, 10], task="binary", tau=1.5)
     torch.testing.assert_close(ours, theirs)
 

@@ -12,7 +12,7 @@ from evalign.networks.mlp import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, argmax_score, predict_logits
-from evalign.training.in_memory import at_stage, batch_loss, train, validate
+from evalign.training.in_memory import Phase, at_stage, batch_loss, train, validate
 from evalign.training.loop import Controller
 from evalign.training.recipes import RECIPES, Recipe, Stage, find_recipe
 from evalign_papers.networks import Pictures
@@ -94,14 +94,14 @@ def test_batch_loss_is_metric_plus_anchor_times_cross_entropy():
     network, rows = fresh(0.0).requires_grad_(False), blobs()
     logits = network(rows.x)
     ce = nn.functional.cross_entropy(logits, rows.y)
-    assert float(batch_loss(network, rows, CE, OBJECTIVE, 0.2)) == pytest.approx(float(ce))
-    alone = batch_loss(network, rows, METRIC, replace(OBJECTIVE, anchor=0.0), 0.2)
-    both = batch_loss(network, rows, METRIC, replace(OBJECTIVE, anchor=2.0), 0.2)
+    assert float(batch_loss(network, rows, Phase(CE, OBJECTIVE, 0.2))) == pytest.approx(float(ce))
+    alone = batch_loss(network, rows, Phase(METRIC, replace(OBJECTIVE, anchor=0.0), 0.2))
+    both = batch_loss(network, rows, Phase(METRIC, replace(OBJECTIVE, anchor=2.0), 0.2))
     assert float(both) == pytest.approx(float(alone) + 2 * float(ce), rel=1e-5)
 
 
 def test_bfloat16_autocast_still_gives_a_float32_loss():
-    loss = batch_loss(fresh(0.0), blobs(), METRIC, OBJECTIVE, 0.2, amp=True)
+    loss = batch_loss(fresh(0.0), blobs(), Phase(METRIC, OBJECTIVE, 0.2), amp=True)
     assert loss.dtype == torch.float32
     assert loss.isfinite()
 
@@ -172,11 +172,11 @@ def test_binary_logits_of_any_shape_have_the_loss_of_flat_ones(shape):
     each = weight.repeat_interleave(y.numel() // len(y))
     expected = objective(z.flatten(), y.flatten(), each, 0.2)
     stage = replace(METRIC, anchor=0.0, step="linear")
-    assert float(batch_loss(nn.Identity(), rows, stage, replace(objective, anchor=0.0), 0.2)) == pytest.approx(
+    assert float(batch_loss(nn.Identity(), rows, Phase(stage, replace(objective, anchor=0.0), 0.2))) == pytest.approx(
         float(expected)
     )
     score = argmax_score(metrics.resolve("f1", average="binary"))
-    values = validate(nn.Identity(), rows, stage, objective, score, 0.2)
+    values = validate(nn.Identity(), rows, Phase(stage, objective, 0.2), score)
     predicted = (z.flatten() > 0).long()
     assert values["score"] == pytest.approx(f1_score(y.flatten().numpy(), predicted.numpy(), sample_weight=each))
     entropy = nn.functional.binary_cross_entropy_with_logits(z.flatten(), y.flatten().float(), weight=each)
@@ -186,7 +186,7 @@ def test_binary_logits_of_any_shape_have_the_loss_of_flat_ones(shape):
 def test_one_logit_for_two_labels_is_refused():
     rows = Rows.of(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
     with pytest.raises(ValueError, match="one logit for every label"):
-        batch_loss(nn.Identity(), rows, CE, replace(OBJECTIVE, task="binary"), 0.2)
+        batch_loss(nn.Identity(), rows, Phase(CE, replace(OBJECTIVE, task="binary"), 0.2))
 
 
 def test_any_term_is_minimised_beside_its_anchor_and_other_rows_are_watched():
@@ -243,7 +243,7 @@ def test_a_step_that_is_a_function_stays():
     """A stage names a step; an objective that brings its own keeps it, here none at all."""
     own = Objective("f1", "multiclass", StepChoice(lambda p, threshold: p))
     rows, network = blobs(), fresh(0.0).requires_grad_(False)
-    loss = batch_loss(network, rows, METRIC, at_stage(own, replace(METRIC, anchor=0.0)), 0.2)
+    loss = batch_loss(network, rows, Phase(METRIC, at_stage(own, replace(METRIC, anchor=0.0)), 0.2))
     p = network(rows.x).softmax(1)
     actual, predicted = rows.y.bincount(), p.sum(0)
     tp = torch.stack([p[rows.y == k, k].sum() for k in range(3)])

@@ -16,7 +16,7 @@ from evalign.networks.mlp import mlp
 from evalign.objective import Objective
 from evalign.steps import StepChoice
 from evalign.training.batches import Rows, argmax_score
-from evalign.training.in_memory import InMemory, adamw, batch_loss, train
+from evalign.training.in_memory import InMemory, Phase, adamw, batch_loss, train
 from evalign.training.recipes import Recipe, Stage
 from evalign_papers.engine.recorded import RecordedRows, RecordedStep
 
@@ -42,7 +42,7 @@ def plain_step(
     network.train()
 
     def step(index: Tensor) -> None:
-        loss = batch_loss(network, rows[index], stage, objective, stage.temperature, amp)
+        loss = batch_loss(network, rows[index], Phase(stage, objective, stage.temperature), amp)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
@@ -72,9 +72,9 @@ def test_temperature_and_learning_rate_are_read_anew():
     step(torch.arange(10))
     assert all(torch.equal(value, before[name]) for name, value in network.named_parameters())
     torch.manual_seed(1)
-    expected = batch_loss(network, rows()[torch.arange(10)], STAGE, OBJECTIVE, 0.05)
+    expected = batch_loss(network, rows()[torch.arange(10)], Phase(STAGE, OBJECTIVE, 0.05))
     assert float(step.total) == pytest.approx(float(expected.detach()))
-    warmer = batch_loss(network, rows()[torch.arange(10)], STAGE, OBJECTIVE, 0.2)
+    warmer = batch_loss(network, rows()[torch.arange(10)], Phase(STAGE, OBJECTIVE, 0.2))
     assert float(step.total) != pytest.approx(float(warmer.detach()))
 
 

@@ -23,7 +23,7 @@ from evalign.tables.files import TableError
 from evalign.tables.split import Codes, Floats, HeldOutPredictions
 from evalign.training.batches import Batches, Rows, Term, argmax_score, default_batch_size, predict_logits
 from evalign.training.checkpoint import Checkpoint, identify
-from evalign.training.in_memory import InMemory, batch_loss, mean_over_members
+from evalign.training.in_memory import InMemory, Phase, batch_loss, mean_over_members
 from evalign.training.loop import Epoch, OnEpoch, Run
 from evalign.training.offsets import next_offset, of_matrix, with_offset
 from evalign.training.recipes import UPDATES, Recipe, Stage
@@ -90,13 +90,13 @@ class StreamBatches:
             yield rows[index.to(rows.y.device)]
 
 
-def step_loss(
-    network: nn.Module, batch: Rows, stage: Stage, objective: Objective, temperature: float, offset: Tensor | None
-) -> Tensor:
+def step_loss(network: nn.Module, batch: Rows, phase: Phase) -> Tensor:
     """The loss of all ranks' batches; averaged over ranks, its gradients equal those of one process with all rows."""
     sync = resolve("auto", training=True)
     if sync is None:
-        return batch_loss(network, batch, stage, objective, temperature, offset=offset)
+        return batch_loss(network, batch, phase)
+    stage, objective, temperature, offset = phase
+    assert isinstance(objective, Objective)
     z = with_offset(network(batch.x), offset, "multiclass")
 
     def loss_of(z: Tensor) -> Tensor:
@@ -116,10 +116,10 @@ def _mean_entropy(z: Tensor, batch: Rows, sync: Sync) -> Tensor:
 
 
 @torch.no_grad()
-def validate(
-    network: nn.Module, rows: Rows, stage: Stage, objective: Objective, temperature: float, offset: Tensor | None
-) -> tuple[dict[str, float], Tensor]:
+def validate(network: nn.Module, rows: Rows, phase: Phase) -> tuple[dict[str, float], Tensor]:
     """Loss at this temperature, cross-entropy and hard score of all ranks' rows, and their confusion matrix."""
+    stage, objective, temperature, offset = phase
+    assert isinstance(objective, Objective)
     logits = predict_logits(network, rows.x)
     soft = objective.sums(with_offset(logits, offset, "multiclass"), rows.y, rows.weight, temperature)
     entropy = cross_entropy(logits, rows.y, rows.weight, "multiclass") * soft.weight
@@ -192,29 +192,23 @@ class StreamRows(InMemory):
         self.model = DistributedDataParallel(network) if rank_count() > 1 else network
         self.upcoming: Iterator[Rows] | None = None
 
-    def run_updates(self, run: Run, objective: Objective | Term, offset: Tensor | None) -> Tensor:
+    def run_updates(self, run: Run, phase: Phase) -> Tensor:
         # The seed differs by epoch, so that a resumed one has the same dropout masks, and by rank.
         torch.manual_seed((self.seed * 1_000_003 + len(run.history)) * 1009 + own_rank())
         self.model.train()
         if self.upcoming is None:
             self.upcoming = self.stream.start_at(len(run.history) * self.updates)
-        return self.update_on(itertools.islice(self.upcoming, self.updates), run, objective, offset)
+        return self.update_on(itertools.islice(self.upcoming, self.updates), run, phase)
 
-    def loss(
-        self, batch: Rows, stage: Stage, objective: Objective | Term, temperature: float, offset: Tensor | None
-    ) -> Tensor:
-        assert isinstance(objective, Objective)
-        return step_loss(self.model, batch, stage, objective, temperature, offset)
+    def loss(self, batch: Rows, phase: Phase) -> Tensor:
+        return step_loss(self.model, batch, phase)
 
-    def validate(
-        self, stage: Stage, objective: Objective | Term, temperature: float, offset: Tensor | None
-    ) -> dict[str, float]:
-        assert isinstance(objective, Objective)
-        return validate(self.network, self.valid, stage, objective, temperature, offset)[0]
+    def validate(self, phase: Phase) -> dict[str, float]:
+        return validate(self.network, self.valid, phase)[0]
 
     def estimate_offset(self, objective: Objective | Term, stage: Stage) -> Tensor:
         assert isinstance(objective, Objective)
-        matrix = validate(self.network, self.valid, stage, objective, stage.temperature, None)[1]
+        matrix = validate(self.network, self.valid, Phase(stage, objective, stage.temperature))[1]
         return next_offset(matrix, objective, stage, self.offset).to(self.valid.x.device)
 
 

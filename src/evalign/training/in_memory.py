@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,22 +35,27 @@ def at_stage(objective: Objective | Term, stage: Stage) -> Objective | Term:
     )
 
 
+class Phase(NamedTuple):
+    """What an epoch trains on: its stage, the objective at that stage, the temperature, and class offsets."""
+
+    stage: Stage
+    objective: Objective | Term
+    temperature: float | Tensor
+    offset: Tensor | None = None
+
+    def task(self, otherwise: Task) -> Task:
+        return self.objective.task if isinstance(self.objective, Objective) else otherwise
+
+
 def batch_loss(
-    network: nn.Module,
-    batch: Rows,
-    stage: Stage,
-    objective: Objective | Term,
-    temperature: float | Tensor,
-    amp: bool = False,
-    *,
-    task: Task = "multiclass",
-    offset: Tensor | None = None,
+    network: nn.Module, batch: Rows, phase: Phase, amp: bool = False, *, task: Task = "multiclass"
 ) -> Tensor:
     """1 - soft metric + anchor x cross-entropy of one batch, in float32 for any dtype of the network."""
+    stage, objective, temperature, offset = phase
     with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
         logits = network(batch.x)
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    task = objective.task if isinstance(objective, Objective) else task
+    task = phase.task(task)
     z, y, weight = flat(logits, batch.y, batch.weight, task)
 
     def loss_of(z: Tensor) -> Tensor:
@@ -66,19 +71,11 @@ def batch_loss(
 
 @torch.no_grad()
 def validate(
-    network: nn.Module,
-    rows: Rows,
-    stage: Stage,
-    objective: Objective | Term,
-    score: Score,
-    temperature: float,
-    amp: bool = False,
-    *,
-    task: Task = "multiclass",
-    offset: Tensor | None = None,
+    network: nn.Module, rows: Rows, phase: Phase, score: Score, amp: bool = False, *, task: Task = "multiclass"
 ) -> dict[str, float]:
     """Validation loss at this temperature (with the offsets of training), cross-entropy and hard score."""
-    task = objective.task if isinstance(objective, Objective) else task
+    stage, objective, temperature, offset = phase
+    task = phase.task(task)
     logits, y, weight = flat(predict_logits(network, rows.x, amp=amp), rows.y, rows.weight, task)
     entropy = cross_entropy(logits, y, weight, task)
     z = with_offset(logits, offset, task)
@@ -87,7 +84,7 @@ def validate(
     if stage.metric and isinstance(objective, Objective):
         metric_term = float(objective.metric_term(objective.counts(z, y, weight, temperature)[0]))
     elif stage.metric and not isinstance(objective, Objective):
-        metric_term = float(objective(z, y, weight, z.new_full((), temperature)))
+        metric_term = float(objective(z, y, weight, z.new_full((), float(temperature))))
     return {
         "loss": metric_term + stage.anchor * float(anchor),
         "entropy": float(entropy),
@@ -155,14 +152,13 @@ class InMemory:
 
     def epoch(self, runs: Sequence[Run]) -> list[Values]:
         (run,) = runs
-        controller, stage = run.controller, run.stage
-        objective, temperature = at_stage(self.objective, stage), controller.temperature
-        if stage.offset and not controller.epochs:
+        stage, objective = run.stage, at_stage(self.objective, run.stage)
+        if stage.offset and not run.controller.epochs:
             self.offset = self.estimate_offset(objective, stage)
-        offset = self.offset if stage.offset else None
+        phase = Phase(stage, objective, run.controller.temperature, self.offset if stage.offset else None)
         self.network.train()
-        train_loss = float(self.run_updates(run, objective, offset))
-        values = self.validate(stage, objective, temperature, offset)
+        train_loss = float(self.run_updates(run, phase))
+        values = self.validate(phase)
         return [Values(train_loss, **values, watched=self._watched())]
 
     def keep(self, numbers: Sequence[int]) -> None:
@@ -174,37 +170,27 @@ class InMemory:
 
     # -- overridden by sources of other data ---------------------------------------------------------------------
 
-    def run_updates(self, run: Run, objective: Objective | Term, offset: Tensor | None) -> Tensor:
+    def run_updates(self, run: Run, phase: Phase) -> Tensor:
         """Updates of one epoch; returns the mean loss. It reads no values, so it never waits for a GPU."""
         order = self.batches.order().to(self.train.y.device)
-        rows = (self.train[index] for index in order.tensor_split(self.batches.count))
-        return self.update_on(rows, run, objective, offset)
+        return self.update_on((self.train[index] for index in order.tensor_split(self.batches.count)), run, phase)
 
-    def loss(
-        self, batch: Rows, stage: Stage, objective: Objective | Term, temperature: float, offset: Tensor | None
-    ) -> Tensor:
-        return batch_loss(self.network, batch, stage, objective, temperature, self.amp, task=self.task, offset=offset)
+    def loss(self, batch: Rows, phase: Phase) -> Tensor:
+        return batch_loss(self.network, batch, phase, self.amp, task=self.task)
 
-    def validate(
-        self, stage: Stage, objective: Objective | Term, temperature: float, offset: Tensor | None
-    ) -> dict[str, float]:
-        return validate(
-            self.network, self.valid, stage, objective, self.score, temperature, self.amp, task=self.task, offset=offset
-        )
+    def validate(self, phase: Phase) -> dict[str, float]:
+        return validate(self.network, self.valid, phase, self.score, self.amp, task=self.task)
 
     def estimate_offset(self, objective: Objective | Term, stage: Stage) -> Tensor:
         return estimate_offset(self.network, self.valid, objective, stage, self.offset, self.amp)
 
-    def update_on(
-        self, batches: Iterable[Rows], run: Run, objective: Objective | Term, offset: Tensor | None
-    ) -> Tensor:
+    def update_on(self, batches: Iterable[Rows], run: Run, phase: Phase) -> Tensor:
         """One update per batch; returns the mean loss."""
-        temperature = run.controller.temperature
         for group in self.optimiser.param_groups:
             group["lr"] = run.controller.learning_rate
         losses = []
         for batch in batches:
-            loss = self.loss(batch, run.stage, objective, temperature, offset)
+            loss = self.loss(batch, phase)
             self.optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimiser.step()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from evalign.confusion import Task
 from evalign.objective import Objective
 from evalign.training.batches import Rows, Term
-from evalign.training.in_memory import InMemory, adamw, batch_loss
+from evalign.training.in_memory import InMemory, Phase, adamw, batch_loss
 from evalign.training.loop import Replay, Run
 from evalign.training.recipes import Stage
 
@@ -73,10 +73,8 @@ class RecordedStep:
             temperature = float(self.temperature)
             for group in self.optimiser.param_groups:
                 group["lr"] = float(self.learning_rate)
-        loss = batch_loss(
-            self.network, self.rows[self.index], self.stage, self.objective, temperature, self.amp, task=self.task,
-            offset=self.offset,
-        )  # fmt: skip
+        phase = Phase(self.stage, self.objective, temperature, self.offset)
+        loss = batch_loss(self.network, self.rows[self.index], phase, self.amp, task=self.task)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
@@ -91,12 +89,12 @@ class RecordedRows(InMemory):
     def begin_stage(self, number: int, run: Run) -> None:
         self.optimiser, self.step = recordable(self.network, run.stage), None
 
-    def run_updates(self, run: Run, objective: Objective | Term, offset: Tensor | None) -> Tensor:
+    def run_updates(self, run: Run, phase: Phase) -> Tensor:
         size = len(self.train) // self.batches.count
         if self.step is None:
             self.step = RecordedStep(
-                self.network, self.train, run.stage, objective, size, amp=self.amp, task=self.task, offset=offset,
-                optimiser=self.optimiser,
+                self.network, self.train, run.stage, phase.objective, size, amp=self.amp, task=self.task,
+                offset=phase.offset, optimiser=self.optimiser,
             )  # fmt: skip
         step = self.step
         step.temperature.fill_(run.controller.temperature)
