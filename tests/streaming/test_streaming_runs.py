@@ -134,8 +134,9 @@ def test_validation_is_that_of_training_in_memory():
     for stage in RECIPES["anchored"].stages:
         objective = replace(at_stage(OBJECTIVE, stage), average="binary")
         score = argmax_score(metrics.resolve("f1", average="binary", beta=None))
-        wanted = in_memory.validate(network(), rows_of(101), stage, objective, score, 0.15)
-        assert validate(network(), rows_of(101), Phase(stage, objective, 0.15))[0] == pytest.approx(wanted, abs=1e-9)
+        phase = Phase(stage, objective, 0.15)
+        wanted = in_memory.validate(network(), rows_of(101), phase, score)
+        assert validate(network(), rows_of(101), phase)[0] == pytest.approx(wanted, abs=1e-9)
 
 
 def surveyed(rank, ranks, folder):
