@@ -48,3 +48,13 @@ def test_an_absent_label_adds_its_share_of_flagged_rows_to_the_mean_over_the_oth
 def test_recall_has_no_false_positives_to_push():
     _, gradient = loss_and_gradient(torch.ones(4), torch.zeros(4).long(), "recall", task="binary")
     assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("metric", ["mcc", "cohen_kappa", "quadratic_kappa"])
+def test_labels_of_one_class_leave_an_agreement_with_accuracy(metric):
+    z, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.ones(6, dtype=torch.long)
+    loss, gradient = loss_and_gradient(z, y, metric)
+    expected, slope = loss_and_gradient(z, y, "accuracy")
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, slope)
+    assert (gradient[:, 1] < 0).all()

@@ -351,7 +351,7 @@ class Objective:
 
         If the labels leave the metric without a gradient, another term replaces it. A binary problem without a
         positive label has the share of flagged rows, if its metric counts false alarms; in a macro mean over labels
-        this share is divided by the number of labels and added. An agreement (mcc, kappa) with labels of one class has
+        this share is divided by the number of labels and added. An agreement (mcc, kappas) with labels of one class has
         1 - accuracy.
         """
         beta = self.beta if beta is None else beta
@@ -368,7 +368,7 @@ class Objective:
 
     def _with_alarms(self, c: Confusion, lost: Tensor, beta: Beta | None) -> Tensor:
         """The loss, with the replacements described in `metric_term`."""
-        if self.metric in AGREEMENTS and not c.multilabel:
+        if self.metric in (*AGREEMENTS, "quadratic_kappa") and not c.multilabel:
             single = (c.actual.amax(-1) == c.total).all()
             return torch.where(single, 1 - safe_divide(c.tp.sum(-1), c.total).mean(), lost)
         counts_alarms = self.metric in ("f1", "fbeta", "dice", "jaccard", "precision") or self.metric in AGREEMENTS
