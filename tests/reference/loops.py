@@ -141,7 +141,7 @@ def metric(name: str, c: list[list[float]], *, average: str = "macro", betas=Non
         return math.fsum(recalls) / len(recalls)
     if name == "gmean":
         return math.prod(recalls) ** (1 / len(recalls))
-    if name in ("mcc", "cohen_kappa") and soft and max(rows) == n:
+    if name in ("mcc", "cohen_kappa", "quadratic_kappa") and soft and max(rows) == n:
         return correct / n  # labels of one class: a loss needs a gradient
     if name == "mcc":  # Gorodkin's R_K
         cross = math.fsum(r * p for r, p in zip(rows, columns, strict=True))
