@@ -1,5 +1,7 @@
 """Cross-fitted trees by the library's own objective: against LightGBM called directly, one fold after the other."""
 
+from typing import Any
+
 import lightgbm
 import numpy as np
 import pytest
@@ -17,8 +19,9 @@ def table(classes: int, n: int = 300) -> tuple[np.ndarray, np.ndarray]:
     return x, np.searchsorted(cuts, x[:, 0] + 0.5 * random.normal(size=n))
 
 
-def options(classes: int, threads: int = 1) -> TreeOptions:
-    return TreeOptions(0.2, 7, 5, 1.0, 0.7, 1.0, threads=threads, seed=3, classes=classes)
+def options(classes: int, threads: int = 1, **more: Any) -> TreeOptions:
+    more = {"patience": 15, **more}
+    return TreeOptions(0.2, 7, 5, 1.0, 0.7, 1.0, threads=threads, seed=3, classes=classes, **more)
 
 
 def by_hand(x: np.ndarray, y: np.ndarray, division: Division, classes: int, seed: int, rounds: int) -> np.ndarray:
@@ -50,7 +53,7 @@ def by_hand(x: np.ndarray, y: np.ndarray, division: Division, classes: int, seed
 def test_held_out_probabilities_are_those_of_lightgbm_trained_without_the_fold(classes: int):
     x, y = table(classes)
     folds = fold_rows(y, np.ones(len(y)), 3, seed=1)
-    fitted = cross_fit(x, y, folds, options(classes), rounds=60, patience=5, tolerance=0.0)
+    fitted = cross_fit(x, y, folds, options(classes, rounds=60, patience=5), tolerance=0.0)
     alone = [by_hand(x, y, fold, classes, 3 + i, fitted.rounds) for i, fold in enumerate(folds)]
     np.testing.assert_allclose(fitted.held_out, np.concatenate(alone), rtol=1e-6, atol=1e-9)
     labels = y[np.concatenate([fold.valid for fold in folds])]
@@ -66,7 +69,7 @@ def test_held_out_probabilities_are_those_of_lightgbm_trained_without_the_fold(c
 def test_threads_do_not_change_the_trees():
     x, y = table(3)
     folds = fold_rows(y, np.ones(len(y)), 3, seed=1)
-    one, two = (cross_fit(x, y, folds, options(3, threads), rounds=30) for threads in (1, 2))
+    one, two = (cross_fit(x, y, folds, options(3, threads, rounds=30)) for threads in (1, 2))
     np.testing.assert_array_equal(one.held_out, two.held_out)
     for ours, theirs in zip(one.trees, two.trees, strict=True):
         np.testing.assert_array_equal(ours.scores(x), theirs.scores(x))
@@ -75,7 +78,7 @@ def test_threads_do_not_change_the_trees():
 def test_the_score_is_that_of_the_confusion_matrix_of_all_held_out_rows():
     x, y = table(3)
     folds = fold_rows(y, np.ones(len(y)), 3, seed=1)
-    fitted = cross_fit(x, y, folds, options(3), rounds=30, score=lambda matrix: float(np.trace(matrix) / matrix.sum()))
+    fitted = cross_fit(x, y, folds, options(3, rounds=30), score=lambda matrix: float(np.trace(matrix) / matrix.sum()))
     labels = y[np.concatenate([fold.valid for fold in folds])]
     matrix = confusion_matrix(labels, fitted.held_out.argmax(1))
     assert fitted.history[fitted.rounds - 1].score == pytest.approx(np.trace(matrix) / len(y))
@@ -84,7 +87,7 @@ def test_the_score_is_that_of_the_confusion_matrix_of_all_held_out_rows():
 def test_xgboost_starts_from_the_classes_shares_too():
     x, y = table(3)
     folds = fold_rows(y, np.ones(len(y)), 3, seed=1)
-    fitted = cross_fit(x, y, folds, options(3), library="xgboost", rounds=30)
+    fitted = cross_fit(x, y, folds, options(3, library="xgboost", rounds=30))
     labels = y[np.concatenate([fold.valid for fold in folds])]
     assert log_loss(labels, fitted.held_out) == pytest.approx(fitted.history[fitted.rounds - 1].loss, rel=1e-4)
     assert fitted.history[0].loss < 1.05 * log_loss(y, np.tile(np.bincount(y) / len(y), (len(y), 1)))

@@ -28,7 +28,11 @@ Gradient = Callable[[Array], tuple[Array, Array]]  # scores -> first and second 
 
 @dataclass(frozen=True)
 class TreeOptions:
-    """Options for growing an ensemble of trees; `threads` is the total for all folds."""
+    """Options for growing an ensemble of trees.
+
+    `threads` is the total for all folds, `patience` the successive rounds without improvement that end growing, and
+    `categorical` the positions of columns that hold codes.
+    """
 
     learning_rate: float
     leaves: int
@@ -39,6 +43,10 @@ class TreeOptions:
     threads: int
     seed: int
     classes: int
+    rounds: int = 1000
+    patience: int = 30
+    library: str = "lightgbm"
+    categorical: Sequence[int] = ()
 
     @property
     def outputs(self) -> int:
@@ -48,12 +56,11 @@ class TreeOptions:
 
 @dataclass(frozen=True)
 class TreeRows:
-    """Encoded rows with labels and weights; `categorical` are the positions of columns that hold codes."""
+    """Encoded rows with labels and weights."""
 
     x: Array
     y: Array
     weight: Array
-    categorical: list[int]
 
 
 class Grower(Protocol):
@@ -175,21 +182,15 @@ class _Fold:
 
 @contextmanager
 def _growing(
-    x: Array,
-    codes: Array,
-    divisions: Sequence[Division],
-    options: TreeOptions,
-    categorical: Sequence[int],
-    library: str,
-    start: Array | None,
+    x: Array, codes: Array, divisions: Sequence[Division], options: TreeOptions, start: Array | None
 ) -> Iterator[tuple[ThreadPoolExecutor, list[_Fold]]]:
     """The folds with a grower each, and threads for growing."""
-    grower = find_library(library)
+    grower = find_library(options.library)
     workers = max(1, min(options.threads, len(divisions)))
     each = replace(options, threads=max(1, options.threads // workers))
 
     def rows(places: Array, weight: Array) -> TreeRows:
-        return TreeRows(x[places], codes[places], weight, list(categorical))
+        return TreeRows(x[places], codes[places], weight)
 
     def made(number: int) -> _Fold:
         d, own = divisions[number], replace(each, seed=(options.seed + number) % 2**31)
@@ -208,14 +209,10 @@ def grow_on_metric(
     objective: ScoreObjective,
     start: Array,
     *,
-    categorical: Sequence[int] = (),
-    library: str = "lightgbm",
-    rounds: int = 1000,
-    patience: int = 30,
     monitor: Monitor = "loss",
     on_round: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Grown:
-    """Grow with an objective for `rounds` rounds, or until `patience` successive ones did not improve the `monitor`.
+    """Grow with an objective for all rounds, or until `patience` successive ones did not improve the `monitor`.
 
     Trees add to the scores `start`, which are the same for every row. One fold's hard score on few rows is noise, so
     the held-out rows of all folds are scored together; the lower loss breaks ties. Ctrl-C, or an `on_round` that raises
@@ -225,13 +222,13 @@ def grow_on_metric(
     stage = "metric" if objective.metric_weight else "cross-entropy"
     history: list[Epoch] = []
     best, kept, scores, interrupted = (math.inf, math.inf), 0, np.empty(0), False
-    with _growing(x, codes, divisions, options, categorical, library, None) as (pool, folds):
+    with _growing(x, codes, divisions, options, None) as (pool, folds):
         y = np.concatenate([fold.valid.y for fold in folds])
         weight = np.concatenate([fold.valid.weight for fold in folds])
         # A copy for each fold: an objective caches the labels that it has checked.
         own = [copy.copy(objective) for _ in folds]
         try:
-            for number in range(rounds):
+            for number in range(options.rounds):
                 started = time.perf_counter()
                 losses = list(pool.map(_Fold.grow_on, folds, own, repeat(start), repeat(number)))
                 held_out = np.concatenate([fold.grower.validation_scores() for fold in folds]) + start
@@ -248,7 +245,7 @@ def grow_on_metric(
                 )  # fmt: skip
                 history.append(epoch)
                 on_round(epoch)
-                if number + 1 - kept >= patience:
+                if number + 1 - kept >= options.patience:
                     break
         except KeyboardInterrupt:
             if not kept:
@@ -264,10 +261,6 @@ def cross_fit(
     divisions: Sequence[Division],
     options: TreeOptions,
     *,
-    categorical: Sequence[int] = (),
-    library: str = "lightgbm",
-    rounds: int = 1000,
-    patience: int = 15,
     tolerance: float = 2e-3,
     score: Callable[[Array], float] | None = None,
     on_round: Callable[[Epoch], None] = lambda epoch: None,
@@ -281,8 +274,8 @@ def cross_fit(
     >>> from evalign.tables.split import fold_rows
     >>> x, codes = np.arange(60.0)[:, None], np.repeat([0, 1], 30)
     >>> folds = fold_rows(codes, np.ones(60), 3, seed=0)
-    >>> options = TreeOptions(0.1, 7, 2, 1.0, 1.0, 1.0, threads=1, seed=0, classes=2)
-    >>> fitted = cross_fit(x, codes, folds, options, rounds=20)
+    >>> options = TreeOptions(0.1, 7, 2, 1.0, 1.0, 1.0, threads=1, seed=0, classes=2, rounds=20)
+    >>> fitted = cross_fit(x, codes, folds, options)
     >>> fitted.held_out.shape, len(fitted.trees)
     ((60, 2), 3)
     """
@@ -291,11 +284,11 @@ def cross_fit(
     history: list[Epoch] = []
     best, kept, chunk = math.inf, 0, 1
     mark, marked = math.inf, 0  # loss and number of the last round that improved clearly
-    with _growing(x, codes, divisions, options, categorical, library, start) as (pool, folds):
+    with _growing(x, codes, divisions, options, start) as (pool, folds):
         try:
-            while len(history) < rounds and len(history) - marked < patience:
+            while len(history) < options.rounds and len(history) - marked < options.patience:
                 started = time.perf_counter()
-                chunk = min(chunk, rounds - len(history))
+                chunk = min(chunk, options.rounds - len(history))
                 grown = list(pool.map(_Fold.grow, folds, repeat(chunk)))
                 seconds = (time.perf_counter() - started) / chunk
                 for losses in zip(*grown, strict=True):
@@ -312,7 +305,7 @@ def cross_fit(
                     on_round(epoch)
                     if loss < mark * (1 - tolerance):
                         mark, marked = loss, len(history)
-                    if len(history) - marked >= patience:
+                    if len(history) - marked >= options.patience:
                         break  # ignore the rest of the chunk, whose length depends on timing
                 chunk = max(1, min(10, int(0.2 / max(seconds, 1e-9))))
         except KeyboardInterrupt:

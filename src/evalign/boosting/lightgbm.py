@@ -59,7 +59,7 @@ class LightGBMGrower:
             params["num_class"] = options.outputs
         binning = {name: params[name] for name in ("verbose", "feature_pre_filter", "min_data_in_bin", "num_threads")}
         data = lightgbm.Dataset(
-            train.x, train.y, weight=train.weight, categorical_feature=train.categorical, params=dict(binning),
+            train.x, train.y, weight=train.weight, categorical_feature=list(options.categorical), params=dict(binning),
             init_score=None if start is None else np.array(np.broadcast_to(start, (len(train.y), *start.shape))),
         )  # fmt: skip
         # Built first: a booster adds its options to the data set, which would warn of differing ones later.

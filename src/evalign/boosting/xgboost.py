@@ -36,7 +36,7 @@ class XGBoostGrower:
     def __init__(
         self, train: "TreeRows", valid: "TreeRows", options: "TreeOptions", start: Array | None = None
     ) -> None:
-        codes = set(train.categorical)
+        codes = set(options.categorical)
         types = ["c" if j in codes else "q" for j in range(train.x.shape[1])]
         self._train = xgboost.QuantileDMatrix(
             _bounded(train.x), train.y, weight=train.weight, feature_types=types, nthread=options.threads,

@@ -99,9 +99,8 @@ class EASTBooster(MetricClassifier):
         self.columns_ = STOCK_COLUMNS if self.columns == "auto" else float(self.columns)
         metric = metrics.resolve(self._training_metric, average=self._average, beta=self._beta)
         grown = cross_fit(
-            data.encoded(TreeTable), data.codes, data.divisions,
-            self._tree_options(data.seed, self.columns_, self.cores), categorical=self.encoder_.categorical,
-            library=self.library, rounds=self._most_rounds, patience=self.patience, on_round=on_round,
+            data.encoded(TreeTable), data.codes, data.divisions, self._tree_options(data, self.columns_),
+            on_round=on_round,
             score=lambda matrix: float(metric(Confusion.of_matrix(torch.from_numpy(matrix)))),
         )  # fmt: skip
         return self._keep(grown)
@@ -114,9 +113,8 @@ class EASTBooster(MetricClassifier):
         for share in choices if self.columns == "auto" else (self.columns,):
             try:
                 grown = grow_on_metric(
-                    x, data.codes, data.divisions, self._tree_options(data.seed, share, self.cores), self._objective(),
-                    self.start_, categorical=self.encoder_.categorical, library=self.library, rounds=self._most_rounds,
-                    patience=self.patience, monitor=self.monitor, on_round=on_round,
+                    x, data.codes, data.divisions, self._tree_options(data, share), self._objective(), self.start_,
+                    monitor=self.monitor, on_round=on_round,
                 )  # fmt: skip
             except KeyboardInterrupt:
                 if best is None:
@@ -192,8 +190,8 @@ class EASTBooster(MetricClassifier):
     def _most_rounds(self) -> int:
         return self.rounds if self.n_estimators is None else self.n_estimators
 
-    def _tree_options(self, seed: int, columns: float, threads: int) -> TreeOptions:
+    def _tree_options(self, data: TrainingRows, columns: float) -> TreeOptions:
         return TreeOptions(
-            self.learning_rate, self.leaves, self.min_rows, self.l2, columns, self.rows, threads,
-            seed % 2**31, len(self.classes_),
+            self.learning_rate, self.leaves, self.min_rows, self.l2, columns, self.rows, self.cores, data.seed % 2**31,
+            len(self.classes_), self._most_rounds, self.patience, self.library, self.encoder_.categorical,
         )  # fmt: skip
