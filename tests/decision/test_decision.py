@@ -648,3 +648,33 @@ def test_no_warning_on_feasible_constraints():
         assert plug_in([0.1, 0.5, 0.9], "precision", subject_to="recall >= 0.5", target=[0, 1, 1]).feasible
     with pytest.raises(ValueError, match="cannot be checked on probabilities alone"):
         plug_in([0.1, 0.5, 0.9], "precision", subject_to="recall >= 0.5")
+
+
+@pytest.mark.parametrize("metric", ["f1", "mcc"])
+def test_large_arrays_are_searched_from_the_best_rule_of_a_sample(metric, monkeypatch):
+    from evalign.decision.search import frank_wolfe
+
+    monkeypatch.setattr(frank_wolfe, "POLISH", 0)
+    p = np.random.default_rng(0).dirichlet([6.0, 2.0, 1.0, 0.5, 0.3], size=8000)
+    whole = plug_in(p, metric)
+    monkeypatch.setattr(frank_wolfe, "LARGE", 2**12)
+    monkeypatch.setattr(frank_wolfe, "SAMPLED", 2**12)
+    found = plug_in(p, metric)
+    assert found != whole  # another path
+    assert found.value > whole.value - 2e-4
+    assert found.value == pytest.approx(expected(metric, p, found.predict(p), average="macro"))
+
+
+def test_decisions_do_not_depend_on_the_size_of_blocks(monkeypatch):
+    from evalign.decision import rule as module
+
+    rng = np.random.default_rng(1)
+    p = rng.multinomial(5, np.ones(4) / 4, size=300) / 5  # with ties
+    rules = [Rule("offsets", 4, offsets=(0.0, 0.5, 0.0, -0.5), temperature=1.5, floor=0.01), Rule("argmax", 4)]
+    rules.append(Rule("affine", 4, weights=(1.0, 1.0, 2.0, 1.0), biases=(0.0, 0.2, 0.0, 0.0)))
+    whole = [rule.predict(p) for rule in rules]
+    monkeypatch.setattr(module, "BLOCK", 28)
+    for rule, expected_decisions in zip(rules, whole, strict=True):
+        np.testing.assert_array_equal(rule.predict(p), expected_decisions)
+        scores = rule.scores(p)
+        np.testing.assert_array_equal(scores.argmax(axis=1), expected_decisions)

@@ -5,6 +5,8 @@ import json
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evalign import decision
 from evalign.decision.export import json_schema, numpy_source, onnx_decision
@@ -74,6 +76,42 @@ def test_schema_names_every_field_and_refuses_others():
             jsonschema.validate(wrong, json_schema())
         with pytest.raises(ValueError, match="rule"):
             Rule.from_json(wrong)
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.sampled_from([-3, -1.0, 0, 0.0, 0.3, 0.7, 1, 2, 2.0, 3, 5.0, 1e300, 10**400]),
+    st.floats(), st.sampled_from(["", "0.5", "f1", "threshold"]), st.dictionaries(st.just("a"), st.just(1)),
+)  # fmt: skip
+ENTRIES = st.one_of(JUNK, st.lists(JUNK, max_size=3), st.lists(st.lists(JUNK, max_size=3), max_size=3))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(list(RULES)), st.sampled_from([*json_schema()["properties"], "spice"]), ENTRIES)
+def test_json_is_accepted_only_within_its_schema(name, entry, value):
+    data = RULES[name].to_json() | {entry: value}
+    valid = jsonschema.Draft202012Validator(json_schema()).is_valid(data)
+    try:
+        rule = Rule.from_json(data)
+    except ValueError as error:
+        message = str(error)
+        assert message
+        assert "\n" not in message
+        assert len(message) < 250
+    else:
+        assert valid
+        assert Rule.from_json(json.loads(json.dumps(rule.to_json(), allow_nan=False))) == rule
+
+
+@pytest.mark.parametrize("change", [
+    {"confidence": 5}, {"confidence": -0.1}, {"coverage": -0.5}, {"coverage": 1.5}, {"shares": [-0.1, 1.1]},
+    {"at_most": True}, {"at_most": None}, {"thresholds": None}, {"reached": None}, {"offsets": ["0.5", "0.1"]},
+    {"offsets": [True, False]}, {"subject_to": [3], "reached": [0.5]}, {"columns": 10**400}, {"threshold": 10**400},
+])  # fmt: skip
+def test_json_outside_its_schema_names_the_entry(change):
+    data = Rule("threshold", 2, threshold=0.3).to_json() | change
+    assert not jsonschema.Draft202012Validator(json_schema()).is_valid(data) or 10**400 in change.values()
+    with pytest.raises(ValueError, match=rf"\b{next(iter(change))}\b.* must be "):
+        Rule.from_json(data)
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "limited"])

@@ -1,10 +1,12 @@
 """Export: a rule as a JSON schema, as Python source that needs only numpy, and as nodes of an ONNX graph."""
 
+from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalign.decision.rule import FLOOR, PARAMETERS, REJECTED, TIE, VERSION, Rule
+from evalign.decision.rule import FLOOR, PARAMETERS, REJECTED, TIE, VERSION, Rule, is_number, is_whole, short
 
 if TYPE_CHECKING:
     import onnx
@@ -18,6 +20,8 @@ def json_schema() -> dict[str, Any]:
     """
     number, text = {"type": "number"}, {"type": "string"}
     vector = {"type": "array", "items": number}
+    positive, share = {**number, "exclusiveMinimum": 0}, {**number, "minimum": 0, "maximum": 1}
+    shares = {"type": "array", "items": {**number, "minimum": 0}}
     properties: dict[str, Any] = {
         "version": {"const": VERSION, "description": "Version of this format."},
         "kind": {"enum": list(PARAMETERS), "description": "How labels follow from calibrated probabilities."},
@@ -29,7 +33,7 @@ def json_schema() -> dict[str, Any]:
         "biases": {**vector, "description": "See weights."},
         "gain": {"type": "array", "items": vector, "description": "Score of class j: sum_i q[i] gain[i][j]."},
         "temperature": {
-            "anyOf": [{**number, "exclusiveMinimum": 0}, vector],
+            "anyOf": [positive, {"type": "array", "items": positive}],
             "default": 1.0,
             "description": "Divides log p (multilabel: the logit, one number per label).",
         },
@@ -40,12 +44,12 @@ def json_schema() -> dict[str, Any]:
         "feasible": {"type": "boolean", "description": "Whether the constraints are met on the rows learned from."},
         "metric": {**text, "description": "The maximised metric."},
         "value": {**number, "description": "Its value on the rows the rule was learned from."},
-        "coverage": {**number, "description": "Share of these rows that was not rejected."},
-        "shares": {**vector, "description": "Share of each class in these rows."},
+        "coverage": {**share, "description": "Share of these rows that was not rejected."},
+        "shares": {**shares, "description": "Share of each class in these rows."},
         "subject_to": {"type": "array", "items": text, "description": "Constraints."},
         "reached": {**vector, "description": "Their values on the rows the rule was learned from."},
         "bounds": {**vector, "description": "Their certified bounds."},
-        "confidence": {**number, "minimum": 0, "maximum": 1, "description": "Confidence of the bounds."},
+        "confidence": {**share, "description": "Confidence of the bounds."},
     }  # fmt: skip
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -60,6 +64,41 @@ def json_schema() -> dict[str, Any]:
             if parts
         ],
     }
+
+
+def _all_numbers(x: Any) -> bool:
+    return all(map(_all_numbers, x)) if isinstance(x, list) else is_number(x)
+
+
+# Entries of a rule's JSON that are not numbers or lists of numbers. Other programs write 1 for 1.0.
+JSON_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("kind", "metric"), ("a str", lambda x: isinstance(x, str))),
+    **dict.fromkeys(("columns", "at_most"), ("a whole number", is_whole)),
+    **dict.fromkeys(("coverage", "confidence"), ("a number from 0 to 1", lambda x: is_number(x) and 0 <= x <= 1)),
+    "value": ("a number", is_number),
+    "shares": ("numbers of at least 0", lambda x: isinstance(x, list) and all(is_number(v) and v >= 0 for v in x)),
+    "feasible": ("a bool", lambda x: isinstance(x, bool)),
+    "subject_to": ("a list of texts", lambda x: isinstance(x, list) and all(isinstance(text, str) for text in x)),
+}
+
+
+def checked_json(data: Any) -> dict[str, Any]:
+    """Fields of a rule from its JSON; raises ValueError for what the schema does not allow."""
+    if not isinstance(data, dict):
+        raise ValueError(f"a rule must be a dictionary, got {type(data).__name__}; use json.loads first")
+    if data.get("version") != VERSION:
+        raise ValueError(f"a rule of version {VERSION} was expected, got {data.get('version')!r}; learn it again")
+    given = {name: value for name, value in data.items() if name != "version"}
+    wrong = [f"lacks {name!r}" for name in ("kind", "columns") if name not in given]
+    known = {f.name for f in fields(Rule)}
+    wrong += [f"has an unknown entry {name!r}" for name in given if name not in known]
+    if wrong:
+        raise ValueError(f"a rule has kind, columns and the parameters of its kind, but this one {wrong[0]}")
+    for name, value in given.items():
+        wanted, right = JSON_TYPES.get(name, ("finite numbers", _all_numbers))
+        if not right(value):
+            raise ValueError(f"{name} of a rule must be {wanted}, got {short(value)}")
+    return given | {name: int(given[name]) for name in ("columns", "at_most") if name in given}
 
 
 def numpy_source(rule: Rule, name: str = "predict") -> str:

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from math import isfinite
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
+from scipy.special import expit
 
 from evalign import checks
 from evalign.confusion import TASKS, Task
@@ -113,7 +112,7 @@ VERSION = 2
 FLOOR = 1e-12  # minimum probability before taking a logarithm
 TIE = 1e-14  # scores closer than this are equal: matrix products round differently for different row counts
 NEVER = 2.0  # a threshold that no probability reaches
-BLOCK = 2**22  # maximum size of a temporary array
+BLOCK = 2**18  # size of temporary arrays, so that they fit in the cache
 REJECTED = -1  # decision of a rejected row
 
 # Parameters of each kind; all may have temperature, offsets, floor and reject.
@@ -192,7 +191,7 @@ class Rule:
     def __post_init__(self) -> None:
         if self.kind not in PARAMETERS:
             raise ValueError(f"kind of a rule must be one of {', '.join(PARAMETERS)}, got {self.kind!r}")
-        if not _is_number(self.columns) or self.columns != int(self.columns) or self.columns < 1:
+        if not is_whole(self.columns) or self.columns < 1:
             raise ValueError(f"columns of a rule must be a whole number above 0, got {self.columns!r}")
         object.__setattr__(self, "columns", int(self.columns))
         if self.kind == "threshold" and self.columns != 2:
@@ -200,13 +199,13 @@ class Rule:
         if self.multilabel and not isinstance(self.temperature, (int, float)):
             object.__setattr__(self, "temperature", _frozen("temperature", self.temperature, (self.columns,)))
         temperatures = self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
-        if not all(_is_number(t) and t > 0 for t in temperatures):
+        if not all(is_number(t) and t > 0 for t in temperatures):
             raise ValueError(f"temperature of a rule must be a number above 0, got {self.temperature!r}")
-        if not _is_number(self.floor) or not 0 < self.floor < 0.5:
+        if not is_number(self.floor) or not 0 < self.floor < 0.5:
             raise ValueError(f"floor of a rule must be a number between 0 and 1/2, got {self.floor!r}")
-        if self.at_most is not None and (self.kind != "threshold" or not self.at_most == int(self.at_most) >= 0):
+        if self.at_most is not None and (self.kind != "threshold" or not is_whole(self.at_most) or self.at_most < 0):
             raise ValueError(f"at_most must be a whole number, and requires kind 'threshold', got {self.at_most!r}")
-        if self.reject is not None and (self.multilabel or not _is_number(self.reject)):
+        if self.reject is not None and (self.multilabel or not is_number(self.reject)):
             raise ValueError(f"reject must be a number, and is not supported for multilabel rules, got {self.reject!r}")
         shapes: dict[str, tuple[int, ...]] = {"threshold": (), "gain": (self.columns,) * 2}
         shapes |= {"reached": (len(self.subject_to),), "bounds": (len(self.subject_to),)}
@@ -328,31 +327,15 @@ class Rule:
 
     def to_json(self) -> dict[str, Any]:
         """Dictionary of plain JSON types."""
-        held = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {"version": VERSION} | {k: _plain(v) for k, v in held.items() if v is not None and v != ()}
+        held = ((f, getattr(self, f.name)) for f in fields(self))
+        return {"version": VERSION} | {f.name: _plain(v) for f, v in held if v is not None and not v == () == f.default}
 
     @classmethod
     def from_json(cls, data: Any) -> "Rule":
         """Rule of a `to_json` dictionary; raises ValueError for anything else."""
-        if not isinstance(data, dict):
-            raise ValueError(f"a rule must be a dictionary, got {type(data).__name__}; use json.loads first")
-        if data.get("version") != VERSION:
-            raise ValueError(f"a rule of version {VERSION} was expected, got {data.get('version')!r}; learn it again")
-        given = {name: value for name, value in data.items() if name != "version"}
-        unknown = sorted(set(given) - {f.name for f in fields(cls)}, key=str)
-        missing = [name for name in ("kind", "columns") if name not in given]
-        if unknown or missing:
-            wrong = f"lacks {missing[0]!r}" if missing else f"has an unknown entry {unknown[0]!r}"
-            raise ValueError(f"a rule has kind, columns and the parameters of its kind, but this one {wrong}")
-        types: dict[str, type] = {
-            "kind": str, "feasible": bool, "metric": str, "value": float, "coverage": float, "confidence": float,
-            "at_most": int, "subject_to": list,
-        }  # fmt: skip
-        for name, wanted in types.items():
-            right = _is_number(given.get(name)) if wanted is float else isinstance(given.get(name), wanted)
-            if name in given and not right:  # other programs write 1 for 1.0 in JSON
-                raise ValueError(f"{name} of a rule must be a {wanted.__name__}, got {_short(given[name])}")
-        return cls(**given)
+        from evalign.decision.export import checked_json
+
+        return cls(**checked_json(data))
 
     def __repr__(self) -> str:
         shown = [repr(self.kind), str(self.columns)]
@@ -374,9 +357,13 @@ def decide(scores: Floats, p: Floats) -> Labels:
     >>> decide(np.array([[1.0, 1.0, 0.0]]), np.array([[0.2, 0.3, 0.5]]))
     array([1])
     """
-    best = scores.max(axis=1, keepdims=True, initial=-np.inf)
+    decisions: Labels = scores.argmax(axis=1).astype(np.int64, copy=False)
+    best = np.take_along_axis(scores, decisions[:, None], axis=1)
     tied = scores >= best - TIE * np.maximum(np.abs(best), 1.0)
-    return np.asarray(np.where(tied, p, -1.0).argmax(axis=1), dtype=np.int64)
+    if np.count_nonzero(tied) > len(tied):
+        rows = np.flatnonzero(tied.sum(axis=1) > 1)
+        decisions[rows] = np.where(tied[rows], p[rows], -1.0).argmax(axis=1)
+    return decisions
 
 
 def decide_blocks(p: Floats, score: Callable[[Floats], Floats]) -> Labels:
@@ -402,23 +389,37 @@ def recalibrated(
     """
     if temperature == 1.0 and offsets is None:
         return p
-    z = logit(p, floor) if multilabel else np.log(np.maximum(p, floor))
-    z = z / np.asarray(temperature)
-    z = z if offsets is None else z + np.asarray(offsets)
-    return np.asarray(expit(z) if multilabel else softmax(z, axis=1))
+    slope, shift = np.asarray(temperature), 0.0 if offsets is None else np.asarray(offsets)
+    if multilabel:
+        return np.asarray(expit(logit(p, floor) / slope + shift))
+    q = np.empty_like(p)
+    step = max(1, BLOCK // p.shape[1])
+    for i in range(0, len(p), step):
+        z = np.maximum(p[i : i + step], floor, out=q[i : i + step])
+        np.log(z, out=z)
+        z /= slope
+        z += shift
+        z -= z.max(axis=1, keepdims=True)
+        np.exp(z, out=z)
+        z /= z.sum(axis=1, keepdims=True)
+    return q
 
 
-def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and isfinite(x)
+def is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < 1e308  # False for nan
+
+
+def is_whole(x: Any) -> bool:
+    return is_number(x) and bool(x == int(x))
 
 
 def _frozen(name: str, value: Any, shape: tuple[int, ...]) -> Any:
     try:
         array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         array = np.asarray(np.nan)
     if array.shape != shape or not np.isfinite(array).all():
-        raise ValueError(f"{name} of a rule must be finite numbers of shape {shape}, got {_short(value)}")
+        raise ValueError(f"{name} of a rule must be finite numbers of shape {shape}, got {short(value)}")
     return _tuples(array.tolist())
 
 
@@ -430,6 +431,6 @@ def _plain(x: Any) -> Any:
     return [_plain(v) for v in x] if isinstance(x, tuple) else x
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -182,6 +182,10 @@ def expected_confusion(
 
 def expected_gain(problem: Problem, q: Floats, one: Labels, other: Labels, weight: Floats) -> float:
     """Expected lead of decisions `one` over `other` in the metric; -inf if that of `one` is not finite."""
-    counts = [expected_confusion(q, d, task=problem.task, sample_weight=weight) for d in (one, other)]
+    if problem.multilabel:
+        counts = [expected_confusion(q, d, task=problem.task, sample_weight=weight) for d in (one, other)]
+    else:
+        of = ClassCounts(q, weight, problem.classes, reads_matrix=problem.reads_matrix)
+        counts = [of.confusion(torch.from_numpy(of.count(d))) for d in (one, other)]
     first, second = (problem.metric_value(c) for c in counts)
     return -np.inf if first is None else first - (second or 0.0)

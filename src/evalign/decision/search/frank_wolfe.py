@@ -17,6 +17,7 @@ from evalign.metrics import MetricFunction
 STEPS = np.unique(np.concatenate([np.linspace(0.05, 1.0, 20), 0.5 ** np.arange(5, 14)]))
 ENOUGH, ENOUGH_LARGE = 1e-7, 1e-5  # relative gain per iteration that ends the ascent; the second for large arrays
 LARGE = 2**22  # probabilities above which a relative gain of 1e-5 is not worth a pass
+SAMPLED = 2**20  # probabilities of the sample that such an array is first searched on
 ROUNDS = 40  # of the ascent, at most
 FIRST = 6  # iterations from every start; only the best start continues
 POLISH = 2**22  # rows x classes x classes above which single rows no longer matter and no polish is done
@@ -188,6 +189,11 @@ def maximise(p: Floats, problem: Problem, values: ClassCounts, limits: ClassCoun
         return best.latest
 
     free = np.zeros(len(problem.constraints))
+    if p.size > LARGE and not problem.constraints:  # start from the best gain matrix of a sample
+        rows = np.sort(np.random.default_rng(0).choice(len(p), max(1, SAMPLED // values.classes), replace=False))
+        few = ClassCounts(p[rows], values.weight[rows], values.classes, reads_matrix=values.reads_matrix)
+        ascended(free, best.add(maximise(p[rows], problem, few, few).gain), ROUNDS)
+        return best
     ends = [ascended(free, start, FIRST) for start in starts(p, values)]
     state = max(ends, key=lambda end: end[1])[0]
     state = ascended(free, state, ROUNDS - FIRST)[0]
