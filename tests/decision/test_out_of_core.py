@@ -3,7 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics import f1_score
+from scipy.stats import binomtest
+from sklearn.metrics import f1_score, matthews_corrcoef, precision_score, recall_score
 
 from evalign import decision
 from evalign.decision import out_of_core
@@ -115,6 +116,117 @@ def test_constraints_by_the_names_in_a_folder(tmp_path):
     assert found.feasible
 
 
+CONSTRAINTS = [
+    "recall >= 0.45", "recall[3] >= 0.5", ["precision[2] >= 0.4", "recall[0] >= 0.6"], "flagged[3] <= 5%", "mcc >= 0.2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("subject_to", CONSTRAINTS, ids=str)
+@pytest.mark.parametrize("name", ["auto", "tuned", "plug_in"])
+def test_constraints_of_more_classes_on_rows_that_fit_equal_those_in_memory(subject_to, name):
+    p, y = rows(1500, 4)
+    found = learn_from_batches(batches(p, y), "f1", decision=name, subject_to=subject_to)
+    expected = decision.learned.learn_rule(name, p, y, "f1", subject_to=subject_to)
+    assert found == expected
+
+
+@pytest.mark.parametrize("subject_to", CONSTRAINTS, ids=str)
+@pytest.mark.parametrize("name", ["auto", "plug_in"])
+def test_constraints_of_more_classes_hold_on_all_rows(subject_to, name, monkeypatch):
+    p, y = rows(6000, 4)
+    whole = decision.learned.learn_rule(name, p, y, "f1", subject_to=subject_to)
+    monkeypatch.setattr(out_of_core, "SAMPLE", 4 * 1000)  # a sixth of the rows
+    found = learn_from_batches(batches(p, y), "f1", decision=name, subject_to=subject_to)
+    assert found.feasible
+    assert whole.feasible
+    scores = {"recall": recall_score, "precision": precision_score}
+    for text, reached in zip(found.subject_to, found.reached, strict=True):
+        limit = decision.parse_constraint(text)
+        decided = found.predict(p)
+        if limit.metric == "mcc":
+            value = matthews_corrcoef(y, decided)
+        elif limit.metric == "flagged":
+            value = (decided == limit.label).mean()
+        else:
+            by_class = scores[limit.metric](y, decided, average=None, zero_division=0)
+            value = by_class.mean() if limit.label is None else by_class[limit.label]
+        assert reached == pytest.approx(value)
+        assert value >= limit.value - 1e-9 if limit.op == ">=" else value <= limit.value + 1e-9
+    both = [f1_score(y, rule.predict(p), average="macro") for rule in (found, whole)]
+    assert both[0] > both[1] - 0.02
+    if name == "auto":
+        assert found.value == pytest.approx(both[0])
+
+
+def test_a_budget_of_three_classes_needs_no_labels(monkeypatch):
+    p, _ = rows(4000, 3)
+    monkeypatch.setattr(out_of_core, "SAMPLE", 3 * 500)
+    found = learn_from_batches([p[:1500], p[1500:]], "f1", decision="plug_in", subject_to="flagged[2] <= 4%")
+    assert found.feasible
+    assert (found.predict(p) == 2).mean() <= 0.04 + 1e-9
+    assert found.reached[0] == pytest.approx((found.predict(p) == 2).mean())
+
+
+def test_constraints_that_no_rule_of_a_sample_meets(monkeypatch):
+    p, y = rows(900, 3)
+    monkeypatch.setattr(out_of_core, "SAMPLE", 3 * 300)
+    monkeypatch.setattr(out_of_core, "CORRECTIONS", 2)
+    with pytest.warns(UserWarning, match="no decision meets recall >= 0.99 .*nearest feasible") as caught:
+        found = learn_from_batches(batches(p, y), "f1", subject_to=["recall >= 0.99", "precision >= 0.99"])
+    assert len(caught) == 1
+    assert not found.feasible
+
+
+@pytest.mark.parametrize("size", [2**23, 4 * 800])
+def test_certificates_of_more_classes(size, monkeypatch):
+    p, y = rows(2400, 4)
+    options = {"subject_to": "recall >= 0.4", "confidence": 0.9}
+    expected = decision.calibrated(p, y, "f1", **options)
+    monkeypatch.setattr(out_of_core, "SAMPLE", size)
+    found = learn_from_batches(batches(p, y), "f1", **options)
+    if size > p.size:
+        assert found == expected
+    assert found.feasible
+    assert found.bounds[0] >= 0.4
+    assert found.reached[0] == pytest.approx(recall_score(y, found.predict(p), average="macro"))
+    assert found.value == pytest.approx(f1_score(y, found.predict(p), average="macro"))
+    assert found.value > expected.value - 0.02
+    # Rows of weight 2 are rows; other weights are refused.
+    doubled = learn_from_batches([(a, b, np.full(len(b), 2.0)) for a, b in batches(p, y)], "f1", **options)
+    assert doubled.bounds == pytest.approx(found.bounds)
+    with pytest.raises(ValueError, match="equal weight"):
+        learn_from_batches([(p, y, np.linspace(1, 2, len(p)))], "f1", **options)
+
+
+def test_a_certificate_rests_on_rows_that_the_rule_was_not_learned_from(monkeypatch):
+    p, y = rows(3000, 3)
+    step = 4
+    monkeypatch.setattr(out_of_core, "SAMPLE", -(-p.size // step))
+    found = learn_from_batches([(p, y)], "f1", subject_to="recall[2] >= 0.3", confidence=0.9)
+    rest = np.arange(len(p)) % step > 0
+    decided = found.predict(p[rest])[y[rest] == 2] == 2
+    # Clopper-Pearson at a level between that of the first candidate, half of 0.1, and all of it.
+    low, high = (
+        binomtest(decided.sum(), len(decided)).proportion_ci(1 - 2 * level, "exact").low for level in (0.05, 0.1)
+    )
+    assert low - 1e-9 <= found.bounds[0] <= high + 1e-9
+
+
+@pytest.mark.slow
+def test_certificates_of_batches_are_broken_no_more_often_than_promised(monkeypatch):
+    everyone = rows(200_000, 3, seed=99)
+    monkeypatch.setattr(out_of_core, "SAMPLE", 3 * 400)
+    broken = certified = 0
+    for seed in range(60):
+        draw = np.random.default_rng(seed).integers(len(everyone[1]), size=1600)
+        p, y = everyone[0][draw], everyone[1][draw]
+        rule = learn_from_batches(batches(p, y, 500), "f1", subject_to="recall[2] >= 0.4", confidence=0.9)
+        certified += rule.feasible
+        broken += rule.feasible and (rule.predict(everyone[0])[everyone[1] == 2] == 2).mean() < 0.4
+    assert certified >= 50
+    assert broken <= 12  # 6 expected at most; more than 12 have probability .01
+
+
 def test_errors(tmp_path):
     p, y = rows(50, 3)
     with pytest.raises(TypeError, match="got an iterator"):
@@ -123,8 +235,10 @@ def test_errors(tmp_path):
         learn_from_batches([p], "f1")
     with pytest.raises(ValueError, match="at least one row"):
         learn_from_batches([], "f1")
-    with pytest.raises(ValueError, match="rows in memory"):
-        learn_from_batches([(p, y)], "f1", subject_to="recall >= 0.5")
+    with pytest.raises(ValueError, match="cannot meet constraints"):
+        learn_from_batches([(p, y)], "f1", subject_to="recall >= 0.5", decision="argmax")
+    with pytest.raises(ValueError, match="cannot be checked on probabilities alone"):
+        learn_from_batches([p], "f1", subject_to="recall >= 0.5", decision="plug_in")
     write(tmp_path / "rows", p, y, ["a", "b", "c"])
     with pytest.raises(ValueError, match="no column 'truth'"):
         learn_from_batches(tmp_path / "rows", "f1", target="truth")

@@ -22,8 +22,9 @@ come from several models, and the final model is fitted on all rows: the guarant
 it was broken no more often than an exact one would be (docs/research/decisions.md).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,11 +177,16 @@ class Certificate(NamedTuple):
     bounds: Floats
 
 
-def certify_decisions(problem: Problem, decisions: Labels, y: Labels, level: float) -> Certificate:
-    """Certificate of fixed decisions on labelled rows."""
-    c = problem.observed(decisions, y, np.ones(len(y)))
+def certify_counts(problem: Problem, c: Confusion, level: float) -> Certificate:
+    """Certificate of fixed decisions from their confusion on labelled rows."""
     batch = Confusion(c.tp[None], c.actual[None], c.predicted[None], c.total[None], multilabel=c.multilabel)
     bounds = CertifiedProblem.at(problem, level).bounds(batch)[:, 0]
+    return Certificate(not problem.missing(bounds).any(), bounds)
+
+
+def certify_decisions(problem: Problem, decisions: Labels, y: Labels, level: float) -> Certificate:
+    """Certificate of fixed decisions on labelled rows."""
+    bounds = certify_counts(problem, problem.observed(decisions, y, np.ones(len(y))), level).bounds
     for i, r in enumerate(problem.constraints):
         micro = problem.average == "micro" and r.metric not in RECALL_MEANS
         if problem.multilabel and r.label is None and (micro or r.metric in (FLAGGED, "accuracy")):
@@ -228,9 +234,13 @@ def certified_rule(q: Floats, y: Labels, problem: Problem, confidence: float) ->
         elif problem.multilabel and isinstance(problem.source, str) and all(r.label is not None for r in limits):
             learn = _label_by_label
     rule, certificate = learn(q, y, problem, alpha)
+    return with_certificate(rule, certificate, problem, problem.observed(rule.decide(q), y, ones), confidence)
+
+
+def with_certificate(rule: Rule, certificate: Certificate, problem: Problem, c: Confusion, confidence: float) -> Rule:
+    """The rule with its certificate, and its values in the counts `c`; warns if a constraint is not certified."""
     if not certificate.holds:
         problem.warn_infeasible(certificate.bounds.tolist(), confidence)
-    c = problem.observed(rule.decide(q), y, ones)
     return replace(
         rule,
         metric=problem.name,
@@ -262,8 +272,10 @@ def _two_classes(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[
     def best_of_cuts(cuts: Labels, levels: Floats) -> tuple[Rule, Certificate]:
         thresholds = [expected.threshold(int(k)) for k in cuts]
         rules = [Rule("threshold", 2, threshold=t) for t in thresholds]
-        certificates = _in_turn(((q[:, 1] >= t).astype(np.int64) for t in thresholds), y, problem, levels)
-        return _best_certified(rules, certificates, problem, problem.value(expected.at(cuts)))
+        certificates = in_turn(
+            (partial(certify_decisions, problem, (q[:, 1] >= t).astype(np.int64), y) for t in thresholds), levels
+        )
+        return best_certified(rules, certificates, problem, problem.value(expected.at(cuts)))
 
     def best_of_ranks(first: int, *, falling: bool) -> tuple[Rule, Certificate]:
         # Given the next lower score, the m rows above it are an independent sample of all rows above it, so that a
@@ -271,7 +283,9 @@ def _two_classes(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[
         ranks = np.unique(np.geomspace(min(first, len(y)), len(y), RANKS).astype(int))
         cuts = np.unique(np.searchsorted(observed.sizes, ranks, side="right") - 1)
         cuts = cuts[cuts > 0]
-        return best_of_cuts(cuts, _levels(len(cuts), alpha) if falling else np.full(len(cuts), alpha / len(cuts)))
+        return best_of_cuts(
+            cuts, falling_levels(len(cuts), alpha) if falling else np.full(len(cuts), alpha / len(cuts))
+        )
 
     if all(is_monotone(r, problem) for r in problem.constraints):
         return best_of_cuts(np.array([expected.best(CertifiedProblem.at(problem, alpha), observed)]), np.array([alpha]))
@@ -308,14 +322,14 @@ def _first_rank(precision: float, alpha: float) -> int:
     return max(FEWEST, int(np.ceil(needed)))
 
 
-def _levels(tests: int, alpha: float) -> Floats:
+def falling_levels(tests: int, alpha: float) -> Floats:
     """Levels of several tests: half of alpha for the first; the others share the rest."""
     levels = np.full(tests, alpha / 2 / max(tests - 1, 1))
     levels[0] = alpha / 2 if tests > 1 else alpha
     return levels
 
 
-def _best_certified(
+def best_certified(
     rules: list[Rule], certificates: list[Certificate], problem: Problem, values: Floats
 ) -> tuple[Rule, Certificate]:
     """The certified rule with the best value; if there is none, the rule with the least shortfall."""
@@ -333,7 +347,7 @@ def _candidates(q: Floats, y: Labels, problem: Problem, alpha: float) -> tuple[R
     certificates = certify_in_turn(rules, q[~part], y[~part], problem, alpha)
     ones = np.ones(len(y))
     values = np.array([problem.metric_value(problem.observed(r.decide(q), y, ones)) or 0.0 for r in rules])
-    return _best_certified(rules, certificates, problem, values)
+    return best_certified(rules, certificates, problem, values)
 
 
 def candidate_rules(q: Floats, y: Labels, problem: Problem) -> list[Rule]:
@@ -348,12 +362,14 @@ def certify_in_turn(rules: list[Rule], q: Floats, y: Labels, problem: Problem, a
 
     The first rule is tested at half of alpha, the others share the rest; a certified rule passes its level on.
     """
-    return _in_turn((rule.decide(q) for rule in rules), y, problem, _levels(len(rules), alpha))
+    tests = (partial(certify_decisions, problem, rule.decide(q), y) for rule in rules)
+    return in_turn(tests, falling_levels(len(rules), alpha))
 
 
-def _in_turn(decisions: Iterable[Labels], y: Labels, problem: Problem, levels: Floats) -> list[Certificate]:
+def in_turn(tests: Iterable[Callable[[float], Certificate]], levels: Floats) -> list[Certificate]:
+    """Certificates of tests, each a function of its level, where a test that holds passes its level on."""
     carried, certificates = 0.0, []
-    for decided, level in zip(decisions, levels, strict=True):
-        certificates.append(certify_decisions(problem, decided, y, carried + level))
+    for test, level in zip(tests, levels, strict=True):
+        certificates.append(test(carried + level))
         carried = carried + level if certificates[-1].holds else 0.0
     return certificates

@@ -101,7 +101,7 @@ def _argmax_lead(p: Floats, y: Labels, weight: Floats, problem: Problem) -> floa
 
     def learn(p: Floats, y: Labels, weight: Floats) -> Rule:
         calibration = fit_calibration(p, y, weight, multilabel=problem.multilabel)
-        return _with(best_expected(calibration(p), problem, weight, None), calibration)
+        return with_calibration(best_expected(calibration(p), problem, weight, None), calibration)
 
     found = _cross_fitted(p, y, weight, learn)
     if found is None:
@@ -240,10 +240,10 @@ def guarded(p: Floats, y: Labels, weight: Floats, problem: Problem) -> Rule:
             return unguarded(p, y, weight, problem)
         if gain <= MARGIN:
             return problem.argmax_rule()
-    return _with(rule, calibration)
+    return with_calibration(rule, calibration)
 
 
-def _with(rule: Rule, calibration: Calibration) -> Rule:
+def with_calibration(rule: Rule, calibration: Calibration) -> Rule:
     """Convert a rule for calibrated probabilities to one for the original probabilities."""
     if rule.kind == "argmax":
         return Rule("offsets", rule.columns, **calibration.fields)

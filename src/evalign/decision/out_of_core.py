@@ -5,6 +5,7 @@ probability and label are one row of their total weight. More classes need one p
 """
 
 import pickle
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -18,8 +19,17 @@ from numpy.typing import NDArray
 from evalign import checks
 from evalign.confusion import Confusion
 from evalign.decision.calibration import SAMPLE, Calibration, fit_calibration
+from evalign.decision.certified import (
+    best_certified,
+    candidate_rules,
+    certify_counts,
+    check_confidence,
+    falling_levels,
+    in_turn,
+    with_certificate,
+)
 from evalign.decision.constraints import class_index, parse_constraints
-from evalign.decision.learned import DECISIONS, learn_rule
+from evalign.decision.learned import DECISIONS, learn_rule, with_calibration
 from evalign.decision.rule import Floats, Labels, Rule, as_labels, as_probabilities, as_weights, decide_blocks
 from evalign.decision.search.counts import ClassCounts, State
 from evalign.decision.search.frank_wolfe import FIRST, Gain, ascend, identity, run_together
@@ -29,6 +39,7 @@ from evalign.metrics import Average, Beta, MetricFunction
 DISTINCT = 2**20  # distinct probabilities kept for two classes
 PREFIX = "probability_"  # prefix of the columns of a file
 CHUNK = 2**16  # rows of a Parquet file read at a time
+CORRECTIONS = 8  # rounds of tightening constraints that a rule of a sample misses on all rows
 PIECE = 2**18  # probabilities counted at a time
 Batch = tuple[Floats, Labels | None, Floats]
 Sums = tuple[NDArray[Any], ...]
@@ -142,8 +153,9 @@ def learn_from_batches(
     `source`, `target` and `sample_weight` as in `ProbabilityBatches`; the others as in `plug_in` and `calibrated`.
     "plug_in" needs no labels. For two classes the rule is that of all rows, with probabilities rounded if more than a
     million are distinct. For more classes it is the plug-in rule as for large arrays, without moving single rows, after
-    "auto" has calibrated on a sample of 8 million probabilities. Constraints on more than two classes need the rows in
-    memory, and so do certificates (about 50 bytes per row).
+    "auto" has calibrated on a sample of 8 million probabilities. With constraints and more than two classes, the rule
+    is learned on this sample, and meets the constraints on all rows; a certificate rests on the rows outside of the
+    sample. Certificates of two classes need about 50 bytes per row.
 
     >>> rng = np.random.default_rng(0)
     >>> parts = [rng.dirichlet([3.0, 1.0, 0.5], size=1000) for _ in range(3)]
@@ -171,11 +183,24 @@ def learn_from_batches(
             p, y, weight = p.repeat(times, axis=0), y.repeat(times), np.ones(times.sum())
         labels = y if labelled else None
         return learn_rule(decision, p, labels, metric, sample_weight=weight, confidence=confidence, **options)
-    if subject_to is not None or confidence is not None:
-        raise ValueError("constraints of more than two classes need the rows in memory; use decision.calibrated")
-    if decision == "argmax":
+    if decision == "argmax" and constraints is None:
         return Rule("argmax", classes)
-    calibration = None if decision == "plug_in" else fit_calibration(*_sample(batches, rows, classes))
+    step, calibration = max(1, -(-int(rows) * classes // SAMPLE)), None
+    if constraints is not None or confidence is not None:
+        p, labels, weight = _sample(batches, step)
+        if confidence is not None and np.isclose(float(known[4]) * rows, total**2, rtol=1e-12):
+            weight = np.ones(len(p))
+        elif confidence is not None:
+            raise ValueError("certified constraints need rows of equal weight; leave out weights or confidence")
+        if step == 1:
+            return learn_rule(decision, p, labels, metric, sample_weight=weight, confidence=confidence, **options)
+        if confidence is None:
+            return _constrained(batches, (p, labels, weight), metric, decision, options)
+        return _certified(batches, (p, labels, weight), step, metric, decision, options, confidence)
+    if decision != "plug_in":
+        p, labels, weight = _sample(batches, step)
+        assert labels is not None
+        calibration = fit_calibration(p, labels, weight)
     problem = Problem.of(metric, np.zeros((1, classes)), "multiclass", average, beta, None)
     counts = BatchedCounts(batches, calibration, classes, reads_matrix=problem.reads_matrix)
     gain, value = _best_gain(counts, problem, rounds)
@@ -183,16 +208,75 @@ def learn_from_batches(
     if calibration is None:
         return rule
     rule = replace(rule, **calibration.fields)
-    c = Confusion.of_matrix(torch.from_numpy(batches.total(partial(_observed_sums, rule))[0]))
+    c = _observed(batches, rule)
     return replace(rule, value=problem.metric_value(c), shares=tuple((c.actual / c.total).tolist()))
 
 
-def _observed_sums(rule: Rule, batch: Batch) -> Sums:
-    """Confusion matrix of a rule's decisions."""
+def _observed(batches: ProbabilityBatches, rule: Rule) -> Confusion:
+    """Confusion of a rule's decisions in all rows; expected, without labels."""
+    return Confusion.of_matrix(torch.from_numpy(batches.total(partial(_matrices, [rule], 1))[0][0]))
+
+
+def _matrices(rules: list[Rule], step: int, batch: Batch) -> Sums:
+    """Confusion matrices (rules, C, C) of every `step`-th row, and of the other rows."""
     p, y, weight = batch
-    assert y is not None
-    size = rule.columns
-    return (np.bincount(y * size + rule.decide(p), weight, size * size).reshape(size, size),)
+    found = np.zeros((2, len(rules), p.shape[1], p.shape[1]))
+    parts = np.arange(len(p)) % step > 0
+    for k, part in enumerate((~parts, parts)):
+        counts = ClassCounts(p[part] if y is None else y[part], weight[part], p.shape[1], reads_matrix=True)
+        found[k] = [counts.count(rule.decide(p[part])) for rule in rules] if part.any() else 0.0
+    return found[0], found[1]
+
+
+def _constrained(
+    batches: ProbabilityBatches, sample: Batch, metric: str | MetricFunction, decision: str, options: dict[str, Any]
+) -> Rule:
+    """Rule learned on a sample that meets the constraints on all rows: where it misses one, its limit is tightened."""
+    p, y, weight = sample
+    problem = Problem.of(metric, p[:1], "multiclass", *options.values())
+    limits, found = list(problem.constraints), []
+    for _ in range(CORRECTIONS):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about the limits of the sample
+            own = options | {"subject_to": limits}
+            rule = learn_rule(decision, p, y, metric, sample_weight=weight, **own)
+        c = _observed(batches, rule)
+        missing = problem.missing(problem.constraint_values(c))
+        found.append((float(missing.sum()), rule, c))
+        if not missing.any():
+            break
+        signs = [1.5 if r.op == ">=" else -1.5 for r in limits]
+        limits = [replace(r, value=r.value + s * m) for r, s, m in zip(limits, signs, missing, strict=True)]
+    _, rule, c = min(found, key=lambda one: one[0])
+    if decision != "plug_in":
+        rule = replace(rule, value=problem.metric_value(c), shares=tuple((c.actual / c.total).tolist()))
+    return problem.completed(rule, c)
+
+
+def _certified(
+    batches: ProbabilityBatches, sample: Batch, step: int, metric: str | MetricFunction, decision: str,
+    options: dict[str, Any], confidence: float,
+) -> Rule:  # fmt: skip
+    """Candidates learned on every `step`-th row, certified on the others; see `evalign.decision.certified`."""
+    p, y, _ = sample
+    if decision not in ("auto", "tuned") or y is None:
+        raise ValueError(f"decision {decision!r} cannot certify constraints; use 'auto' or 'tuned' and pass labels")
+    problem = Problem.of(metric, p[:1], "multiclass", *options.values())
+    ones = np.ones(len(p))
+    check_confidence(problem, ones, confidence)
+    calibration = fit_calibration(p, y, ones)
+    rules = [with_calibration(rule, calibration) for rule in candidate_rules(calibration(p), y, problem)]
+    known, tested = batches.total(partial(_matrices, rules, step))
+    unit = len(p) / known[0].sum()  # all rows have one weight
+    confusions = [Confusion.of_matrix(torch.from_numpy(m * unit)) for m in tested]
+    tests = (partial(certify_counts, problem, c) for c in confusions)
+    certificates = in_turn(tests, falling_levels(len(rules), 1 - confidence))
+    whole = [Confusion.of_matrix(torch.from_numpy((a + b) * unit)) for a, b in zip(known, tested, strict=True)]
+    values = np.array([problem.metric_value(c) or 0.0 for c in whole])
+    rule, certificate = best_certified(rules, certificates, problem, values)
+    c = whole[rules.index(rule)]
+    rule = replace(rule, shares=tuple((c.actual / c.total).tolist()))
+    return with_certificate(rule, certificate, problem, c, confidence)
 
 
 def _shape_sums(batch: Batch) -> Sums:
@@ -234,17 +318,16 @@ def _distinct(batches: ProbabilityBatches) -> tuple[Floats, Labels, Floats]:
     return np.stack([1 - score, score], axis=1), y, weight
 
 
-def _sample(batches: ProbabilityBatches, rows: float, classes: int) -> tuple[Floats, Labels, Floats]:
-    """Rows for the calibration: all if they are few, otherwise evenly spaced ones."""
-    step = max(1, -(-int(rows) * classes // SAMPLE))
+def _sample(batches: ProbabilityBatches, step: int) -> Batch:
+    """Every `step`-th row of each batch."""
 
     def taken(batch: Batch) -> Sums:
         p, y, weight = batch
-        assert y is not None
-        return p[::step].copy(), y[::step].copy(), weight[::step].copy()  # a view would keep the whole batch in memory
+        labels = np.zeros(0, dtype=np.int64) if y is None else y[::step].copy()
+        return p[::step].copy(), labels, weight[::step].copy()  # a view would keep the whole batch in memory
 
-    p, y, weight = zip(*batches.map(taken), strict=True)
-    return np.concatenate(p), np.concatenate(y), np.concatenate(weight)
+    p, y, weight = (np.concatenate(parts) for parts in zip(*batches.map(taken), strict=True))
+    return p, y if len(y) == len(p) else None, weight
 
 
 class BatchedCounts(ClassCounts):
