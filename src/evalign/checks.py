@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -76,6 +77,42 @@ def check_number(
     if not (above and below):  # phrased so that nan fails too
         left, right = "(" if open_low else "[", ")" if open_high else "]"
         raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value:g}")
+
+
+def is_number(x: Any, *, low: float = -1e308, high: float = 1e308) -> bool:
+    """Whether `x` is a finite number, no truth value, between `low` and `high`."""
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and bool(low <= x <= high)  # False for nan
+
+
+def is_whole(x: Any) -> bool:
+    """Whether `x` is a number without decimals."""
+    return is_number(x) and bool(x == int(x))
+
+
+def all_numbers(x: Any) -> bool:
+    """Whether `x` is a finite number or a list of such lists or numbers."""
+    return all(map(all_numbers, x)) if isinstance(x, list) else is_number(x)
+
+
+def shortened(value: Any) -> str:
+    """Text of a value for an error message, at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def frozen_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+    """Finite numbers of a shape as nested tuples, which compare and hash by value."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        array = np.asarray(np.nan)
+    if array.shape != shape or not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite numbers of shape {shape}, got {shortened(value)}")
+    return _tuples(array.tolist())
+
+
+def _tuples(x: Any) -> Any:
+    return tuple(_tuples(v) for v in x) if isinstance(x, list) else x
 
 
 def check_temperature(temperature: Any) -> None:

@@ -1,12 +1,10 @@
 """Export: a rule as a JSON schema, as Python source that needs only numpy, and as nodes of an ONNX graph."""
 
-from collections.abc import Callable
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalign.decision.rule import FLOOR, PARAMETERS, REJECTED, TIE, VERSION, Rule, is_number, is_whole, short
+from evalign.decision.rule import FLOOR, PARAMETERS, REJECTED, TIE, VERSION, Rule
 
 if TYPE_CHECKING:
     import onnx
@@ -64,41 +62,6 @@ def json_schema() -> dict[str, Any]:
             if parts
         ],
     }
-
-
-def _all_numbers(x: Any) -> bool:
-    return all(map(_all_numbers, x)) if isinstance(x, list) else is_number(x)
-
-
-# Entries of a rule's JSON that are not numbers or lists of numbers. Other programs write 1 for 1.0.
-JSON_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    **dict.fromkeys(("kind", "metric"), ("a str", lambda x: isinstance(x, str))),
-    **dict.fromkeys(("columns", "at_most"), ("a whole number", is_whole)),
-    **dict.fromkeys(("coverage", "confidence"), ("a number from 0 to 1", lambda x: is_number(x) and 0 <= x <= 1)),
-    "value": ("a number", is_number),
-    "shares": ("numbers of at least 0", lambda x: isinstance(x, list) and all(is_number(v) and v >= 0 for v in x)),
-    "feasible": ("a bool", lambda x: isinstance(x, bool)),
-    "subject_to": ("a list of texts", lambda x: isinstance(x, list) and all(isinstance(text, str) for text in x)),
-}
-
-
-def checked_json(data: Any) -> dict[str, Any]:
-    """Fields of a rule from its JSON; raises ValueError for what the schema does not allow."""
-    if not isinstance(data, dict):
-        raise ValueError(f"a rule must be a dictionary, got {type(data).__name__}; use json.loads first")
-    if data.get("version") != VERSION:
-        raise ValueError(f"a rule of version {VERSION} was expected, got {data.get('version')!r}; learn it again")
-    given = {name: value for name, value in data.items() if name != "version"}
-    wrong = [f"lacks {name!r}" for name in ("kind", "columns") if name not in given]
-    known = {f.name for f in fields(Rule)}
-    wrong += [f"has an unknown entry {name!r}" for name in given if name not in known]
-    if wrong:
-        raise ValueError(f"a rule has kind, columns and the parameters of its kind, but this one {wrong[0]}")
-    for name, value in given.items():
-        wanted, right = JSON_TYPES.get(name, ("finite numbers", _all_numbers))
-        if not right(value):
-            raise ValueError(f"{name} of a rule must be {wanted}, got {short(value)}")
-    return given | {name: int(given[name]) for name in ("columns", "at_most") if name in given}
 
 
 def numpy_source(rule: Rule, name: str = "predict") -> str:

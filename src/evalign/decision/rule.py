@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from evalign import checks
+from evalign.checks import all_numbers, is_number, is_whole, shortened
 from evalign.confusion import TASKS, Task
 
 Floats = NDArray[np.float64]
@@ -197,7 +198,9 @@ class Rule:
         if self.kind == "threshold" and self.columns != 2:
             raise ValueError(f"a threshold rule needs 2 columns, got {self.columns}")
         if self.multilabel and not isinstance(self.temperature, (int, float)):
-            object.__setattr__(self, "temperature", _frozen("temperature", self.temperature, (self.columns,)))
+            object.__setattr__(
+                self, "temperature", checks.frozen_numbers("temperature of a rule", self.temperature, (self.columns,))
+            )
         temperatures = self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
         if not all(is_number(t) and t > 0 for t in temperatures):
             raise ValueError(f"temperature of a rule must be a number above 0, got {self.temperature!r}")
@@ -217,7 +220,9 @@ class Rule:
             if not required and name not in ("offsets", "shares", "reached", "bounds"):
                 raise ValueError(f"a rule of kind {self.kind!r} has no {name}; leave it out")
             # Convert through an array, so that lists from JSON, numpy arrays and tuples become equal tuples.
-            object.__setattr__(self, name, _frozen(name, value, shapes.get(name, (self.columns,))))
+            object.__setattr__(
+                self, name, checks.frozen_numbers(f"{name} of a rule", value, shapes.get(name, (self.columns,)))
+            )
         object.__setattr__(self, "subject_to", tuple(map(str, self.subject_to)))
 
     @cached_property
@@ -333,9 +338,21 @@ class Rule:
     @classmethod
     def from_json(cls, data: Any) -> "Rule":
         """Rule of a `to_json` dictionary; raises ValueError for anything else."""
-        from evalign.decision.export import checked_json
-
-        return cls(**checked_json(data))
+        if not isinstance(data, dict):
+            raise ValueError(f"a rule must be a dictionary, got {type(data).__name__}; use json.loads first")
+        if data.get("version") != VERSION:
+            raise ValueError(f"a rule of version {VERSION} was expected, got {data.get('version')!r}; learn it again")
+        given = {name: value for name, value in data.items() if name != "version"}
+        wrong = [f"lacks {name!r}" for name in ("kind", "columns") if name not in given]
+        known = {f.name for f in fields(cls)}
+        wrong += [f"has an unknown entry {name!r}" for name in given if name not in known]
+        if wrong:
+            raise ValueError(f"a rule has kind, columns and the parameters of its kind, but this one {wrong[0]}")
+        for name, value in given.items():
+            wanted, right = JSON_TYPES.get(name, ("finite numbers", all_numbers))
+            if not right(value):
+                raise ValueError(f"{name} of a rule must be {wanted}, got {shortened(value)}")
+        return cls(**given | {name: int(given[name]) for name in ("columns", "at_most") if name in given})
 
     def __repr__(self) -> str:
         shown = [repr(self.kind), str(self.columns)]
@@ -405,32 +422,20 @@ def recalibrated(
     return q
 
 
-def is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < 1e308  # False for nan
-
-
-def is_whole(x: Any) -> bool:
-    return is_number(x) and bool(x == int(x))
-
-
-def _frozen(name: str, value: Any, shape: tuple[int, ...]) -> Any:
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        array = np.asarray(np.nan)
-    if array.shape != shape or not np.isfinite(array).all():
-        raise ValueError(f"{name} of a rule must be finite numbers of shape {shape}, got {short(value)}")
-    return _tuples(array.tolist())
-
-
-def _tuples(x: Any) -> Any:
-    return tuple(_tuples(v) for v in x) if isinstance(x, list) else x
+# Entries of a rule's JSON that are not numbers or lists of numbers. Other programs write 1 for 1.0.
+JSON_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("kind", "metric"), ("a str", lambda x: isinstance(x, str))),
+    **dict.fromkeys(("columns", "at_most"), ("a whole number", is_whole)),
+    **dict.fromkeys(("coverage", "confidence"), ("a number from 0 to 1", partial(is_number, low=0.0, high=1.0))),
+    "value": ("a number", is_number),
+    "shares": (
+        "numbers of at least 0",
+        lambda x: isinstance(x, list) and all(is_number(v, low=0.0) for v in x),
+    ),
+    "feasible": ("a bool", lambda x: isinstance(x, bool)),
+    "subject_to": ("a list of texts", lambda x: isinstance(x, list) and all(isinstance(text, str) for text in x)),
+}
 
 
 def _plain(x: Any) -> Any:
     return [_plain(v) for v in x] if isinstance(x, tuple) else x
-
-
-def short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
