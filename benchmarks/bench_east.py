@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from evalign_papers.engine.printed import PACKAGED
 from evalign_papers.engine.reports import environment
 from evalign_papers.engine.scores import honest_scores
 from evalign_papers.engine.settings import EAST, UNBOUNDED
+from evalign_papers.engine.stacked_trials import WatchedStack
 from evalign_papers.engine.terms import metric_score
 from evalign_papers.engine.trial_data import Part, parts
 
@@ -87,7 +89,7 @@ def train(name: str, method: str, share: float, own: list[Part], device: str) ->
     """Train all splits as one stack; yields pairs ("scores" or "curves", row)."""
     classes = 1 + max(int(part.train_y.max()) for part in own)
     ranks = method == "average precision"
-    x, y, trials, tests = list[Any](), list[Any](), list[Trial](), list[Tensor]()
+    x, y, trials, tests, watched = list[Any](), list[Any](), list[Trial](), list[Tensor](), list[Tensor]()
     start = 0
     for part in own:
         random = np.random.default_rng(part.trial)
@@ -99,13 +101,12 @@ def train(name: str, method: str, share: float, own: list[Part], device: str) ->
         x += [part.train, part.valid, part.test]
         y += [part.train_y, part.valid_y, part.test_y]
         at = np.cumsum([start, rows, len(part.valid_y), len(part.test_y)])
-        watched = np.concatenate([np.arange(at[2], at[3]), start + seen])
         trials.append(
             Trial(
                 torch.from_numpy(start + chosen), torch.arange(int(at[1]), int(at[2])), RECIPES[method], part.trial,
-                None, torch.from_numpy(watched) if not ranks else None,
             )
         )  # fmt: skip
+        watched.append(torch.from_numpy(np.concatenate([np.arange(at[2], at[3]), start + seen])))
         tests.append(torch.arange(int(at[2]), int(at[3])))
         start = int(at[3])
     width = x[0].shape[1]
@@ -119,7 +120,9 @@ def train(name: str, method: str, share: float, own: list[Part], device: str) ->
     results = train_trials(
         make, table, trials, objective_of(classes, method), metric_score("f1", 2 if ranks else classes),
         batch_size=BATCH, task="binary" if ranks else "multiclass",
-        watch=None if ranks else values_along_training(soft, len(own[0].test_y), classes),
+        kind=None if ranks else partial(
+            WatchedStack, watch=values_along_training(soft, len(own[0].test_y), classes), watched=watched
+        ),
     )  # fmt: skip
     seconds = time.perf_counter() - began
     for part, trial, result, test in zip(own, trials, results, tests, strict=True):

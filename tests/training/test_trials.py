@@ -133,9 +133,7 @@ def test_no_trial_or_two_steps_are_refused():
 
 def binary_trial(epochs: int = 3) -> Trial:
     stage = Stage("ce", metric=False, anchor=1.0, learning_rate=0.01, epochs=epochs, patience=99, monitor="entropy")
-    return Trial(
-        torch.arange(200), torch.arange(200, 260), Recipe("r", "", (stage,)), seed=5, watch=torch.arange(260, 300)
-    )
+    return Trial(torch.arange(200), torch.arange(200, 260), Recipe("r", "", (stage,)), seed=5)
 
 
 def test_one_output_is_trained_as_torch_trains_it():
@@ -169,35 +167,6 @@ def test_one_output_is_trained_as_torch_trains_it():
         assert values.score == pytest.approx(float((right * weight).sum() / weight.sum()))
 
 
-def test_watched_rows_are_told_of_every_epoch_and_choose_nothing():
-    rows = table()
-    rows = replace(rows, y=(rows.y > 0).long())
-    make = lambda: mlp(4, 1, (8,), 0.0).double()  # noqa: E731
-
-    def watch(logits, y, weight):
-        return torch.stack([logits.sum(), y.double().sum()])
-
-    def go(**options):
-        return train_trials(
-            make,
-            rows,
-            [binary_trial(6)],
-            OBJECTIVE,
-            argmax_score(metrics.accuracy),
-            batch_size=40,
-            task="binary",
-            **options,
-        )[0]
-
-    seen, unseen = go(watch=watch), go()
-    assert all(torch.equal(seen.state[name], unseen.state[name]) for name in seen.state)
-    assert all(epoch.watched[1] == float(rows.y[260:].sum()) for epoch in seen.history)
-    kept = [epoch for epoch in seen.history if epoch.best][-1]
-    network = make()
-    network.load_state_dict(seen.state)
-    assert kept.watched[0] == pytest.approx(float(network(rows.x[260:]).sum().detach()))
-
-
 @pytest.mark.parametrize("form", ["geometric", "linear", "cosine"])
 def test_cooling_goes_from_the_start_to_the_end_and_only_down(form):
     stage = Stage("m", True, 1.0, 1e-3, epochs=9, patience=9, temperature=0.2, cool_to=0.05, cooling=form)
@@ -228,26 +197,19 @@ def test_graphs_stacked_are_graphs_one_by_one():
     rows, objective = frames(), Objective("f1", "binary", StepChoice("linear"), average="binary")
     score = argmax_score(metrics.resolve("f1", average="binary"))
 
-    def watch(logits, y, weight):
-        return torch.stack([(weight * logits).sum(), (weight * y).sum()])
-
     made = []
     for s in range(3):
         order = torch.randperm(60, generator=torch.Generator().manual_seed(s))
         stage = Stage("m", metric=True, anchor=0.3 * s, learning_rate=0.02, epochs=4, patience=2, step="linear")
-        made.append(Trial(order[:40], order[40:50], Recipe("r", "", (stage,)), seed=s, watch=order[50:]))
-    results = train_trials(pairs, rows, made, objective, score, batch_size=13, task="binary", watch=watch)
+        made.append(Trial(order[:40], order[40:50], Recipe("r", "", (stage,)), seed=s))
+    results = train_trials(pairs, rows, made, objective, score, batch_size=13, task="binary")
     for trial, result in zip(made, results, strict=True):
         torch.manual_seed(trial.seed)
         alone = pairs()
-        assert trial.watch is not None
         history = train(
-            alone, rows[trial.train], rows[trial.valid], trial.recipe, objective, score, batch_size=13, seed=trial.seed,
-            watch=watch, watch_rows=rows[trial.watch],
-        )  # fmt: skip
+            alone, rows[trial.train], rows[trial.valid], trial.recipe, objective, score, batch_size=13, seed=trial.seed
+        )
         assert_same(alone.state_dict(), history, result)
-        for ours, theirs in zip(history, result.history, strict=True):
-            assert ours.watched == pytest.approx(theirs.watched)
 
 
 def test_a_step_that_is_a_function_is_not_replaced_by_a_stages():

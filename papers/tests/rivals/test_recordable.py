@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from evalign.training.stacked import Stack, Trial
 from evalign_papers.engine.config import read_config
 from evalign_papers.engine.printed import find_papers
 from evalign_papers.engine.scores import watch_cuts
+from evalign_papers.engine.stacked_trials import WatchedStack
 from evalign_papers.engine.terms import build_term, metric_score
 from evalign_papers.rivals.cross_entropy import balanced_batches
 
@@ -49,14 +51,15 @@ def test_no_tensor_is_made_from_numbers(path, monkeypatch):
     x, y = torch.randn(60, 3, generator=generator), torch.arange(60) % 2
     stages = tuple(replace(stage, epochs=1) for stage in config.training.stages)
     rows = torch.arange(60)
-    trials = [Trial(rows[:40], rows[40:50], Recipe("r", "", stages), watch=rows[50:]) for _ in range(2)]
+    trials = [Trial(rows[:40], rows[40:50], Recipe("r", "", stages)) for _ in range(2)]
     squash = config.method.name != "cross_entropy"
-    stack = Stack(
+    watch = {"watch": watch_cuts(squash), "watched": [rows[50:]] * 2}
+    kind = partial(WatchedStack, **watch) if "mean_over_thresholds" in config.quirks else Stack
+    stack = kind(
         lambda: mlp(3, 1 if one else 2, (4,), 0.5), Rows.of(x, y), trials,
         build_term(config.method, "binary" if one else "multiclass"), metric_score(config.decide_for, 2), batch_size=20,
         task="binary" if one else "multiclass",
         make_batches=balanced_batches(y) if config.training.oversample else plain_batches,
-        watch=watch_cuts(squash) if "mean_over_thresholds" in config.quirks else None,
     )  # fmt: skip
     stack.networks.mlp, stack.fusible = None, False  # what only a CPU has
     stack.uses_metric = any(stage.metric for stage in stages)

@@ -27,7 +27,6 @@ from evalign.training.batches import (
     Score,
     StackedBatches,
     Term,
-    Watch,
     flat,
     plain_batches,
     predict_logits,
@@ -69,7 +68,6 @@ class Trial:
     recipe: Recipe
     seed: int = 0
     dropout: float | None = None  # None keeps the network's
-    watch: Tensor | None = None  # rows whose values are recorded every epoch, but influence no choice
 
 
 @dataclass(frozen=True)
@@ -87,6 +85,7 @@ def train_trials(
     objective: Objective | Term,
     score: Score,
     *,
+    kind: "Callable[..., Stack] | None" = None,
     on_epoch: Callable[[int, Epoch], None] | None = None,
     catch_interrupt: bool = False,
     may_diverge: bool = True,
@@ -97,9 +96,9 @@ def train_trials(
     `make_network` is called once per trial after seeding with the trial's seed; with `task` "binary" it has one output
     for every label of a row, which may have several, as the pairs of a graph. `objective` may be any loss of the same
     signature. On a GPU a step is recorded once and replayed, and one generator draws the dropout of all trials.
-    `options` are those of `Stack`; the others those of `training.loop.run_stages`.
+    `options` are those of `Stack`, or of another `kind` of it; the others those of `training.loop.run_stages`.
     """
-    stack = Stack(make_network, rows, trials, objective, score, **options)
+    stack = (kind or Stack)(make_network, rows, trials, objective, score, **options)
     run_stages(stack, stack.runs, on_epoch=on_epoch, may_diverge=may_diverge, catch_interrupt=catch_interrupt)
     return [TrialResult(stack.networks.best_of(s), run.history) for s, run in enumerate(stack.runs)]
 
@@ -127,8 +126,7 @@ class Stack:
 
     A network's loss is metric * term + anchor * cross-entropy of its own rows, at its temperature. `index` and `mask`
     (S, width) are the batch of the next `step`, `rate` and `decay` the optimiser's settings. `validate` fills `values`
-    with the epoch of each network: mean training loss, then loss, cross-entropy and hard score of its validation rows,
-    then the watched values.
+    with the epoch of each network: mean training loss, then loss, cross-entropy and hard score of its validation rows.
     """
 
     def __init__(
@@ -139,10 +137,9 @@ class Stack:
         batch_size: int,
         task: Task = "multiclass",
         make_batches: MakeBatches = plain_batches,
-        watch: Watch | None = None,
     ) -> None:  # fmt: skip
         trials = [replace(trial, recipe=trial.recipe.for_rows(len(trial.train), batch_size)) for trial in trials]
-        self.term, self.rows, self.score, self.task, self.watch = _term(objective, trials), rows, score, task, watch
+        self.term, self.rows, self.score, self.task = _term(objective, trials), rows, score, task
         device, seeds = rows.x.device, [trial.seed for trial in trials]
         self.batches = StackedBatches(
             [trial.train for trial in trials], batch_size, seeds=seeds, dtype=rows.x.dtype, make=make_batches,
@@ -159,16 +156,13 @@ class Stack:
         self.fusible = device.type == "cpu" and task == own == "multiclass"
         self.adam = StackedAdamW(self.networks.parameters)
         self.valid = padded([trial.valid for trial in trials], device)
-        seen = [trial.watch for trial in trials if trial.watch is not None]
-        self.watched = padded(seen, device) if watch is not None and len(seen) == len(trials) else None
         zeros = torch.zeros(len(trials), dtype=rows.x.dtype, device=device)
         self.temperature, self.metric, self.anchor = zeros.clone(), zeros.clone(), zeros.clone()
         self.rate, self.decay = zeros[:, None].clone(), zeros[:, None].clone()
         self.index = torch.zeros(len(trials), self.batches.width, dtype=torch.long, device=device)
         self.mask = zeros.new_ones(len(trials), self.batches.width)
         self.loss_sum = zeros.clone()
-        extra = 0 if self.watched is None else self._watched_values().shape[1]
-        self.values = zeros.new_zeros(len(trials), 4 + extra)
+        self.values = zeros.new_zeros(len(trials), 4)
         self.uses_metric = False
         changed = [*self.adam.state, *self.networks.buffers.values(), self.loss_sum, self.values]
         # Steps with and without a metric differ.
@@ -197,8 +191,7 @@ class Stack:
             self.mask.copy_(mask)
             self.run_step[self.uses_metric](self.step)
         self.run_validation[self.uses_metric](self.validate)
-        found: list[list[float]] = self.values.tolist()
-        return [Values(a, b, c, d, tuple(watched)) for a, b, c, d, *watched in found]
+        return [Values(*own) for own in self.values.tolist()]
 
     def keep(self, numbers: Sequence[int]) -> None:
         self.networks.keep(list(numbers))
@@ -223,9 +216,7 @@ class Stack:
             y, weight = self.rows.y[index[own]], self.rows.weight[index[own]] * mask[own]
             logits = self.networks.logits(own, index[own])
             found = (self._losses(logits, y, weight, own), *vmap(self._entropy_and_score)(logits, y, weight))
-            self.values[own, 1:4] = torch.stack(found, 1)
-        if self.watched is not None:
-            self.values[:, 4:] = self._watched_values()
+            self.values[own, 1:] = torch.stack(found, 1)
 
     def _loss_and_slope(self, logits: Tensor, y: Tensor, weight: Tensor, own: slice) -> tuple[Tensor, Tensor]:
         """Losses (s,) of these networks, and the gradient of each with respect to its logits."""
@@ -278,18 +269,6 @@ class Stack:
         logits, y, weight = flat(logits, y, weight, self.task)
         score = self.score(probabilities_of(logits, self.task), y, weight)
         return cross_entropy(logits, y, weight, self.task), score.to(logits.dtype)
-
-    @torch.no_grad()
-    def _watched_values(self) -> Tensor:
-        """Values (S, k) of the watched rows."""
-        assert self.watched is not None
-        assert self.watch is not None
-        watch, (index, mask), found = self.watch, self.watched, []
-        for own in self.networks.all_groups:
-            places = index[own]
-            batch = self.networks.logits(own, places), self.rows.y[places], self.rows.weight[places] * mask[own]
-            found.append(vmap(lambda z, y, weight: watch(*flat(z, y, weight, self.task)))(*batch))
-        return torch.cat(found)
 
 
 @dataclass(frozen=True)

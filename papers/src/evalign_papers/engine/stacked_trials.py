@@ -3,18 +3,21 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from evalign.confusion import Task
 from evalign.networks.mlp import mlp
-from evalign.training.batches import Batches, Rows, plain_batches, predict_logits
-from evalign.training.loop import Epoch
+from evalign.training.batches import Batches, Rows, Watch, flat, plain_batches, predict_logits
+from evalign.training.loop import Epoch, Run, Values
 from evalign.training.recipes import Recipe
-from evalign.training.stacked import Trial, train_trials
+from evalign.training.stacked import Stack, Trial, train_trials
+from evalign.training.stacked_networks import padded
 from evalign_papers.datasets.sources.cocktailparty import PEOPLE
 from evalign_papers.engine.config import Config, Grid
 from evalign_papers.engine.scores import watch_cuts
@@ -42,6 +45,33 @@ class Trained:
     def kept(self) -> Epoch:
         """The epoch whose weights were kept, of the last stage that kept one."""
         return [epoch for epoch in self.history if epoch.best][-1]
+
+
+class WatchedStack(Stack):
+    """A stack that records numbers on other rows in every epoch, which influence no choice."""
+
+    def __init__(self, *args: Any, watch: Watch, watched: Sequence[Tensor], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.watch, self.watched = watch, padded(watched, self.rows.x.device)
+        self.found = self._watched_values()
+
+    def validate(self) -> None:
+        super().validate()
+        self.found.copy_(self._watched_values())
+
+    def epoch(self, runs: Sequence[Run]) -> list[Values]:
+        values = super().epoch(runs)
+        return [own._replace(watched=tuple(found)) for own, found in zip(values, self.found.tolist(), strict=True)]
+
+    @torch.no_grad()
+    def _watched_values(self) -> Tensor:
+        """Values (S, k) of the watched rows."""
+        watch, (index, mask), found = self.watch, self.watched, []
+        for own in self.networks.all_groups:
+            places = index[own]
+            batch = self.networks.logits(own, places), self.rows.y[places], self.rows.weight[places] * mask[own]
+            found.append(vmap(lambda z, y, weight: watch(*flat(z, y, weight, self.task)))(*batch))
+        return torch.cat(found)
 
 
 def grid_points(grid: Grid | None) -> list[Point]:
@@ -97,10 +127,11 @@ def _stack(
             places[trial].append(torch.arange(rows, rows + len(labels)))
             rows += len(labels)
     x, y, weight = (torch.from_numpy(np.concatenate(table)).to(device) for table in tables)
-    made = []
+    made, tests = [], []
     for part, point in members:
         train, valid, test = places[part.trial]
-        made.append(Trial(train, valid, recipe_of(config, point), part.seed(config), point.get("dropout"), test))
+        made.append(Trial(train, valid, recipe_of(config, point), part.seed(config), point.get("dropout")))
+        tests.append(test)
     watches = "mean_over_thresholds" in config.quirks
     squash = config.method.name in ("metric", "released") or bool(config.method.options.get("squash"))
 
@@ -111,7 +142,8 @@ def _stack(
 
     results = train_trials(
         make, Rows(x, y, weight), made, build_term(config.method, task), metric_score(config.decide_for, classes),
-        batch_size=batch_size, task=task, watch=watch_cuts(squash) if watches else None,
+        batch_size=batch_size, task=task,
+        kind=partial(WatchedStack, watch=watch_cuts(squash), watched=tests) if watches else None,
         make_batches=balanced_batches(y) if training.oversample else plain_batches,
         on_epoch=None if on_epoch is None else lambda s, epoch: on_epoch(members[s][0].trial, epoch),
     )  # fmt: skip
