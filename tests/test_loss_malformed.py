@@ -129,3 +129,13 @@ def test_a_module_does_not_learn_its_temperature():
         loss.temperature = nn.Parameter(torch.tensor(0.1))
     with pytest.raises(ValueError, match=r"temperature .* requires a gradient; use metric_loss"):
         MetricLoss("f1", temperature=torch.tensor(0.1, requires_grad=True))
+
+
+def test_labels_in_another_shape_are_told_what_to_do():
+    z, y = torch.randn(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"got \(2, 1, 4, 4\); use target.squeeze\(1\)"):
+        metric_loss(z, y[:, None], "f1")
+    with pytest.raises(ValueError, match=r"got \(2, 3, 4, 4\); pass one-hot labels as floats"):
+        metric_loss(z, y[:, None].expand(-1, 3, -1, -1), "f1")
+    with pytest.raises(ValueError, match=r"sample_weight must have shape \(5,\), got \(5, 1\)"):
+        metric_loss(torch.randn(5, 3), torch.zeros(5, dtype=torch.long), "f1", sample_weight=torch.ones(5, 1))

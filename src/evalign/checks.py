@@ -202,8 +202,10 @@ def check_class_shapes(scores: Tensor, target: Tensor, *, name: str = "input") -
         )
     expected = (scores.shape[0], *scores.shape[2:])
     if tuple(target.shape) != expected:
+        one_hot, column = target.shape == scores.shape, tuple(target.shape) == (expected[0], 1, *expected[1:])
+        remedy = "; pass one-hot labels as floats" if one_hot else "; use target.squeeze(1)" if column else ""
         raise ValueError(
-            f"target must have shape {expected} for {name} {tuple(scores.shape)}, got {tuple(target.shape)}"
+            f"target must have shape {expected} for {name} {tuple(scores.shape)}, got {tuple(target.shape)}{remedy}"
         )
 
 
