@@ -824,7 +824,6 @@ def test_progress_of_compare_counts_the_rounds_of_boosted_trees(
             heard.append((self.name, self.patience, self.epochs))
 
     monkeypatch.setattr(console, "Listener", Heard)
-    monkeypatch.setattr("evalign.cli.compare.Listener", Heard)
     words = ["compare", folder / "train.csv", "--target", "kind", "--out", tmp_path / "run"]
     fast = ["--model", "network", "--epochs", "3", "--hidden", "4", "--splits", "2", "--folds", "1", "--device", "cpu"]
     assert call(*words, *fast).code == 0

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Listener, Output, watch_interrupt
+from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Output, watch_interrupt
 from evalign.cli.run_files import InputFiles, Loaded, RunFolder, load
 
 NAME = "compare"
@@ -85,19 +85,11 @@ def run(
         others = [replace(one, decisions=("argmax", "tuned")) for one in others if one.name in rivals]
     listed = [*own, *others]
     epochs = find_recipe(recipe).limited(settings.epochs).epochs
-    makers = {one.title: one.make for one in listed}
     with output.warnings_as_notes(), output.progress(len(listed) * splits, epochs, splits) as step:
-
-        def start(title: str, split: int) -> Any:
-            listener = step(title, split)
-            if isinstance(listener, Listener):
-                listener.follow(makers[title](settings.seed))
-            return listener
-
         comparison = compare(
             loaded.table.X, loaded.table.y, listed, judge,
             splits=splits, test_size=test_size, test=None if loaded.test is None else (loaded.test.X, loaded.test.y),
-            seed=settings.seed, on_step=start, interrupted=lambda: interrupt.pressed,
+            seed=settings.seed, on_step=step, interrupted=lambda: interrupt.pressed,
         )  # fmt: skip
     if comparison.interrupted:
         output.note(f"Ctrl-C ended the comparison after {comparison.splits} of {splits} splits")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from evalign.cli import options as o
-from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Listener, Output, watch_interrupt
+from evalign.cli.console import EXIT_INFEASIBLE, Interrupt, Output, watch_interrupt
 from evalign.cli.run_files import CHECKPOINTS, InputFiles, RunFolder
 
 NAME = "fit"
@@ -140,10 +140,8 @@ def train(
             if interrupt.pressed and contender.name == "cross_entropy":
                 output.note("after Ctrl-C, cross-entropy was not trained for comparison")
                 continue
-            listener, before = step(contender.title, 0), interrupt.pressed
-            if isinstance(listener, Listener):
-                listener.follow(contender.make(settings.seed))
-            trial = evaluate(contender, development, test, judge, seed=settings.seed, on_epoch=listener)
+            before, on_epoch = interrupt.pressed, step(contender.title, 0)
+            trial = evaluate(contender, development, test, judge, seed=settings.seed, on_epoch=on_epoch)
             if interrupt.pressed and not before:
                 if not trial.estimator.history_:
                     raise KeyboardInterrupt

@@ -186,9 +186,14 @@ def evaluate(
     seed: int,
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> FittedContender:
-    """Fit, learn every decision rule on the rows held out of development, and only then look at the test rows."""
+    """Fit, learn every decision rule on the rows held out of development, and only then look at the test rows.
+
+    If `on_epoch` has a method `follow`, that is called first, with the estimator.
+    """
     started = time.perf_counter()
     estimator = contender.make(seed)
+    if on_epoch is not None and hasattr(on_epoch, "follow"):
+        on_epoch.follow(estimator)
     if not isinstance(estimator, MetricClassifier):
         estimator = HeldOut(estimator=estimator, random_state=seed)
     rival = isinstance(estimator, HeldOut)
