@@ -1,7 +1,8 @@
 """Training on 1 % positives: batches of 16 without a positive, and ranking losses compared with a pairwise one.
 
     python benchmarks/bench_rare.py absent | ranking [--seeds 5] [--steps 3000]
-    python benchmarks/bench_rare.py libauc [--seeds 8] [--steps 800]     # in the environment of `make bench-peers`
+    python benchmarks/bench_rare.py libauc --seeds 10 --steps 800     # in the environment of `make bench-peers`
+    python benchmarks/bench_rare.py summary                            # of the runs that it stored
 
 Ten features, of which four are informative; a network 10-32-1, Adam; scores on 20,000 new rows, mean and
 standard error over seeds. No choice is made on the test rows: `absent` and `ranking` show all learning rates. `libauc`
@@ -23,6 +24,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 from torch import Tensor
 
@@ -159,6 +161,16 @@ METRICS: dict[str, Callable[[Any, Any], float]] = {
 }
 
 
+PAIRS = [  # losses for the same purpose
+    ("auroc", "LibAUC AUCM, PESG", "AUROC"),
+    ("average_precision", "LibAUC AP, SOAP", "average precision"),
+    ("average_precision", "LibAUC AUCM, PESG", "average precision"),
+    ("auroc, max_fpr .1", "LibAUC pAUC-CVaR, SOPA", "AUROC to .1"),
+    ("auroc", "pairwise logistic", "AUROC"),
+    ("average_precision", "pairwise logistic", "average precision"),
+]
+
+
 def optimiser_of(name: str, network: Loss, loss: Loss, rate: float) -> Any:
     if name == "Adam":
         return torch.optim.Adam(network.parameters(), lr=rate)
@@ -217,26 +229,38 @@ def compare_with_libauc(out: Path, seeds: int, steps: int) -> pd.DataFrame:
 
 def summary(runs: pd.DataFrame) -> str:
     """Mean and standard error over splits; each loss at the setting that is best on the split's validation rows."""
+
+    def chosen(name: str, metric: str) -> NDArray[np.float64]:
+        own = runs[runs["loss"] == name]
+        best = own.groupby("seed")[f"valid {metric}"].idxmax()
+        return np.array(own.loc[best, f"test {metric}"], float)
+
+    def error(scores: NDArray[np.float64]) -> float:
+        return float(scores.std(ddof=1) / len(scores) ** 0.5)
+
     lines = ["| loss | " + " | ".join(METRICS) + " |", "|---|" + "---|" * len(METRICS)]
     for name in CONTENDERS:
-        cells, own = [], runs[runs["loss"] == name]
-        for metric in METRICS:
-            best = own.loc[own.groupby("seed")[f"valid {metric}"].idxmax(), f"test {metric}"]
-            cells.append(f"{best.mean():.3f} ± {best.sem():.3f}")
+        scores = (chosen(name, metric) for metric in METRICS)
+        cells = [f"{best.mean():.3f} ± {error(best):.3f}" for best in scores]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines.append("")
+    for ours, theirs, metric in PAIRS:
+        gain = chosen(ours, metric) - chosen(theirs, metric)
+        lines.append(f"{ours} - {theirs}, paired, {metric}: {gain.mean():+.4f} ± {error(gain):.4f}")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["absent", "ranking", "libauc"])
+    parser.add_argument("what", choices=["absent", "ranking", "libauc", "summary"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3000)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.what == "libauc":
+    if given.what in ("libauc", "summary"):
         out = Path(__file__).parent / "results" / "bench_rare_libauc.csv"
-        print(summary(compare_with_libauc(out, given.seeds, given.steps)))
+        stored = given.what == "summary"
+        print(summary(pd.read_csv(out) if stored else compare_with_libauc(out, given.seeds, given.steps)))
         return
     losses, batch = (ABSENT, 16) if given.what == "absent" else (RANKING, 256)
     print(f"batches of {batch}, {given.steps} steps, {given.seeds} seeds, torch {torch.__version__}")
