@@ -41,8 +41,8 @@ bench: $(INSTALLED)
 # Other libraries' losses get a separate environment; --no-deps avoids the CUDA builds that some of them require.
 bench-peers:
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[fast]' monai pillow tqdm scikit-learn
-	.venv-peers/bin/python -m pip install --quiet --no-deps segmentation-models-pytorch torch-btg libauc
+	.venv-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[fast]' monai pillow tqdm scikit-learn pandas
+	.venv-peers/bin/python -m pip install --quiet --no-deps --editable papers segmentation-models-pytorch torch-btg libauc==2.0.1
 	.venv-peers/bin/python benchmarks/bench_peers.py
 
 # For benchmarks/bench_quality.py; AutoGluon allows no pandas 3, so constraints.txt does not apply.
