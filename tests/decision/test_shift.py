@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from scipy.special import expit
-from scipy.stats import ks_2samp, wasserstein_distance
+from scipy.stats import ks_2samp, kstest, wasserstein_distance
 
 from evalign.decision import shift
 from evalign.decision.shift import Reference, class_shares, find_shift, given_shares, reweighted
@@ -112,18 +112,49 @@ def test_refuses_moved_features():
 
 
 @pytest.mark.slow
-def test_evidence_of_features_is_standard_normal_unless_shares_changed():
-    old, aim = np.array([0.7, 0.3]), np.array([0.5, 0.5])
+def test_p_values_of_features_are_uniform_unless_shares_changed():
     found: dict[float, list[float]] = {0.3: [], 0.5: []}
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        X, y = sample(rng, 600, old)
-        known = Reference.of(posterior(X, old), y, features=X)
+        X, y = sample(rng, 600, (0.7, 0.3))
+        known = Reference.of(np.tile([0.7, 0.3], (600, 1)), y, features=X)  # a model that knows nothing
         for share, values in found.items():
-            values.append(shift._evidence(known, sample(rng, 300, (1 - share, share))[0], old, aim))
-    assert abs(np.mean(found[0.3])) < 0.5
-    assert 0.7 < np.std(found[0.3]) < 1.3
-    assert np.mean(np.array(found[0.5]) > shift.EVIDENCE) > 0.9
+            X_new, _ = sample(rng, 300, (1 - share, share))
+            values.append(find_shift(known, known.p[:300], X_new, intervals=False, explain=False).p_shares)
+    assert kstest(found[0.3], "uniform").pvalue > 0.01
+    assert np.mean(np.array(found[0.5]) < shift.LEVEL) > 0.9
+
+
+def test_the_forest_makes_estimates_of_poor_probabilities_better():
+    errors = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        X, y = sample(rng, 1000, (0.9, 0.1))
+        X_new, _ = sample(rng, 300, (0.6, 0.4))
+        noisy = [posterior(Z + rng.normal(scale=3.0, size=Z.shape), (0.9, 0.1)) for Z in (X, X_new)]
+        known = Reference.of(noisy[0], y, features=X)
+        found = find_shift(known, noisy[1], X_new, intervals=False)
+        alone = class_shares(shift.fit_calibration(known.p, known.y, np.ones(1000))(noisy[1]), known.shares)[0]
+        errors.append([abs(found.shares[1] - 0.4), abs(alone[1] - 0.4)])
+        assert found.kind == "shares"
+    with_forest, without = np.mean(errors, axis=0)
+    assert with_forest < 0.06 < without
+
+
+def test_labels_share_a_forest_that_knows_each_of_them():
+    rng = np.random.default_rng(3)
+
+    def draw(n, shares):
+        labels = (rng.random((n, 2)) < shares).astype(int)
+        X = rng.normal(size=(n, 2)) + 2.0 * labels
+        return X, labels, expit(2 * X - 2 + np.log([0.3 / 0.7, 0.2 / 0.8]))
+
+    X, labels, p = draw(1200, (0.3, 0.2))
+    X_new, _, p_new = draw(500, (0.3, 0.6))
+    found = shift.find_label_shifts(Reference(p, labels, X), p_new, X_new, intervals=False)
+    assert found.kind == "shares"
+    assert found.shares[0] == found.before[0]
+    assert found.shares[1] == pytest.approx(0.6, abs=0.06)
 
 
 def test_shares_without_a_change_are_those_of_before():

@@ -16,15 +16,16 @@ from evalign.decision.calibration import ROWS, fit_calibration, sampled_rows
 from evalign.decision.rule import Floats, Labels, as_labels, as_probabilities, as_weights, logit
 
 Kind = Literal["none", "shares", "other", "given"]
-LEVEL = 0.02  # level of the test for changed shares
-EVIDENCE = 2.0  # standard errors by which the features must confirm the new shares
-TREES = 50  # trees of the forest in that test
+LEVEL = 0.05  # level of the test for changed shares
+LEVEL_WITHOUT = 0.02  # the same without features: the means of fold models and the final model may differ
+TREES = 50  # trees of the forest that predicts classes from the features
+LEAST = 1e-3  # smallest probability of the forest
 FIT_LEVEL = 0.01  # level of the test for a change that shares do not explain
 FEWEST = 50  # effective held-out rows, (sum w)^2 / sum w^2, below which shares are not corrected
 EACH = 10  # new rows for each class whose share is estimated
 DRAWS = 200  # permutations, and bootstrap samples of the fit
 RESAMPLES = 40  # bootstrap samples for the intervals
-PRIOR = 1.0  # rows per class that the Dirichlet prior adds in the old shares
+PRIOR = 2.0  # rows per class that the Dirichlet prior adds in the old shares
 ALLOWED = 0.5  # relative excess of a distance of scores that the difference of fold and final models explains
 
 
@@ -62,8 +63,8 @@ class Shift:
     ``kind`` is "none" (no evidence of a change), "shares" (class shares changed, and no other change was found),
     "other" (something else changed: no adaptation) or "given" (shares given by the user). `shares` with `low` and
     `high` (95 %) are the estimate by EM, `cross_check` the estimate from the confusion matrix. `p_shares` is the
-    p-value of "the mean probabilities did not change", `p_fit` that of "the new rows are a mixture of the held-out
-    classes".
+    p-value of "the mean probabilities did not change" (of a forest, where features are kept), `p_fit` that of "the new
+    rows are a mixture of the held-out classes".
     """
 
     kind: Kind
@@ -114,26 +115,27 @@ def given_shares(reference: Reference, shares: Floats, classes: Any = None) -> S
 
 def find_shift(
     reference: Reference, probabilities: Any, features: Any = None, *, classes: Any = None,
-    columns: Sequence[str] | None = None, intervals: bool = True, random_state: int = 0, level: float = LEVEL,
-    explain: bool = True,
+    columns: Sequence[str] | None = None, intervals: bool = True, random_state: int = 0, tests: int = 1,
+    explain: bool = True, forest: Sequence[Floats] | None = None,
 ) -> Shift:  # fmt: skip
     """Test whether new rows have different class shares than the held-out ones, and estimate them.
 
-    1. Held-out labels calibrate the probabilities: q.
-    2. Did the mean of q change? A permutation test of Hotelling's T^2: exact, however poor the calibration. At level
-       0.02: correcting for a change that did not happen costs more than overlooking a small one.
-    3. If so, the new shares by EM (Saerens 2002), with a Dirichlet prior about the old ones, and by least squares
+    1. A forest of the held-out rows predicts their classes out of bag, and those of the new rows. Held-out labels
+       calibrate its probabilities, those of the model, and the product of both: q.
+    2. Did the mean of the forest's probabilities change? A permutation test of Hotelling's T^2, at level 0.05. The
+       forest is used because held-out probabilities of the model come from models of folds, whose means may differ
+       from those of the final model where no share has changed. Where no features are kept, the probabilities of the
+       model are tested at level 0.02.
+    3. If so, the new shares by EM (Saerens 2002) on q, with a Dirichlet prior about the old ones, and by least squares
        from the confusion matrix of argmax (Lipton 2018) as a cross-check; intervals by the bootstrap.
-    4. Do the features confirm it? Held-out probabilities come from models of folds, and their means may differ from
-       those of the final model where no share has changed. A forest of the held-out rows, whose out-of-bag predictions
-       have no such difference, must find the new rows two standard errors closer to the new shares.
-    5. Are the new rows a mixture of the held-out classes in these shares? The largest Kolmogorov-Smirnov distance
+    4. Are the new rows a mixture of the held-out classes in these shares? The largest Kolmogorov-Smirnov distance
        over the features (Wasserstein over the calibrated probabilities, where no features are kept) and their
        maximum mean discrepancy, against bootstrap samples of such a mixture. If a few held-out rows represent most
        of the new ones, or there are fewer than 10 new rows per class, this cannot be tested, and nothing is adapted.
 
-    `columns` are the names of the features in messages, `level` is that of the second step; without `explain`, the last
-    one is left out where shares did not change.
+    `columns` are the names of the features in messages; the level of the second step is divided by `tests`; without
+    `explain`, the last step is left out where shares did not change; `forest` holds the forest's probabilities of the
+    held-out and of the new rows, if they are known.
 
     >>> rng = np.random.default_rng(0)
     >>> def sample(n, share):
@@ -153,23 +155,29 @@ def find_shift(
     if not total:
         raise ValueError("at least one new row is needed to detect a shift, got none")
     names = tuple(range(size) if classes is None else classes)
-    random = np.random.default_rng(random_state)
-    before = reference.shares
-    rows = np.arange(total) if total <= ROWS else np.sort(random.choice(total, ROWS, replace=False))
-    sample, view = p_new[rows], None
+    before, ones = reference.shares, np.ones(len(reference.y))
+    rows, random = _tested_rows(total, random_state), np.random.default_rng(random_state)
+    old, new, view = reference.p, p_new[rows], None
+    calibration = fit_calibration(old, reference.y, ones)
+    q, q_new = calibration(old), calibration(new)
+    p_shares = _changed_means(q, q_new, random)
+    changed, disputed = p_shares < LEVEL_WITHOUT / tests, False
     if features is not None and reference.features is not None:
         view = np.asarray(features, dtype=np.float64)[rows]
-    calibration = fit_calibration(reference.p, reference.y, np.ones(len(reference.y)))
-    q, new = calibration(reference.p), calibration(sample)
-    p_shares = _changed_means(q, new, random)
-    changed = p_shares < level
-    shares = class_shares(calibration(p_new), before)[0] if changed else before
-    disputed = changed and view is not None and _evidence(reference, view, before, shares) < EVIDENCE
-    if disputed:
-        changed, shares = False, before
+        trees, trees_new = map(_bounded, forest or _forest(reference.features, np.eye(size)[reference.y], view))
+        own = fit_calibration(trees, reference.y, ones)
+        seen, seen_new = own(trees), own(trees_new)
+        by_features = _changed_means(seen, seen_new, random)
+        disputed = changed and by_features >= LEVEL / tests
+        changed, p_shares = by_features < LEVEL / tests, p_shares if disputed else by_features
+        if total <= ROWS:  # of more rows, all are worth more than a sample with the forest
+            old, new = _bounded(np.sqrt(q * seen)), _bounded(np.sqrt(q_new * seen_new))
+            calibration = fit_calibration(old, reference.y, ones)
+            q, q_new = calibration(old), calibration(new)
+    shares = class_shares(q_new if total <= ROWS else calibration(p_new), before)[0] if changed else before
     p_fit, worst = 1.0, ""
     if changed or explain:
-        p_fit, worst = _fit(reference, q, new, view, before, shares, changed, columns, random)
+        p_fit, worst = _fit(reference, q, q_new, view, before, shares, changed, columns, random)
     known: dict[str, Any] = {
         "classes": names, "before": tuple(before.tolist()), "shares": tuple(shares.tolist()), "rows": total,
         "p_shares": p_shares, "p_fit": p_fit,
@@ -177,7 +185,7 @@ def find_shift(
     if changed:
         known["cross_check"] = tuple(_from_confusion(reference, p_new).tolist())
         if intervals:
-            low, high = _intervals(reference, sample, before, shares, total, random)
+            low, high = _intervals(old, reference.y, new, before, shares, random)
             known |= {"low": tuple(low.tolist()), "high": tuple(high.tolist())}
     held = (shares / np.maximum(before, 1e-12))[reference.y]
     effective = float(held.sum() ** 2 / (held**2).sum())
@@ -218,10 +226,15 @@ def find_label_shifts(
     """
     p = as_probabilities(probabilities, "multilabel")
     names = tuple(range(p.shape[1]) if classes is None else classes)
+    trees = None
+    if features is not None and reference.features is not None and len(p):
+        view = np.asarray(features, dtype=np.float64)[_tested_rows(len(p), options.get("random_state", 0))]
+        trees = _forest(reference.features, reference.y.astype(np.float64), view)
 
     def of_label(k: int, **more: Any) -> Shift:
         own = Reference(np.stack([1 - reference.p[:, k], reference.p[:, k]], axis=1), reference.y[:, k], *reference[2:])
-        return find_shift(own, p[:, k], features, level=LEVEL / len(names), **options, **more)
+        both = None if trees is None else [np.stack([1 - part[:, k], part[:, k]], axis=1) for part in trees]
+        return find_shift(own, p[:, k], features, tests=len(names), forest=both, **options, **more)
 
     found = [of_label(k, explain=False) for k in range(len(names))]
     kinds = [one.kind for one in found]
@@ -304,17 +317,17 @@ def _from_confusion(reference: Reference, p_new: Floats) -> Floats:
 
 
 def _intervals(
-    reference: Reference, sample: Floats, before: Floats, shares: Floats, total: int, random: np.random.Generator
+    old: Floats, labels: Labels, sample: Floats, before: Floats, shares: Floats, random: np.random.Generator
 ) -> tuple[Floats, Floats]:
     """95 % intervals on the logit scale: held-out rows (with their calibration) and new rows are both resampled."""
     found = []
-    n, m = len(reference.y), len(sample)
+    n, m = len(labels), len(sample)
     for _ in range(RESAMPLES):
         rows, new = random.integers(n, size=n), random.integers(m, size=m)
-        y = reference.y[rows]
+        y = labels[rows]
         if len(np.unique(y)) < len(before):
             continue
-        calibration = fit_calibration(reference.p[rows], y, np.ones(n))
+        calibration = fit_calibration(old[rows], y, np.ones(n))
         own = np.bincount(y, minlength=len(before)) / n
         found.append(class_shares(calibration(sample[new]), own, rounds=200)[0])
     centre, *draws = logit(np.array([shares, *found]), 1e-6)
@@ -322,23 +335,28 @@ def _intervals(
     return expit(centre - spread), expit(centre + spread)
 
 
-def _evidence(reference: Reference, view: Floats, before: Floats, shares: Floats) -> float:
-    """Standard errors by which the features of the new rows moved from the old class shares towards these."""
+def _tested_rows(total: int, random_state: int) -> Labels:
+    """New rows that are tested: all, or a random sample of `ROWS`."""
+    if total <= ROWS:
+        return np.arange(total)
+    return np.sort(np.random.default_rng(random_state).choice(total, ROWS, replace=False))
+
+
+def _bounded(p: Floats) -> Floats:
+    """Rows of probabilities of at least `LEAST`, normalised."""
+    p = np.maximum(p, LEAST)
+    return np.asarray(p / p.sum(axis=1, keepdims=True))
+
+
+def _forest(features: Floats, target: Floats, view: Floats) -> tuple[Floats, Floats]:
+    """Predictions (n, C) of a forest: out of bag for its own rows, and for new rows."""
     from sklearn.ensemble import RandomForestRegressor
 
-    assert reference.features is not None
-    y, n = reference.y, len(reference.y)
-    ranks = _ranks(reference.features, view)
+    n = len(features)
+    ranks = _ranks(features, view)
     forest = RandomForestRegressor(TREES, min_samples_leaf=5, max_features="sqrt", oob_score=True, random_state=0)
-    forest.fit(ranks[:n], np.eye(len(before))[y])
-    old, new = forest.oob_prediction_, forest.predict(ranks[n:])
-    seen = np.unique(y)
-    expected = (shares - before)[seen] @ np.stack([old[y == k].mean(axis=0) for k in seen])
-    covariance = np.cov(old, rowvar=False)
-    covariance += (1e-3 * np.trace(covariance) / len(before) + 1e-12) * np.eye(len(before))
-    direction = np.linalg.solve(covariance, expected)
-    old, new = old @ direction, new @ direction
-    return float((new.mean() - old.mean()) / np.sqrt(old.var() / n + new.var() / len(new) + 1e-24))
+    forest.fit(ranks[:n], target)
+    return forest.oob_prediction_.reshape(target.shape), forest.predict(ranks[n:]).reshape(-1, target.shape[1])
 
 
 def _fit(
