@@ -1,6 +1,7 @@
 """Laws of decision rules: monotone transforms, permuted classes, copied rows; brute force over all decisions."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -121,6 +122,95 @@ def test_two_labels_with_constraints_against_all_thresholds(average):
         gaps.append(max(values) - rule.value)
     assert min(gaps) > -1e-9
     assert np.mean(gaps) < 0.001
+
+
+def all_by_offsets(p):
+    """All decisions argmax_j (log p_ij + offset_j) of three classes: one point in each cell of the arrangement."""
+    z = np.log(p)
+    first, second, between = z[:, 0] - z[:, 1], z[:, 0] - z[:, 2], z[:, 1] - z[:, 2]
+
+    def between_values(v):
+        v = np.unique(v)
+        return np.concatenate([[v[0] - 1], (v[1:] + v[:-1]) / 2, [v[-1] + 1]])
+
+    found = set()
+    for a in between_values(np.concatenate([first, (second[:, None] - between).ravel()])):
+        for b in between_values(np.concatenate([second, a + between])):
+            found.add(tuple((z + [0, a, b]).argmax(axis=1)))
+    return np.array(sorted(found))
+
+
+def of_matrix(matrix):
+    m = torch.from_numpy(matrix)
+    return Confusion(m.diagonal(), m.sum(1), m.sum(0), m.sum(), matrix=m)
+
+
+def weighted_matrix(target, decisions):
+    """Confusion matrix of decisions (n,) for class probabilities (n, 3), or labels as one-hot rows."""
+    return target.T @ np.eye(3)[decisions]
+
+
+THREE_CLASSES = ["recall >= 0.6", "precision >= 0.6", "specificity >= 0.7", "flagged[2] <= 30%", "recall[0] >= 0.6",
+                 "accuracy >= 0.6", "f1 >= 0.5", "mcc >= 0.3", "precision[1] >= 0.6",
+                 ["recall[2] >= 0.5", "precision[0] >= 0.5"], ["recall >= 0.5", "flagged[1] <= 30%"]]  # fmt: skip
+
+
+def test_all_by_offsets_are_all():
+    p = np.random.default_rng(0).dirichlet([1.0, 0.8, 0.6], size=7)
+    drawn = np.random.default_rng(1).normal(scale=3.0, size=(20_000, 3))
+    by_chance = {tuple((np.log(p) + o).argmax(axis=1)) for o in drawn}
+    everything = {tuple(row) for row in all_by_offsets(p).tolist()}
+    assert by_chance <= everything
+    assert len(everything) == math.comb(7 + 2, 2)  # regions of seven tropical lines in general position
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", [m for m in metrics.METRICS if m != "fbeta"])
+def test_three_classes_with_constraints_against_all_offsets(metric):
+    """On 7 rows constraints are met wherever some offsets meet them, and rules are mostly the best of all offsets."""
+    gaps: dict[str, list[float]] = {"unguarded": [], "plug-in": []}
+    score = metrics.resolve(metric, average="macro")
+    for seed, subject_to in itertools.product(range(4), THREE_CLASSES):
+        rng = np.random.default_rng(seed)
+        p = rng.dirichlet([1.0, 0.8, 0.6], size=7)
+        y = np.array([rng.choice(3, p=row) for row in p])
+        y[:3] = 0, 1, 2
+        limits = [parse_constraint(text) for text in (subject_to if isinstance(subject_to, list) else [subject_to])]
+        decisions = all_by_offsets(p)
+        observed = [of_matrix(weighted_matrix(np.eye(3)[y], d)) for d in decisions]
+        allowed = [meets(c, limits, "macro") for c in observed]
+        if not any(allowed):
+            continue
+        expected = [of_matrix(weighted_matrix(p, d)) for d in decisions]
+        for name, counts in (("unguarded", observed), ("plug-in", expected)):
+            if name == "unguarded":
+                rule = tuned(p, y, metric, subject_to=subject_to, guard=False)
+            else:
+                rule = plug_in(p, metric, target=y, subject_to=subject_to)
+            assert rule.feasible, (seed, subject_to, name)
+            assert meets(of_matrix(weighted_matrix(np.eye(3)[y], rule.predict(p))), limits, "macro")
+            best = max(float(score(c)) for c, ok in zip(counts, allowed, strict=True) if ok)
+            gaps[name].append(best - rule.value)
+    assert min(gaps["unguarded"]) > -1e-9  # offsets cannot do better than all offsets
+    for found in gaps.values():
+        assert np.mean(np.abs(found) < 1e-9) > 0.75
+        assert np.mean(found) < (0.07 if metric == "quadratic_kappa" else 0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", [m for m in metrics.METRICS if m != "fbeta"])
+@pytest.mark.parametrize("subject_to", [None, "flagged[2] <= 20%", ["flagged[0] <= 40%", "flagged[1] >= 20%"]], ids=str)
+def test_three_classes_against_all_joint_decisions(metric, subject_to):
+    """The plug-in rule of 6 rows is close to the best expected metric of all 729 decisions that meet the budget."""
+    limits = [parse_constraint(text) for text in ([subject_to] if isinstance(subject_to, str) else subject_to or [])]
+    score = metrics.resolve(metric, average="macro")
+    for seed in range(3):
+        p, _ = three_classes(seed, 6)
+        matrices = (weighted_matrix(p, np.array(d)) for d in itertools.product(range(3), repeat=6))
+        values = [float(score(c)) for c in map(of_matrix, matrices) if meets(c, limits, "macro")]
+        rule = plug_in(p, metric, subject_to=subject_to)
+        assert rule.feasible
+        assert max(values) + 1e-9 >= rule.value >= max(values) - 0.06
 
 
 @pytest.mark.parametrize("metric", ["f1", "mcc", "balanced_accuracy", "accuracy"])

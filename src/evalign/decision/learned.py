@@ -283,17 +283,28 @@ def _tuning_wins(p: Floats, y: Labels, weight: Floats, problem: Problem, decisio
 
 
 def _offsets(p: Floats, problem: Problem, observed: ClassCounts, passes: int = 5) -> Rule:
-    """Rule argmax_j (log p_j + offset_j): coordinate ascent on the labels."""
+    """Rule argmax_j (log p_j + offset_j): coordinate ascent on the labels.
+
+    It starts from argmax and, with constraints, also from offsets that favour rare classes.
+    """
     z = np.log(np.maximum(p, FLOOR))
-    offsets = np.zeros(p.shape[1])
-    for _ in range(passes):
-        before = offsets.copy()
-        for j in range(len(offsets)):
-            sweep = OffsetSweep.of(z + offsets, j)
-            score = lambda i, sweep=sweep: sweep.score(problem, observed, observed, i)  # noqa: E731
-            k = coarse_to_fine(score, len(sweep), sweep.current(), problem.batch_size(observed.width))
-            if k != sweep.current():
-                offsets[j] += sweep.offset(k)
-        if (offsets == before).all():
-            break
+    prior = np.log(np.maximum(observed.actual.numpy() / observed.total, FLOOR))
+    found: list[tuple[float, float, Floats]] = []
+    for power in (0.0, 1.0, 0.5):
+        offsets = -power * prior
+        for _ in range(passes):
+            before = offsets.copy()
+            for j in range(len(offsets)):
+                sweep = OffsetSweep.of(z + offsets, j)
+                score = lambda i, sweep=sweep: sweep.score(problem, observed, observed, i)  # noqa: E731
+                k = coarse_to_fine(score, len(sweep), sweep.current(), problem.batch_size(observed.width))
+                if k != sweep.current():
+                    offsets[j] += sweep.offset(k)
+            if (offsets == before).all():
+                break
+        if not problem.constraints:
+            return Rule("offsets", len(offsets), offsets=tuple(offsets - offsets.mean()))
+        state = observed.count((z + offsets).argmax(axis=1))
+        found.append((float(observed.shortfalls(state, problem).sum()), -observed.value(state, problem), offsets))
+    offsets = min(found, key=lambda one: one[:2])[2]
     return Rule("offsets", len(offsets), offsets=tuple(offsets - offsets.mean()))

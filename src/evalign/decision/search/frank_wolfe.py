@@ -60,6 +60,10 @@ class Gain:
             return Rule("argmax", classes)
         return Rule("gain", classes, gain=tuple(map(tuple, self.g)))
 
+    def scaled(self, factors: Floats) -> "Gain":
+        """Multiply each class's score."""
+        return Gain(self.g * factors)
+
     def raised(self, j: int, t: float) -> "Gain":
         """Raise class j's score by t in every row (a row of probabilities adds up to 1)."""
         g = self.g.copy()
@@ -204,6 +208,14 @@ def maximise(p: Floats, problem: Problem, values: ClassCounts, limits: ClassCoun
         search_multipliers(attempt, free, best.shortfall)
         best.polish()
         best.add(moved.gain)
+        small = p.size * values.classes <= POLISH
+        for power in (0.5, 1.0) if small or best.shortfall.any() else ():  # move class scores from other starts
+            moved = BestGain(p, problem, values, limits)
+            moved.gain = moved.gain.scaled(np.maximum(p.mean(axis=0), 1e-12) ** -power)
+            moved.shortfall = np.full(len(problem.constraints), np.inf)
+            moved.add(moved.gain)
+            moved.polish()
+            best.add(moved.gain)
     else:
         best.polish()
     return best
