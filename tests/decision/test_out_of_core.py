@@ -213,6 +213,7 @@ def test_a_certificate_rests_on_rows_that_the_rule_was_not_learned_from(monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:no decision meets")
 def test_certificates_of_batches_are_broken_no_more_often_than_promised(monkeypatch):
     everyone = rows(200_000, 3, seed=99)
     monkeypatch.setattr(out_of_core, "SAMPLE", 3 * 400)
