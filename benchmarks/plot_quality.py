@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+FEWEST = 50  # scores of a tool that is shown
 # Of labels that would cross those of others.
 PLACES = {"XGBoost": (-7, 3), "LightGBM": (-7, -4), "logistic regression": (7, -13)}
 
@@ -16,7 +17,7 @@ PLACES = {"XGBoost": (-7, 3), "LightGBM": (-7, -4), "logistic regression": (7, -
 def main(source: Path, picture: Path) -> None:
     rows = pd.read_csv(source)
     scores = rows.pivot_table(index=["table", "split"], columns="method", values="score")
-    scores = scores.loc[:, scores.count() >= scores.count().max() / 2].dropna()  # splits that all tools shown have
+    scores = scores.loc[:, scores.count() >= FEWEST].dropna()  # splits that all tools shown have
     by_table = scores.groupby("table").mean()
     ranks = by_table.rank(axis=1, ascending=False).mean()
     seconds = rows.pivot_table(index="table", columns="method", values="cpu_seconds").reindex(by_table.index).mean()
