@@ -187,10 +187,10 @@ def test_the_default_decision_takes_offsets_back_by_calibration():
 @pytest.mark.slow
 def test_a_network_with_offsets_adapts_by_its_calibrated_probabilities():
     generator = np.random.default_rng(0)
-    x = generator.normal(size=(600, 2))
-    y = (x[:, 0] + 0.5 * generator.normal(size=600) > 0.8).astype(int)
+    x = generator.normal(size=(1200, 2))
+    y = (x[:, 0] + 0.5 * generator.normal(size=1200) > 0.8).astype(int)
     options = {"recipe": "anchored_offset", "hidden": (4,), "epochs": 6, "random_state": 0}
-    model, later = EASTClassifier("f1", **options).fit(x, y), np.r_[np.flatnonzero(y), np.flatnonzero(y == 0)[:40]]
+    model, later = EASTClassifier("f1", **options).fit(x, y), np.r_[np.flatnonzero(y), np.flatnonzero(y == 0)[:80]]
     adapted = model.adapt(x[later])
     assert adapted.shift_.adapts
     np.testing.assert_array_equal(adapted.predict(x[later]), model.predict_jointly(x[later]))
